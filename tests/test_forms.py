@@ -10,14 +10,19 @@ from cases import (
     PROTOCOLS,
     make_method,
     make_problem,
-    make_torn,
     make_trace,
     stateful_problem,
 )
 from event_loop import RECORDED, forced_deviation
 
 import asyncsim.replays.pieces as pieces
-from asyncsim import InputError, methods, recorders, replay_ensemble
+from asyncsim import (
+    InputError,
+    methods,
+    problems,
+    recorders,
+    replay_ensemble,
+)
 from asyncsim.replays import tuning
 from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
@@ -68,7 +73,7 @@ def test_forms_repeat_and_record_alike(precision):
             return running.result()
 
     expected, tolerance = run("single", 1), 1e-4 if precision == "float32" else 1e-10
-    for form, count in (("batch", 1), ("dispatched", 1), ("batch", 2)):
+    for form, count in (("batch", 1), ("single", 1), ("batch", 2)):
         found, again = run(form, count), run(form, count)
         for table in ("commits", "evaluations", "diagnostics"):
             rows, wanted = getattr(found, table), getattr(expected, table)
@@ -138,17 +143,55 @@ def test_all_accelerators_unless_one_is_chosen_or_there_is_little_to_divide(monk
         assert len(tuning.default_devices(10_000)) == 1  # a CPU's cores are one device
 
 
-def test_the_form_by_parameters_timing_and_devices(monkeypatch):
-    problem, trace, torn = make_problem("digits"), make_trace(commits=40), make_torn(3)
-
-    def form(trace, rule, count=1):
-        return tuning.form_of(trace, make_method(rule), problem, jax.devices()[:count])
-
-    assert [form(trace, "gem"), form(trace, "gem", 2)] == ["batch", "batch"]  # of 1,210 parameters
+def test_the_form_by_parameters_and_devices(monkeypatch):
+    problem, devices = make_problem("digits"), jax.devices()
+    assert tuning.form_of(problem, devices[:1]) == "batch"  # of 1,210 parameters
     monkeypatch.setattr(tuning, "_FEW_PARAMETERS", 100)
-    assert form(trace, "gem") == "single"
-    monkeypatch.setattr(tuning, "_LONG_VECTOR", 1_000)
-    assert [form(trace, "gem"), form(torn, "gem"), form(trace, "lsgd")] == ["dispatched", "single", "single"]
+    assert [tuning.form_of(problem, devices[:count]) for count in (1, 2)] == ["single", "batch"]
+
+
+@pytest.mark.parametrize("form", ["single", "batch"])
+def test_a_state_can_be_gone_on_from(form):
+    trace, method, problem = make_trace(commits=2 * EVERY), make_method("aeasgd"), make_problem("quadratic")
+    with jax.enable_x64(True):
+        one, other = (computed(trace, method, problem, form) for _ in range(2))
+        one.advance(EVERY)
+        other.advance(EVERY)
+        moved = jax.tree.map(jnp.array, one.state)
+        moved = moved._replace(central=moved.central + 1)
+        before = np.array(moved.central)
+        for running in (one, other):
+            running.go_on_from(moved)
+            running.advance(2 * EVERY)
+        assert np.array_equal(one.state.central, other.state.central)
+        assert np.array_equal(moved.central, before)  # the argument is not used up
+
+
+def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
+    with jax.enable_x64(True):
+        running = computed(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"), "single")
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(running.running, "_take", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            running.advance(EVERY)
+        for use in (lambda: running.advance(EVERY), lambda: running.state, running.evaluate):
+            with pytest.raises(InputError, match="interrupted amid its commits, and cannot go on; make a new one"):
+                use()
+
+
+def test_a_gradient_that_raises_ends_the_replay():
+    def refuse(x):
+        raise ValueError("no more examples")
+
+    def loss(params, batch, key):
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), params["x"].dtype), 0.0) + jnp.sum(params["x"])
+
+    problem = problems.custom(lambda key: {"x": jnp.ones(4)}, loss, name="refusing")
+    with jax.enable_x64(True), pytest.raises(Exception, match="no more examples"):
+        computed(make_trace(commits=EVERY), make_method("gem"), problem, "single").advance(EVERY)
 
 
 # Trees as vectors
@@ -164,8 +207,6 @@ def test_written_in_parts_or_joined_it_is_the_same():
     assert vector.dtype == joined.ravel(TREE).dtype
     assert np.array_equal(vector, joined.ravel(TREE))
     assert jax.tree.all(jax.tree.map(np.array_equal, written.unravel(vector), TREE))
-    rows = jax.jit(joined.set_row)(jnp.zeros((3, vector.size)), TREE, jnp.int32(1))
-    assert np.array_equal(rows, jnp.stack([0 * vector, vector, 0 * vector]))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")

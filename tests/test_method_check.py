@@ -16,6 +16,7 @@ PROBLEM = problems.digits(hidden=(3,))
 PARAMS = jax.eval_shape(PROBLEM.init, jax.random.key(0))
 SIZE = PROBLEM.parameter_count
 APPLY = r"damped\.apply\(server, central, message, memory, visit\)"
+COMBINE = r"damped\.combine\(server, central, messages, visits\)"
 MESSAGE = r"damped\.message\(worker, update, start, central, visit\)"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
-from cases import noisy
+from cases import combining, noisy
 
 from asyncsim import Cluster, InputError, Trace, methods, problems, recorders, replay, simulate, study
 from asyncsim.base.files import write_json
@@ -119,10 +119,13 @@ def close(found, expected):
         ("read_then_write, two visits", methods.gem),
         ("write_then_read", methods.aeasgd),
         ("exchange", lambda learning_rate: noisy(learning_rate, replies=True)),
+        ("exchange", lambda learning_rate: methods.lsgd(learning_rate, groups=2)),
+        ("write_then_read", lambda learning_rate: methods.lgd(learning_rate, policy=None)),
+        ("exchange", combining),
     ],
 )
 def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):
-    task, method = problem(), method(learning_rate=0.01)
+    task, method = problem(), method(0.01)
     processes = Processes(WORKERS, delay="exponential(0.001)", window=2, **PROTOCOLS[protocol])
     in_threads(tmp_path, method, processes, 100, task, until=70)
     before = (tmp_path / LOG).read_bytes()

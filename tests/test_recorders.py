@@ -223,9 +223,7 @@ def distance():
     return recorders.Recorder(("moved", "at"), observe, init=lambda method, central: central)
 
 
-@pytest.mark.parametrize(
-    "form", ["batch", *(pytest.param(form, marks=pytest.mark.full) for form in ("single", "dispatched"))]
-)
+@pytest.mark.parametrize("form", ["batch", pytest.param("single", marks=pytest.mark.full)])
 def test_a_users_own_in_every_form(form):
     trace, record = make_trace(commits=120), [cosine(), recorders.energy(), distance()]
     with jax.enable_x64(True):

@@ -6,7 +6,6 @@ Strategies draw only what can be replayed, so that nothing is skipped: an `Input
 import dataclasses
 import functools
 import inspect
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -20,6 +19,7 @@ from cases import (
     METHODS,
     OWN,
     PROBLEMS,
+    combining,
     counting,
     damped_buffer,
     make_method,
@@ -43,8 +43,6 @@ from asyncsim.study.cell import meet
 
 #: Form and number of devices; three divide neither the commits of a piece nor the parameters evenly.
 FORMS = {"single": ("single", 1), "batch": ("batch", 1), "two devices": ("batch", 2), "three devices": ("batch", 3)}
-if find_spec("asyncsim.replays.dispatched"):
-    FORMS["dispatched"] = ("dispatched", 1)
 KINDS = ("server", "torn", "prescribed", "failures")
 BROKEN = [
     failures.crash("exponential(12)", "exponential(4)", detect=1.0),
@@ -73,6 +71,7 @@ RULES = {
     **{name: make for name, (make, *_) in OWN.items()},
     "a number of each worker": counting,
     "a buffer": damped_buffer,
+    "combining": combining,
 }
 #: One of each mechanism; the others have their turn in a full run.
 DEFAULT = {"gem, paper", "dana_zero", "aeasgd", "lsgd, groups", "ringleader", "fedbuff", "draws", "lgd"}
@@ -97,16 +96,15 @@ class Combination(NamedTuple):
     looks: bool
 
 
-def can_be(form, kind, method):
+def can_be(kind, method):
     """Whether a method can be replayed on such a trace, and in this form."""
     light = {"message_size", "message_share"}  # which take any trace
     needs = {name for name, value in vars(method.timing).items() if value is not None} - light
     if kind == "torn":
-        return form != "dispatched" and not method.reply and ("read_blocks" in needs or not needs)
+        return not method.reply and ("read_blocks" in needs or not needs)
     if kind == "prescribed":
         return not needs and not method.reply
-    # Where commits are dispatched, there are no arrays of all rows.
-    return form != "dispatched" or not (method.sees_memories or "read_blocks" in needs)
+    return True
 
 
 @st.composite
@@ -141,7 +139,7 @@ def combinations(draw, forms=tuple(FORMS), kinds=KINDS, rules=tuple(RULES)):
         (form, kind)
         for form in forms
         for kind in kinds
-        if can_be(form, kind, RULES[rule]()) and (kind != "failures" or rule in WITH_FAILURES)
+        if can_be(kind, RULES[rule]()) and (kind != "failures" or rule in WITH_FAILURES)
     ]
     assume(possible)
     form, kind = draw(st.sampled_from(possible))

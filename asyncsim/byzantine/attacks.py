@@ -9,8 +9,9 @@ They compute as the others do, and what they send is changed:
 `sign_flip`, `gaussian`, `disturbance`,       of the own message alone
 `zero`, `infinite`
 `alie`, `inner_product`, `mimic`, `min_max`   of the messages of all honest workers (`alie` also of the own ones):
-                                              of the version that is about to be made, for methods that combine it at
-                                              once (`asyncsim.methods.robust`); for all others, at each commit of a
+                                              of the version that is about to be made, for methods that combine its
+                                              messages (`asyncsim.methods.Method.combine`; a version of Byzantine
+                                              messages alone stays as it is); for all others, at each commit of a
                                               Byzantine worker, of the last message of every honest worker
 `label_flip`                                  the message is honest, and comes from wrong labels
 ============================================  ==================================================================

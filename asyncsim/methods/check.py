@@ -23,7 +23,7 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, Timing, Visit, add
 
 #: What each function is called with.
 _CALLS = {
@@ -34,6 +34,8 @@ _CALLS = {
     "look_ahead": "look_ahead(optimizer_state)",
     "message": "message(worker, update, start, central, visit)",
     "apply": "apply(server, central, message, memory, visit)",
+    "combine": "combine(server, central, messages, visits)",
+    "receive": "receive(memory, message, visit)",
     "reply": "reply(server, central, memory, visit)",
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
@@ -42,8 +44,10 @@ _CALLS = {
     "replica": "replica(message)",
     "last": "last(worker)",
 }
+#: Messages of the version with which a method's ``combine`` is checked.
+_SEVERAL = 3
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
+_OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -138,11 +142,15 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     message, diagnostics = _check_message(method, worker, central, visit)
     if method.mix is not None or method.meet is not None:
         _check_gossip(method, worker, message, central, visit)
-    elif method.apply is add:
+    elif method.apply is add and method.combine is None:
         _require_addable(method, message, central)
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
-    if method.mix is None and method.meet is None:
+    if method.receive is not None and method.combine is None:
+        raise InputError(f"{method.name}.receive: is for methods with combine, and there is none; leave it out")
+    if method.combine is not None:
+        _check_combine(method, server, central, message, memory, visit)
+    elif method.mix is None and method.meet is None:
         _check_apply(method, server, central, message, memory, visit, workers)
     if method.reply is not None:
         _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
@@ -302,11 +310,40 @@ def _check_apply(
     if method.sees_memories:
         call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory, workers)]
     applied = _traced(call, method.apply, *given)
+    _require_applied(method, call, applied, server, central)
+    _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
+
+
+def _check_combine(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
+    if method.apply is not add or method.sees_memories or method.mix is not None or method.meet is not None:
+        raise InputError(
+            f"{method.name}.combine: is what the server does, in the place of apply, sees_memories, mix and meet; "
+            "leave the others out"
+        )
+    if method.receive is not None:
+        result = _call(method, "receive", memory, message, visit)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(
+                f"{_named(method, 'receive')} returned {tree_text(result)}: must return the message that waits and the "
+                "memory of its worker"
+            )
+        message, after = result
+        _require_alike(_named(method, "receive"), "the memory of the worker, as init_memory made it", after, memory)
+
+    def several(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((_SEVERAL, *jnp.shape(leaf)), jnp.result_type(leaf))
+
+    visits = visit._replace(**{name: jax.tree.map(several, getattr(visit, name)) for name in OF_MESSAGE})
+    applied = _call(method, "combine", server, central, jax.tree.map(several, message), visits)
+    _require_applied(method, _named(method, "combine"), applied, server, central)
+
+
+def _require_applied(method: Method, call: str, applied: Any, server: Any, central: Any) -> None:
     if not isinstance(applied, Applied):
         raise InputError(f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)")
-    _require_vector(method, "apply", applied.central, central, "the central variable, ")
+    name = call.removeprefix(f"{method.name}.").partition("(")[0]
+    _require_vector(method, name, applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
-    _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
 
 
 def _call(method: Method, name: str, *given: Any) -> Any:

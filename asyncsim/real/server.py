@@ -31,6 +31,7 @@ from asyncsim.real.recording import (
     states_in,
     usable_checkpoint,
 )
+from asyncsim.replays.local import LocalResult
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
 from asyncsim.traces.columns import write_trace
@@ -113,7 +114,7 @@ class Server:
             if event["event"] == "commit":
                 job = parameters.job(worker, ledger.accounts[worker])
                 result = self._computing.run(worker, job)
-                parameters.commit(event, result.update, job.start, result.learner)
+                parameters.commit(event, job.start, result)
             elif event["event"] == "read":
                 (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(worker)
             ledger.take(event)
@@ -132,7 +133,7 @@ class Server:
         if self._open:
             row = self._ledger.commit_event(0, 0.0, 0.0, 0.0, 0.0, 0.0)
             job = parameters.job(0, self._ledger.accounts[0])
-            parameters.commit(row, job.start, job.start, job.learner)
+            parameters.commit(row, job.start, LocalResult(job.start, 0.0, job.learner))
             parameters.state = state
 
     def start(self) -> None:
@@ -234,7 +235,7 @@ class Server:
             return
         start = self._parameters.job(worker, account).start
         row = ledger.commit_event(worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock())
-        recorded = self._parameters.commit(row, update.update, start, update.learner)
+        recorded = self._parameters.commit(row, start, LocalResult(update.update, update.loss, update.learner))
         row["commit_time"] = self.clock()
         if not self._processes.pulls:
             row["push_time"] = row["commit_time"]

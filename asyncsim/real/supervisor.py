@@ -186,11 +186,6 @@ def require_timing(method: Any, processes: Processes) -> None:
         raise InputError(
             f"method = {method.name!r}: where workers meet, a real one goes on from its message; leave resume out"
         )
-    if method.sees_loss or method.sees_memories:
-        raise InputError(
-            f"method = {method.name!r}: sees losses or the memories of all workers, which real processes are not told; "
-            "choose another"
-        )
     if method.reply is not None and processes.separate_reads:
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central variable, which reads of "

@@ -12,8 +12,9 @@ import numpy as np
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
+from asyncsim.methods.buffer import group_means
 from asyncsim.methods.check import check_method
-from asyncsim.methods.method import Array, Memories, Method, State
+from asyncsim.methods.method import Array, Memories, Method, State, present
 from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.central import weighed
@@ -75,9 +76,43 @@ def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
-        change = attack.change or (lambda messages, honest, byzantine, key: messages)
-        return method.rounds.attacked(change, byzantine)._replace(message=method.message, name=method.name)
-    return method if attack.change is None else _last_changed(method, attack, byzantine)
+        own = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
+        method = method.rounds.attacked(byzantine)._replace(**own)
+    if attack.change is None:
+        return method
+    return (
+        _last_changed(method, attack, byzantine)
+        if method.combine is None
+        else _waiting_changed(method, attack, byzantine)
+    )
+
+
+def _require_vectors(method: Method, attack: Attack, message: Any, shape: tuple[int, ...]) -> None:
+    """Raise InputError unless messages are vectors of parameters."""
+    if getattr(message, "shape", None) != shape:
+        raise InputError(
+            f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
+            "are not; choose one of the own message: sign_flip, zero"
+        )
+
+
+def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose Byzantine workers know the messages of the version and change theirs."""
+    change, combined = attack.change, method.combine
+    assert change is not None and combined is not None
+
+    def combine(server, central, messages, visits):
+        rows = jax.tree.leaves(visits.worker)[0].shape[0]
+        _require_vectors(method, attack, messages, (rows, *central.shape))
+        is_bad = jnp.asarray(byzantine)
+        means, number = group_means(messages, present(messages, visits), visits.worker, len(byzantine))
+        there = number > 0
+        changed = change(means, there & ~is_bad, there & is_bad, visits.key)
+        is_changed = is_bad[visits.worker] & jnp.any(there & ~is_bad)
+        messages = jnp.where(is_changed[:, None], changed[visits.worker], messages)
+        return combined(server, central, messages, visits)
+
+    return method._replace(combine=combine, needs_key=True)
 
 
 def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
@@ -139,11 +174,7 @@ def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Meth
         return LastMemory(method.init_memory(central), jnp.zeros_like(central), jnp.bool_(False))
 
     def apply(server, central, message, memory, visit, memories):
-        if getattr(message, "shape", None) != central.shape:
-            raise InputError(
-                f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
-                "are not; choose one of the own message: sign_flip, zero"
-            )
+        _require_vectors(method, attack, message, central.shape)
         is_bad = jnp.asarray(byzantine)
 
         def changed() -> Array:

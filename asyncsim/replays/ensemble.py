@@ -17,8 +17,8 @@ from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
-from asyncsim.replays.commit import columns
 from asyncsim.replays.local import Constants
+from asyncsim.replays.observing import columns
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Family, compiled_ensemble
 from asyncsim.replays.recorders import Recorder

@@ -62,7 +62,7 @@ class Plan:
     look_every : sequence of int
         Worker steps between two looks of each recorder that looks at whole vectors.
     dtype, devices
-    form : {"batch", "single", "dispatched"}
+    form : {"batch", "single"}
         See `asyncsim.replays.tuning`. Of a batch of one a CPU makes "single" commits.
     needs_key : bool
         Whether visits have keys.
@@ -145,6 +145,7 @@ class Plan:
         self._columns["completes"] = completes
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
+        self._version_messages = int(np.diff(ends).max())
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
@@ -168,6 +169,7 @@ class Plan:
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
             restarts=self.waves.fresh is not None or bool(self.changes),
+            version_messages=1 if method.combine is None else self._version_messages,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:

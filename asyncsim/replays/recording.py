@@ -10,7 +10,7 @@ import pandas as pd
 from asyncsim.base.files import plain
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.commit import RECORDED
+from asyncsim.replays.observing import RECORDED
 from asyncsim.replays.recorders import ENERGIES, ENERGY_RATIO
 from asyncsim.replays.run import Run
 from asyncsim.traces.trace import Trace

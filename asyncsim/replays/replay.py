@@ -19,8 +19,8 @@ from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
-from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.local import Constants
+from asyncsim.replays.observing import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
@@ -146,8 +146,7 @@ class Replay:
     running : Running
         The loop on the host.
     state : ReplayState
-        After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
-        dispatched a few at a time, it is made anew each time it is asked for.
+        After ``position`` commits. The next `advance` reuses its memory: copy what is to be kept.
     position : int
     diverged_at : int or None
     """
@@ -192,7 +191,7 @@ class Replay:
             )
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
-        form = form or form_of(trace, method, problem, devices)
+        form = form or form_of(problem, devices)
         plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)

@@ -30,7 +30,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.interruption import handlers_kept
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
-from asyncsim.replays.side_by_side import cores
+from asyncsim.replays.tuning import cores
 from asyncsim.study.executor import Done, JobError, attempt
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
