@@ -38,7 +38,7 @@ class Lazy(Mapping[str, Loaded]):
         return f"<{len(self)}: {', '.join(self._names)}>"
 
 
-class Place(NamedTuple):
+class TaggedPlace(NamedTuple):
     """A run, or one of its commits, that a tag names."""
 
     run: str
@@ -63,14 +63,14 @@ class Opened(NamedTuple):
         The tag by which it was opened, or the folder's name, and the tag's note.
     finished : Finished
         The results in its folder.
-    place : Place or None
+    place : TaggedPlace or None
         The run, and its commit, that the tag names.
     """
 
     name: str
     note: str
     finished: Finished
-    place: Place | None
+    place: TaggedPlace | None
 
     @property
     def folder(self) -> Path:
@@ -134,5 +134,5 @@ def open(name: str) -> Opened:
     study = read(found.folder, str(results.config_of(found.folder).get("study")))
     if found.run is not None and found.run not in runs_in(found.folder):
         raise InputError(f"name = {name!r}: its run {found.run} is not in {found.folder} any more; tag another")
-    place = Place(found.run, found.commit, found.folder) if found.run else None
+    place = TaggedPlace(found.run, found.commit, found.folder) if found.run else None
     return Opened(found.name, found.note, study, place)

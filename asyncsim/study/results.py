@@ -20,7 +20,7 @@ from asyncsim.base import files
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_path
 from asyncsim.base.files import (
-    Held,
+    LockedFolder,
     alone_in,
     read_text,
     remove_partials,
@@ -263,7 +263,7 @@ def resume_option(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def telling(folder: Path, held: Held, resumable: bool = True, instead: str = "") -> Iterator[None]:
+def telling(folder: Path, held: LockedFolder, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
 
     ``held``: the folder as `asyncsim.base.files.alone_in` gave it;
