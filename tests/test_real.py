@@ -26,6 +26,7 @@ from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.recording import HEADER, LOG, Header, Log
 from asyncsim.real.server import RealWorker, Server, ServerActor
 from asyncsim.real.supervisor import _prepare, ray_cluster
+from asyncsim.study import finished
 
 ROOT = study.shipped("studies").parent
 WORKERS = 3
@@ -343,7 +344,7 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
     write_json(tmp_path / "config.json", {"study": "validate"})
     assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
     with look.style():
-        drawn = figure("validate")._agreement(*figure("validate")._read(tmp_path))
+        drawn = figure("validate").agreement(finished.read(tmp_path, "validate", figure("validate")._COLUMNS))
     ticks = dict(
         zip(drawn.axes[0].get_yticks(), (one.get_text() for one in drawn.axes[0].get_yticklabels()), strict=True)
     )
