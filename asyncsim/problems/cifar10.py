@@ -199,8 +199,8 @@ def _resnet_logits(params: Any, images: jax.Array) -> jax.Array:
 
 
 def _shortcut(activity: jax.Array, stride: int) -> jax.Array:
-    """Return every ``stride``-th pixel with as many times the channels, the new ones zero, half on each side."""
     """Take every ``stride``-th pixel and pad the channels with zeros, half on each side."""
+    padding = activity.shape[0] * (stride - 1) // 2
     return jnp.pad(activity[:, ::stride, ::stride], ((padding, padding), (0, 0), (0, 0), (0, 0)))
 
 
