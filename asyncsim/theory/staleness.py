@@ -131,8 +131,8 @@ def heterogeneous_geometric_staleness(rates: Sequence[float]) -> GeometricStalen
 
     ``rates``: computations per second of each worker.
     """
-    checked = [require_positive(f"rates[{i}]", rate, "1/s") for i, rate in enumerate(require_list("rates", rates))]
-    shares = np.array(checked) / sum(checked)
+    numbers = require_list("rates", rates)
+    checked = np.array([require_positive(f"rates[{i}]", rate, "1/s") for i, rate in enumerate(numbers)])
     shares = checked / checked.sum()
     means = (1 - shares) / shares
     return GeometricStaleness(shares, means, float(shares.size - 1), float(means.mean()))
