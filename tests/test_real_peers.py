@@ -10,7 +10,7 @@ import pytest
 
 from asyncsim import InputError, Trace, methods, problems, replay, study
 from asyncsim.clusters.topologies import as_topology
-from asyncsim.methods.gossip import Pushed
+from asyncsim.methods.gossip import PushMessage
 from asyncsim.real import Processes, load, peers, record
 from asyncsim.real.agreement import agreement
 from asyncsim.real.computing import Computing
@@ -149,7 +149,7 @@ def test_a_worker_that_fails_ends_the_recording(tmp_path):
 
 
 def centred(own, update, start, central, visit):
-    return Pushed(own.biased + 0 * central, own.weight), own, {}
+    return PushMessage(own.biased + 0 * central, own.weight), own, {}
 
 
 @needs_ray

@@ -1,19 +1,20 @@
 """The methods: one algorithm, or one family, a file.
 
-A factory takes hyper-parameters and returns a Method. It raises InputError for a hyper-parameter outside its range, and
-for a learning rate beside an optimizer, which has its own. Its text explains its parameters, but for those that many
-methods share:
+A factory takes hyper-parameters and returns a Method. It raises InputError for a hyper-parameter
+outside its range, and for a learning rate beside an optimizer, which has its own. Each factory
+explains its parameters, except those that many methods share:
 
 ``learning_rate``
     Of the worker's plain local steps: a number above zero, or a schedule, which is a function of the `Visit`.
 ``optimizer``
-    A local optimizer of optax in the place of plain steps. Its state stays with the worker; a read does not reset it.
+    A local optimizer of optax instead of plain steps. Its state stays with the worker; a read does
+    not reset it.
 ``momentum``, ``server_momentum``
     In [0, 1).
 ``law``, ``strength``, ``threshold``
     How a message's weight falls with its staleness: see `damping`.
 ``policy``
-    What the method needs the server to admit, as a policy or as text; None takes whatever the trace has.
+    The server policy that the method needs, as a policy or as text; None accepts any trace.
 """
 
 from collections.abc import Callable
@@ -58,7 +59,8 @@ from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
 
-#: The one table of methods: the command line, its help, the styles of figures and the contract tests follow from it.
+#: The table of methods: the command line, its help, the styles of figures and the contract tests
+#: follow from it.
 METHODS: dict[str, Callable[..., Method]] = {
     factory.__name__: factory
     for factory in (

@@ -19,7 +19,8 @@ def adag(
 ) -> Method:
     """Return asynchronous distributed adaptive gradients.
 
-    Staleness is a distance here, not a count. Element by element, with ``s`` what the worker read::
+    Staleness is a distance here, not a count. Element by element, with ``s`` the parameters that
+    the worker read::
 
         central <- central + sent / ((central - s)^2 / gamma + 1)
 
@@ -28,21 +29,26 @@ def adag(
     gamma : float
         How far the central variable may move before an update is damped; the thesis lowers it if a run diverges.
     form : {"scaled", "original", "squared"}
-        The factor's denominator: "scaled" as above, the thesis' practical form; "original" has the learning rate in the
-        place of gamma; "squared" is ``((central - s) / gamma)^2 + 1``, which its conclusion proposes and does not try.
+        The factor's denominator: "scaled" as above, the thesis' practical form; "original" with the
+        learning rate instead of gamma; "squared" is ``((central - s) / gamma)^2 + 1``, proposed but
+        not tried in its conclusion.
     averaged : bool
-        Whether a worker sends the mean of its window's local steps, as AGN does, in the place of their sum.
+        Whether a worker sends the mean of its window's local steps, as AGN does, instead of their
+        sum.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps; without a learning rate there is no original form.
+        The workers' local optimizer, instead of plain steps; not with the original form, which
+        needs a learning rate.
 
     Notes
     -----
-    The thesis prints a squared norm and uses it weight by weight, and so does this. It measures the distance in three
-    ways: the worker sends ``s`` along; the server keeps it; the worker pulls, scales its update itself and goes on from
-    that copy. All are one where the worker reads and commits in one visit; where others slip in between, this is the
-    first. The thesis argues that the factor does not depend on the learning rate in the original form; it does, as
-    ``learning_rate (sum of gradients)^2``, and gamma is there to tell. dist-keras calls the method Experimental, with
-    ``averaged=True`` and gamma as its "learning_rate"; what it calls ADAG is `asyncsim.methods.agn`.
+    The thesis prints a squared norm and uses it weight by weight; so does this. It measures the
+    distance in three ways: the worker sends ``s`` along; the server keeps it; or the worker pulls,
+    scales its update itself and continues from that copy. All agree where the worker reads and
+    commits in one visit; where other commits come in between, this is the first. The thesis argues
+    that the original form's factor does not depend on the learning rate; it does, as
+    ``learning_rate (sum of gradients)^2``, and comparing with gamma shows it. dist-keras calls this
+    method Experimental, with ``averaged=True`` and gamma as its "learning_rate"; its ADAG is
+    `asyncsim.methods.agn`.
 
     References
     ----------

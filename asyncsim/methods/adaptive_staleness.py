@@ -1,4 +1,4 @@
-"""Adaptive staleness, and the same rule as dist-keras' DynSGD: an update counts less the staler it is."""
+"""Adaptive staleness, and the equal rule of dist-keras' DynSGD: stale updates have less weight."""
 
 import optax
 
@@ -18,8 +18,9 @@ def adaptive_staleness(
 
     Notes
     -----
-    Counted from zero: a fresh update is taken whole. Zhang et al. divide by the staleness itself, and leave
-    a fresh update alone (`asyncsim.methods.softsync`). The rule of dist-keras' DynSGD (`dynsgd`).
+    Staleness counts from zero: a fresh update is applied whole. Zhang et al. divide by the
+    staleness itself, and do not scale a fresh update (`asyncsim.methods.softsync`). dist-keras'
+    DynSGD has this rule (`dynsgd`).
 
     References
     ----------
@@ -37,7 +38,7 @@ def adaptive_staleness(
 def dynsgd(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:
-    """Return DynSGD: the whole difference of a window, divided by its staleness plus one.
+    """Return DynSGD: the sum of a window's steps, divided by its staleness plus one.
 
     ::
 
@@ -45,12 +46,12 @@ def dynsgd(
 
     Notes
     -----
-    The same rule as `asyncsim.methods.adaptive_staleness`, which the paper on energy matching calls by that name; here
-    under the name by which dist-keras' users look for it. The message is not divided by the window. The thesis' runs
-    use Adam. dist-keras counts the staleness outside of its lock, so that under contention it can be too small by the
-    commits that wait; here it is counted when the message is applied. Jiang et al. keep several versions of the
-    parameters on the server and divide by the number of workers that push to a version: another method, known to us
-    only from memory, which is not here.
+    The same rule as `asyncsim.methods.adaptive_staleness`, the energy-matching paper's name for it;
+    dist-keras' users know this one. The message is not divided by the window. The thesis' runs use
+    Adam. dist-keras counts the staleness outside its lock, so that under contention it can be too
+    small by the number of waiting commits; here it is counted when the message is applied. Jiang et
+    al. store several versions of the parameters on the server and divide by the number of workers
+    that push to a version: another method, known to us only from memory and not included.
 
     References
     ----------

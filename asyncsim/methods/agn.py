@@ -12,19 +12,22 @@ def agn(
 ) -> Method:
     """Return accumulated gradient normalization, with the communication window of the trace.
 
-    A worker takes ``window`` local steps from the copy that it read, and sends their mean; the server adds it::
+    A worker takes ``window`` local steps from the copy that it read and sends their mean; the
+    server adds it::
 
         sent    = sum of the local steps / window
         central <- central + sent
 
-    The window's steps choose the direction; the length is that of one step. With window 1 it is DOWNPOUR.
+    The window's steps determine the direction; the length is one step's. With window 1 it is
+    DOWNPOUR.
 
     Notes
     -----
-    dist-keras calls this method ADAG, a name that the thesis gives to another (`asyncsim.methods.adag`); its first
-    window is a full one, unlike that of its DOWNPOUR. TensorFlow's AGNOptimizer sends the mean of the raw gradients and
-    lets the optimizer, with one state for all, take the step on the server: the same with plain steps, another method
-    with Adam, which the runs of Hermans' thesis use on the workers.
+    dist-keras calls this method ADAG, the thesis' name for another method
+    (`asyncsim.methods.adag`); its first window is a full one, unlike in its DOWNPOUR. TensorFlow's
+    AGNOptimizer sends the mean of the raw gradients, and one optimizer for all takes the step on
+    the server: the same with plain steps, another method with Adam, which the runs of Hermans'
+    thesis use on the workers.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Asynchronous local SGD, as for language models (asynchronous DiLoCo): an outer optimizer on the workers' progress."""
+"""Asynchronous local SGD (asynchronous DiLoCo): an outer optimizer steps on the server."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,9 @@ def async_local_sgd(
     optimizer: optax.GradientTransformation | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return asynchronous local SGD with an outer Nesterov step for each arrival, the window being the inner steps.
+    """Return asynchronous local SGD with an outer Nesterov step at each arrival.
+
+    The window of the trace is the number of inner steps.
 
     ::
 
@@ -40,14 +42,14 @@ def async_local_sgd(
     optimizer : optax.GradientTransformation, optional
         The workers' inner optimizer; AdamW in the paper.
     server_optimizer : optax.GradientTransformation, optional
-        The outer optimizer, in the place of its rate and momentum; on the vector of all parameters.
+        The outer optimizer, instead of its rate and momentum; on the vector of all parameters.
 
     Notes
     -----
-    The paper finds this naive form worse than synchronous DiLoCo, and repairs it with `delayed_nesterov`. Numbers
-    of inner steps that differ by speed, its dynamic local updates, are the cluster's windows
-    (`asyncsim.proportional_windows`); its grace periods, in which the server waits for more arrivals, are left out. The
-    state of the inner optimizer stays with the worker.
+    The paper finds this naive form worse than synchronous DiLoCo, and repairs it with
+    `delayed_nesterov`. Its dynamic local updates, numbers of inner steps that differ by speed, are
+    the cluster's windows (`asyncsim.proportional_windows`). Its grace periods, in which the server
+    waits for more arrivals, are left out. The state of the inner optimizer stays with the worker.
 
     References
     ----------
@@ -95,7 +97,7 @@ def delayed_nesterov(
     threshold: float = 4.0,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return asynchronous local SGD with delayed Nesterov: each arrival moves the server, every N-th its momentum.
+    """Return asynchronous local SGD with delayed Nesterov: momentum moves at every N-th arrival.
 
     With ``sent = law(staleness) * sum of the local steps`` and N the period::
 
@@ -109,8 +111,9 @@ def delayed_nesterov(
     period : int, optional
         Arrivals between two steps of the momentum; None for the number of workers.
     spread : float
-        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies. Without a period
-        at most ``1 / workers`` is taken, as only the trace tells how many these are.
+        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies.
+        Without a period values above ``1 / workers`` are cut to it, because only the trace has the
+        number of workers.
     law, strength, threshold
         See `asyncsim.methods.damping`.
     optimizer : optax.GradientTransformation, optional
@@ -143,8 +146,8 @@ def delayed_nesterov(
         total, count = server.collected + message, server.arrivals + 1
         full = count >= n
         m = jnp.where(full, beta * server.momentum + total / n, server.momentum)
-        each = jnp.minimum(spread, 1 / n)
-        share = jnp.where(full, 1 - each * n + each, each)
+        usual_share = jnp.minimum(spread, 1 / n)
+        share = jnp.where(full, 1 - usual_share * n + usual_share, usual_share)
         after = DelayedServer(m, jnp.where(full, 0, total), jnp.where(full, 0, count))
         return Applied(central + server_rate * (share * beta * m + message / n), after, memory)
 

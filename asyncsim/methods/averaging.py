@@ -1,4 +1,4 @@
-"""Model averaging: workers train from the same parameters, and the mean of what they arrive at is the next start."""
+"""Model averaging: workers train from the same parameters, then average their results."""
 
 import optax
 
@@ -14,20 +14,22 @@ def averaging(
     optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "barrier()",
 ) -> Method:
-    """Return model averaging, the window of the trace being the local steps between two averages.
+    """Return model averaging; the trace's window is the local steps between two averages.
 
-    With ``x`` the parameters that a worker arrives at from the central variable::
+    With ``x`` a worker's parameters after its local steps from the central variable::
 
-        central <- mean of all x          (once they are complete)
+        central <- mean of all x          (once all have arrived)
 
     Notes
     -----
-    dist-keras averages after each epoch of every worker's own share of the data: a window of ``examples / workers /
-    batch_size`` and a problem with ``sharded=True``. It makes a new local optimizer for each epoch; here its state
-    stays with the worker and is neither averaged nor reset. A window of one is synchronous SGD.
+    dist-keras averages after each epoch of every worker's own share of the data: a window of
+    ``examples / workers / batch_size`` and a problem with ``sharded=True``. It creates a new local
+    optimizer for each epoch; here its state stays with the worker and is neither averaged nor
+    reset. A window of one is synchronous SGD.
 
-    What is sent is the local progress, whose mean is added: the same as the mean of the parameters, as all start from
-    one version. On a trace without a barrier it is the mean of a version's progress, wherever that began.
+    Workers send their local progress, whose mean is added: the same as the mean of the parameters,
+    as all start from one version. On a trace without a barrier it is the mean of a version's
+    progress from different starts.
 
     References
     ----------
@@ -35,11 +37,11 @@ def averaging(
     2019, "Local SGD converges fast and communicates little", arXiv 1805.09767.
     """
     named, local = local_steps(learning_rate, optimizer)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
     return Method(
         name="averaging",
-        hyperparameters={**named, "policy": None if needed is None else str(needed)},
+        hyperparameters={**named, "policy": None if policy is None else str(policy)},
         optimizer=local,
         combine=add_mean,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )

@@ -34,14 +34,14 @@ def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule
     Parameters
     ----------
     count : int
-        Buckets, at most the workers. With ``f`` Byzantine workers more than ``2 f``, of which ``f`` may be theirs.
+        Buckets, at most the workers. To tolerate ``f`` Byzantine workers use more than ``2 f``.
     rule : Rule or str
         One of `asyncsim.aggregation`, made for ``count`` messages.
 
     Notes
     -----
-    When a version is made is timing: the policy `asyncsim.buckets`. The learning rate is that at the visit which makes
-    it. With one bucket and the rule ``"mean()"`` this is asynchronous SGD.
+    The policy `asyncsim.buckets` decides when a version is complete. The learning rate is taken at
+    the completing visit. With one bucket and the rule ``"mean()"`` this is asynchronous SGD.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Servers that several methods share: means of messages, and optimizers that take messages for gradients."""
+"""Server steps of several methods: means of messages, and optimizers that step along messages."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from asyncsim.methods.method import Applied, Array, State, Visit, require_optimi
 
 
 def sum_messages(messages: Array, visits: Visit) -> Array:
-    """Add up the messages of a version, one after the other: a column of rows that leave the cache is slow to sum."""
+    """Add up the messages of a version in a loop; on a CPU ``jnp.sum`` over large rows is slow."""
 
     def add(place: Array, total: Array) -> Array:
         return total + jax.lax.dynamic_index_in_dim(messages, place, keepdims=False)
@@ -42,9 +42,9 @@ def group_means(messages: Array, present: Array, group: Array, count: int) -> tu
 def outer_optimizer(
     rate: float, momentum: float, server_optimizer: optax.GradientTransformation | None, default: tuple[float, float]
 ) -> tuple[dict[str, Any], optax.GradientTransformation]:
-    """Return the server's optimizer and the hyper-parameters that name it: Nesterov's unless one is given.
+    """Return the server's optimizer and its hyper-parameters; the default is Nesterov's.
 
-    Nesterov's, with ``sent`` the mean message and ``m`` the momentum::
+    Nesterov's rule, with ``sent`` the mean message and ``m`` the momentum::
 
         m       <- momentum * m + sent
         central <- central + rate * (momentum * m + sent)
@@ -60,19 +60,20 @@ def outer_optimizer(
 
 
 def outer_step(optimizer: optax.GradientTransformation, state: Any, central: Array, sent: Array) -> tuple[Array, Any]:
-    """Return the central variable and the optimizer's state after a version."""
+    """Update the central variable with a message; return it and the optimizer's new state."""
     step, state = optimizer.update(-sent, state, central)
     return optax.apply_updates(central, step), state
 
 
 class Nesterov(NamedTuple):
-    """State of the default: its momentum, shape ``[parameters]``; ``()`` if there is none to keep."""
+    """State of the default optimizer: a momentum of shape ``[parameters]``, or ``()``."""
 
     momentum: Any
 
 
 def _nesterov(rate: Any, momentum: Any) -> optax.GradientTransformation:
-    # Not optax's: here the rate and the momentum may be an ensemble's, and nothing is kept without momentum.
+    # Unlike optax's, the rate and the momentum may vary in an ensemble, and no state is stored
+    # without momentum.
     keeps = not (isinstance(momentum, float) and momentum == 0)
 
     def update(gradient, state, params=None):

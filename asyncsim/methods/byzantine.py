@@ -1,4 +1,4 @@
-"""Kardam and Zeno++: the server drops what changes too fast, or points against a gradient that it trusts."""
+"""Kardam and Zeno++: the server drops updates that change too fast or oppose a trusted gradient."""
 
 from typing import NamedTuple
 
@@ -24,25 +24,25 @@ from asyncsim.methods.method import (
 )
 from asyncsim.methods.recipe import shares_programs
 
-#: Equal updates differ by at most so many units of round-off, relative to their length.
+#: Equal updates may differ by this many units of round-off, relative to their length.
 _ROUNDING = 100
 
 
 class KardamMemory(NamedTuple):
-    """What the server keeps for a worker; vectors of shape ``[parameters]``."""
+    """The server's memory of a worker; vectors of shape ``[parameters]``."""
 
-    update: Array  #: its last update
-    start: Array  #: the parameters at which that was computed
-    sent: Array  #: the parameters that it read last, at which it computes its next update
-    lipschitz: Array  #: the coefficient of its last two updates; negative before there are two
-    read: Array  #: number of updates applied before its last read
+    update: Array  #: the last update
+    start: Array  #: the parameters at which it was computed
+    sent: Array  #: the worker's last read, at which it computes its next update
+    lipschitz: Array  #: the coefficient of the last two updates; negative before there are two
+    read: Array  #: number of updates applied before the last read
 
 
 class KardamServer(NamedTuple):
-    """What the server keeps of all workers together."""
+    """The server's state, shared by all workers."""
 
     applied: Array  #: number of updates applied
-    last: Array  #: workers of the last ``2 f`` of them; -1 for none
+    last: Array  #: workers of the last ``2 f`` applied updates; -1 for none
 
 
 @shares_programs
@@ -53,9 +53,11 @@ def kardam(
     strength: float = 0.5,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return Kardam, which filters updates by how fast they change, and damps them by their staleness.
+    """Return Kardam, which filters updates by their rate of change and damps them by staleness.
 
-    A worker sends its update ``u`` (window 1: ``-learning_rate * gradient``), computed at ``s``; its last ones were
+    A worker sends its update ``u`` (window 1: ``-learning_rate * gradient``), computed at ``s``;
+    its previous update was ``u'`` at ``s'``. Its empirical Lipschitz coefficient is
+    ``k = |u - u'| / |s - s'|``. The update is applied, ::
     ``u'`` at ``s'``. Its empirical Lipschitz coefficient is ``k = |u - u'| / |s - s'|``. The update is applied, ::
 
         central <- central + weight(staleness) * u
@@ -66,20 +68,22 @@ def kardam(
     Parameters
     ----------
     f : int
-        Byzantine workers that it is made for, of at least ``3 f + 1``; 0 for no filters.
+        Byzantine workers to tolerate, among at least ``3 f + 1`` workers; 0 for no filters.
     law, strength
         Of the weight: ``"inverse"`` or ``"exponential"`` in the paper.
 
     Notes
     -----
-    The quantile of ``m`` known coefficients is the ``ceil(m (n - f) / n)``-th smallest; a worker's first update passes.
-    Where two updates were computed at one point, as nothing was applied in between, the coefficient is infinite, or 0
-    if they are equal up to round-off; what is not finite is never applied. Every message counts as a version in the
-    trace; the staleness here counts applied updates only. Commits whose ``update_norm`` is 0 were dropped.
+    The quantile of ``m`` known coefficients is the ``ceil(m (n - f) / n)``-th smallest; a worker's
+    first update passes. For two updates at the same point (nothing was applied in between) the
+    coefficient is infinite, or 0 if they are equal up to round-off. Non-finite updates are never
+    applied. Every message counts as a version in the trace; the staleness here counts applied
+    updates only. Commits whose ``update_norm`` is 0 were dropped.
 
-    The frequency filter's window is from memory. The authors' program has other ones: a coefficient passes up to the
-    2/3 quantile of each worker's largest of 25, whatever ``f`` is, and a message is let through after as many
-    rejections as there are workers. The updates' rate is in the coefficients, which a schedule therefore changes.
+    The frequency filter's window is from memory. The authors' program has other windows: a
+    coefficient passes up to the 2/3 quantile of each worker's largest of 25, whatever ``f`` is, and
+    after one rejection for each worker a message is let through. The coefficients contain the
+    updates' rate, so that a schedule changes them.
 
     References
     ----------
@@ -91,19 +95,19 @@ def kardam(
     weight = staleness_weight(law, strength, 0.0)
 
     def apply(server, central, message, memory, visit, memories):
-        # The server knows where the worker computed: a Byzantine one cannot lie about it.
+        # The server knows where the worker computed, so a Byzantine worker cannot lie about it.
         update, start = message, memory.sent
         largest = jnp.asarray(jnp.finfo(central.dtype).max, central.dtype)
         moved, changed = jnp.linalg.norm(start - memory.start), jnp.linalg.norm(update - memory.update)
-        # At one point equal updates may differ by the order of their sums.
+        # At the same point equal updates may differ by the order of their sums.
         rounding = _ROUNDING * jnp.finfo(central.dtype).eps * jnp.linalg.norm(update)
         k = jnp.where(moved > 0, changed / jnp.where(moved > 0, moved, 1), jnp.where(changed > rounding, largest, 0))
         k = jnp.where(visit.worker_step == 0, -1, jnp.where(jnp.isfinite(k), k, largest))
         passes = jnp.isfinite(jnp.vdot(update, update))
         if f:
             all_k = memories.of_all("lipschitz").at[visit.worker].set(k)
-            n, known = len(all_k), jnp.sum(all_k >= 0)
-            passes &= (k < 0) | (jnp.sum((all_k >= 0) & (all_k < k)) < (known * (n - f) + n - 1) // n)
+            n, number = len(all_k), jnp.sum(all_k >= 0)
+            passes &= (k < 0) | (jnp.sum((all_k >= 0) & (all_k < k)) < (number * (n - f) + n - 1) // n)
             passes &= jnp.sum(server.last == visit.worker) < f
         behind = visit._replace(staleness=server.applied - memory.read)
         central = jnp.where(passes, central + weight(behind, central) * update, central)
@@ -113,8 +117,8 @@ def kardam(
         return Applied(central, KardamServer(applied, last), KardamMemory(update, start, central, k, applied))
 
     def init_memory(central: Array) -> KardamMemory:
-        none = jnp.full((), -1, central.dtype)
-        return KardamMemory(jnp.zeros_like(central), central, central, none, jnp.int32(0))
+        undefined = jnp.full((), -1, central.dtype)
+        return KardamMemory(jnp.zeros_like(central), central, central, undefined, jnp.int32(0))
 
     return Method(
         name="kardam",
@@ -135,10 +139,10 @@ def zeno_pp(
     rho: float = 0.001,
     epsilon: float = 0.0,
 ) -> Method:
-    """Return Zeno++: a gradient is scaled to the length of a trusted one, and applied if it points the same way.
+    """Return Zeno++: gradients are scaled to the length of a trusted one and must agree with it.
 
-    One worker is the server's own, whom it trusts: its gradients are the validation gradient ``v``, until its next, and
-    are never applied. With ``g`` another's::
+    The server trusts one worker: its last gradient is the validation gradient ``v``, and is never
+    applied. With ``g`` another worker's gradient::
 
         u       = |v| / |g| * g
         central <- central - learning_rate * u      if learning_rate * <v, u> - rho |u|^2 + learning_rate * epsilon >= 0
@@ -154,11 +158,12 @@ def zeno_pp(
 
     Notes
     -----
-    How often ``v`` is renewed is a matter of the cluster: the trusted worker's law of compute times, and its latency,
-    which is zero where it stands beside the server; the authors' program renews it every ten applied updates. Its
-    examples are its own where the problem is sharded. Nothing is applied before its first gradient. Its visits, and
-    what is dropped, count as versions in the trace, of which this method makes no use. The program takes the length of
-    ``g`` before it is scaled in the penalty, the paper that of ``u``, as this.
+    The cluster decides how often ``v`` is renewed, by the trusted worker's law of compute times and
+    its latency, which is zero beside the server; the authors' program renews it every ten applied
+    updates. Where the problem is sharded the trusted worker has its own examples. No update is
+    applied before its first gradient. Its visits, and dropped updates, count as versions in the
+    trace, which this method ignores. The penalty has the length of ``u``, as in the paper; the
+    program takes the length of ``g`` before scaling.
 
     References
     ----------

@@ -1,7 +1,7 @@
-"""A method checked before its replay, by the shapes that its functions return.
+"""Check a method before its replay, by the shapes that its functions return.
 
-Nothing is computed: the functions are traced once with shapes in the place of arrays. What is wrong is told in the
-terms of `asyncsim.methods.Method`, not in those of the compiled loop that would fail later.
+Nothing is computed: the functions are traced once with shapes instead of arrays. Errors name the
+function of `asyncsim.methods.Method` at fault; the compiled loop would fail later and less clearly.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, Timing, Visit, add
 
-#: What each function is called with.
+#: The call of each function, as errors print it.
 _CALLS = {
     "init_worker": "init_worker(central)",
     "init_server": "init_server(central)",
@@ -40,18 +40,18 @@ _CALLS = {
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
     "mix": "mix(worker, inbox, visit)",
-    "meet": "meet(own, other, visit)",
+    "meet": "meet(replica, partner, visit)",
     "replica": "replica(message)",
     "last": "last(worker)",
 }
-#: Messages of the version with which a method's ``combine`` is checked.
+#: Number of messages with which a method's ``combine`` is checked.
 _SEVERAL = 3
 _STATES = ("init_worker", "init_server", "init_memory")
 _OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
-    """Check that a method's functions take what they are given and return what they must.
+    """Check the arguments and results of a method's functions.
 
     Parameters
     ----------
@@ -59,55 +59,58 @@ def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ..
     params : tree of arrays or ShapeDtypeStruct
         The problem's initial parameters; only their shapes are used.
     workers : int
-        Whose memories there are.
+        Number of workers whose memories the functions see.
 
     Returns
     -------
     tuple of str
-        The diagnostics that come with its messages.
+        The names of the diagnostics that ``message`` returns.
 
     Raises
     ------
     InputError
-        Naming the method and the function, what it returned, and what it should.
+        For a wrong result; names the method and the function, the result and the expected one.
     """
     check_fields(method)
     try:
         return _check_functions(method, params, workers)
     except InputError as error:
-        for switch, told_then in (("sees_loss", "loss"), ("needs_key", "key")):
-            said: Any = {switch: True}
+        for switch, field in (("sees_loss", "loss"), ("needs_key", "key")):
+            change: Any = {switch: True}
             if not getattr(method, switch) and _fault(
-                _check_functions, method._replace(**said), params, workers
+                _check_functions, method._replace(**change), params, workers
             ) != str(error):
                 raise InputError(
-                    f"{method.name}.{switch} = False: its functions look at visit.{told_then}, which is told only to "
-                    f"methods made with {switch}=True; add that"
+                    f"{method.name}.{switch} = False: its functions look at visit.{field}, which needs a method "
+                    f"made with {switch}=True; add that"
                 ) from None
-        # A state that is () is to blame if the function ends otherwise with another one in its place.
+        # If another state makes the error go away, the missing state (the default, ()) is to blame.
         call, failed, _ = str(error).partition(": failed: ")
         for name in _STATES if failed else ():
             state: Any = {name: lambda central: central}
             if getattr(method, name) is Method._field_defaults[name]:
-                other = _fault(_check_functions, method._replace(**state), params, workers)
-                if other != str(error) and (not other or other.startswith(call)):
-                    what = f"{name.removeprefix('init_')} is (), as the method has no {name}"
-                    raise InputError(f"{error}; {what}; give that") from error
+                fault_then = _fault(_check_functions, method._replace(**state), params, workers)
+                if fault_then != str(error) and (not fault_then or fault_then.startswith(call)):
+                    reason = f"{name.removeprefix('init_')} is (), as the method has no {name}"
+                    raise InputError(f"{error}; {reason}; give that") from error
         raise
 
 
 def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visit:
-    """Return what a visit tells, as shapes."""
+    """Return the shapes and types of a visit, for tracing."""
     kind = jnp.result_type(float)
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if needs_key else ()
-    given: dict[str, Any] = {"loss": scalars["time"] if sees_loss else (), "kept": scalars["time"] if gossips else ()}
-    return Visit(**scalars)._replace(key=key, counted=(), **given)
+    optional: dict[str, Any] = {
+        "loss": scalars["time"] if sees_loss else (),
+        "kept": scalars["time"] if gossips else (),
+    }
+    return Visit(**scalars)._replace(key=key, counted=(), **optional)
 
 
 def memories_kinds(memory: Any, workers: int = 3) -> Memories:
-    """Return the memories of all workers, as shapes, from that of one."""
+    """Return the shapes of all workers' memories, from the memory of a single worker."""
 
     def several(count: int) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), memory)
@@ -117,7 +120,7 @@ def memories_kinds(memory: Any, workers: int = 3) -> Memories:
 
 
 def _fault(check: Callable[..., Any], *arguments: Any) -> str:
-    """Return what a check finds wrong; nothing if nothing is."""
+    """Return the error message of a check; an empty string if the check passes."""
     try:
         check(*arguments)
     except InputError as error:
@@ -158,7 +161,6 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
 
 
 def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit: Visit) -> None:
-    """Check the functions of a method without a server."""
     if method.meet is not None:
         if method.mix is not None:
             raise InputError(
@@ -187,7 +189,6 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
 
 
 def _check_replica(method: Method, message: Any, central: Any) -> None:
-    """Check that a message carries a replica."""
     if method.replica is not None:
         result = _call(method, "replica", message)
         vector, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -198,7 +199,7 @@ def _check_replica(method: Method, message: Any, central: Any) -> None:
                 f"{central.dtype}"
             )
         return
-    # The entries of a dict have no first one.
+    # The entries of a dict have no order, so none of them is the first.
     leaves = message if isinstance(message, tuple) else jax.tree.leaves(message)
     if not (isinstance(message, tuple) or len(leaves) == 1) or getattr(leaves[0], "shape", None) != central.shape:
         raise InputError(
@@ -209,7 +210,13 @@ def _check_replica(method: Method, message: Any, central: Any) -> None:
 
 
 def check_fields(method: Method) -> None:
-    """Raise InputError unless the fields of a method are of their kinds: what can be seen without a problem."""
+    """Check the types of a method's fields: all that can be checked without a problem.
+
+    Raises
+    ------
+    InputError
+        Naming the field, its value and the expected type.
+    """
     require_name("method", method.name)
     if not isinstance(method.hyperparameters, Mapping):
         raise InputError(f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict")
@@ -230,15 +237,15 @@ def check_fields(method: Method) -> None:
 
 
 def _check_timing(argument: str, timing: Timing) -> None:
-    needed = {name: value for name, value in vars(timing).items() if value is not None}
+    requirements = {name: value for name, value in vars(timing).items() if value is not None}
     for name in ("workers", "window", "read_blocks", "far_every", "groups", "fewest_workers"):
-        if name in needed:
-            require_count(f"{argument}: {name}", needed[name])
-    if "message_size" in needed:
-        require_positive(f"{argument}: message_size", needed["message_size"])
+        if name in requirements:
+            require_count(f"{argument}: {name}", requirements[name])
+    if "message_size" in requirements:
+        require_positive(f"{argument}: message_size", requirements["message_size"])
     for name, choices in (("protocol", PROTOCOLS), ("discipline", DISCIPLINES)):
-        if name in needed:
-            require_choice(f"{argument}: {name}", needed[name], choices)
+        if name in requirements:
+            require_choice(f"{argument}: {name}", requirements[name], choices)
 
 
 def _check_optimizer(method: Method, params: Any) -> None:
@@ -294,7 +301,6 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
 
 
 def _require_addable(method: Method, message: Any, central: Any) -> None:
-    """Raise InputError unless a message can be added to the central variable."""
     if getattr(message, "shape", None) not in (central.shape, (1,)):
         raise InputError(
             f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be a vector like the "
@@ -306,20 +312,17 @@ def _check_apply(
     method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit, workers: int
 ) -> None:
     call = _named(method, "apply")
-    given = [server, central, message, memory, visit]
+    arguments = [server, central, message, memory, visit]
     if method.sees_memories:
-        call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory, workers)]
-    applied = _traced(call, method.apply, *given)
+        call, arguments = call.replace("visit", "visit, memories"), [*arguments, memories_kinds(memory, workers)]
+    applied = _traced(call, method.apply, *arguments)
     _require_applied(method, call, applied, server, central)
     _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
 
 
 def _check_combine(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
     if method.apply is not add or method.sees_memories or method.mix is not None or method.meet is not None:
-        raise InputError(
-            f"{method.name}.combine: is what the server does, in the place of apply, sees_memories, mix and meet; "
-            "leave the others out"
-        )
+        raise InputError(f"{method.name}.combine: replaces apply, sees_memories, mix and meet; leave the others out")
     if method.receive is not None:
         result = _call(method, "receive", memory, message, visit)
         if not isinstance(result, tuple) or len(result) != 2:
@@ -346,56 +349,61 @@ def _require_applied(method: Method, call: str, applied: Any, server: Any, centr
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
 
 
-def _call(method: Method, name: str, *given: Any) -> Any:
-    return _traced(_named(method, name), getattr(method, name), *given)
+def _call(method: Method, name: str, *arguments: Any) -> Any:
+    return _traced(_named(method, name), getattr(method, name), *arguments)
 
 
-def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Return what a function returns, as shapes; an error of its own is told with its name."""
+def _traced(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Trace a function and return the shapes of its results; errors name the call."""
     try:
-        inspect.signature(function).bind(*given)
+        inspect.signature(function).bind(*arguments)
     except TypeError:
         takes = f"takes {inspect.signature(function)}"
-        expected = counted(len(given), "argument")
+        expected = counted(len(arguments), "argument")
         raise InputError(f"{call}: {takes}; it is called with {expected}, in this order") from None
     except ValueError:  # a built-in without a signature
         pass
     with naming_failures(call):
-        return _shapes_of_results(call, function, given)
+        return _shapes_of_results(call, function, arguments)
 
 
-def _shapes_of_results(call: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    """Return the shapes of what a function returns; leaves that are no arrays, None or text, as they are."""
-    kept: list[Any] = []
+def _shapes_of_results(call: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Trace a function and return the shapes of its results; None and text stay as they are."""
+    structure: list[Any] = []
 
-    def arrays(*arguments: Any) -> list[Array]:
-        leaves, tree = jax.tree.flatten(function(*arguments))
+    def arrays(*values: Any) -> list[Array]:
+        leaves, tree = jax.tree.flatten(function(*values))
         traced = [isinstance(leaf, jax.Array | int | float | complex) or hasattr(leaf, "dtype") for leaf in leaves]
-        kept[:] = [tree, traced, [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)]]
+        structure[:] = [
+            tree,
+            traced,
+            [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)],
+        ]
         return [jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
 
-    shapes = iter(shapes_of(call, arrays, *given, key="from visit.key, with needs_key=True"))
-    tree, traced, others = kept
-    return jax.tree.unflatten(tree, [next(shapes) if t else other for t, other in zip(traced, others, strict=True)])
+    shapes = iter(shapes_of(call, arrays, *arguments, key="from visit.key, with needs_key=True"))
+    tree, traced, constants = structure
+    return jax.tree.unflatten(
+        tree, [next(shapes) if t else constant for t, constant in zip(traced, constants, strict=True)]
+    )
 
 
-def _require_vector(method: Method, name: str, found: Any, central: Any, what: str = "") -> None:
-    if getattr(found, "shape", None) != central.shape or found.dtype != central.dtype:
+def _require_vector(method: Method, name: str, result: Any, central: Any, description: str = "") -> None:
+    if getattr(result, "shape", None) != central.shape or result.dtype != central.dtype:
         raise InputError(
-            f"{_named(method, name)} returned {what}{tree_text(found)}: must be a vector like the central variable, "
-            f"{tree_text(central)}"
+            f"{_named(method, name)} returned {description}{tree_text(result)}: must be a vector like the central "
+            f"variable, {tree_text(central)}"
         )
 
 
-def _require_alike(call: str, what: str, found: Any, expected: Any) -> None:
-    """Raise InputError unless two trees agree in structure, shapes and types."""
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
-    same = structures[0] == structures[1]
-    if same:
-        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-        same = all(hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
-    if not same:
-        raise InputError(f"{call} returned {tree_text(found)} for {what}: must be {tree_text(expected)}")
+def _require_alike(call: str, description: str, result: Any, expected: Any) -> None:
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (result, expected)]
+    is_alike = structures[0] == structures[1]
+    if is_alike:
+        pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
+        is_alike = all(hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
+    if not is_alike:
+        raise InputError(f"{call} returned {tree_text(result)} for {description}: must be {tree_text(expected)}")
 
 
 def _named(method: Method, name: str) -> str:

@@ -14,7 +14,7 @@ from asyncsim.base.errors import require_count, require_share, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
 from asyncsim.methods.recipe import shares_programs
 
-#: Of a number of single precision, and of an element's place.
+#: Bits of a single-precision number, and of an element's index.
 _BITS = 32
 
 
@@ -36,15 +36,15 @@ def qsgd(
 
     ``levels``: above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary message. ``bucket``:
     elements that share a norm, at least 1; None: all. The second moment of a message is at most
-    ``1 + min(b / s**2, sqrt(b) / s)`` times that of the update, ``b`` being the bucket.
+    ``1 + min(b / s**2, sqrt(b) / s)`` times the second moment of the update, with ``b`` the bucket.
 
     Notes
     -----
-    The paper's algorithm is synchronous, and each worker sends to all. Here the server answers with the central
-    variable as it is, and a window's steps are summed before they are rounded. Each element is taken to be sent in as
-    many bits as tell its sign and level, and the norm of each whole bucket in 32, or all as they are where that is less
-    (`Timing.message_size`, of parameters in 32 bits); the paper's Elias code takes fewer. In its experiments norms are
-    the largest element's.
+    The paper's algorithm is synchronous, and each worker sends to all. Here the server answers with
+    the uncompressed central variable, and a window's steps are summed before they are rounded. An
+    element costs the bits of its sign and level, the norm of each whole bucket 32 bits; where plain
+    numbers are shorter, these are sent (`Timing.message_size`, of parameters in 32 bits). The
+    paper's Elias code is shorter. Its experiments use the largest element as the norm.
 
     References
     ----------
@@ -71,7 +71,7 @@ def qsgd(
 
 
 def quantized(key: Array, vector: Array, levels: int, bucket: int | None) -> Array:
-    """Round a vector at random to ``levels`` levels of either sign; see `qsgd`."""
+    """Round a vector at random to ``levels`` levels of either sign, as in `qsgd`."""
     size = vector.size if bucket is None else min(bucket, vector.size)
     buckets = jnp.pad(vector, (0, -vector.size % size)).reshape(-1, size)
     norm = jnp.linalg.norm(buckets, axis=1, keepdims=True)
@@ -102,25 +102,28 @@ def mem_sgd(
     Parameters
     ----------
     learning_rate : float or schedule of the Visit
-        Of the plain local steps. It belongs to the update, also where that is sent later.
+        Of the plain local steps. It scales the update, even if parts of the update are sent later.
     fraction : float
-        Share of the elements that are sent: ``k = fraction * parameters``, rounded, at least 1. Above 0, at most 1;
-        with 1 this is DOWNPOUR.
+        Share of the elements that are sent: ``k = fraction * parameters``, rounded, at least 1.
+        Above 0, at most 1; with 1 this is DOWNPOUR.
     memory : bool
-        Whether what is not sent is kept. False: it is lost, to compare with.
+        Whether the worker keeps the elements that it does not send. False discards them, for
+        comparison.
 
     Notes
     -----
-    The paper's parallel algorithm has all workers write to one shared memory without locks (``discipline="lock_free"``
-    is that); here they may as well send to a server, which answers with the central variable as it is. Its stepsizes
-    shrink and its averaged iterate is weighted; here the rate is constant unless it is a schedule, and nothing is
-    averaged. A window's steps are summed before they are compressed. Of elements of one size the first are sent. Each
-    is taken to be sent as its value, in the bits of a parameter, and its place in 32 bits, or all elements as they are
-    where that is less (`Timing.message_size`; with fewer parameters than ``1 / fraction`` messages are longer than
-    that).
+    In the paper's parallel algorithm all workers write to one shared memory without locks
+    (``discipline="lock_free"``); here they may also send to a server, which answers with the
+    uncompressed central variable. Its step sizes shrink and it averages its iterates with weights;
+    here the rate is constant unless it is a schedule, and nothing is averaged. A window's steps are
+    summed before they are compressed. Among elements of equal size the first are sent. An element
+    costs its value, in the bits of a parameter, and 32 bits for its index; where the plain vector
+    is shorter, it is sent instead (`Timing.message_size`; with fewer parameters than
+    ``1 / fraction`` messages are longer than that).
 
-    With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, ``q`` being the share that
-    is sent: Karimireddy et al.'s lemma 3, of squares and in the mean there.
+    With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, with
+    ``q`` the share of elements sent: Karimireddy et al., lemma 3, stated there for squares and in
+    the mean.
 
     References
     ----------
@@ -133,9 +136,9 @@ def mem_sgd(
     require_switch("memory", memory)
 
     def message(worker, update, start, central, visit):
-        whole = worker + update if memory else update
-        sent = largest(whole, max(1, round(fraction * whole.size)))
-        return sent, whole - sent if memory else worker, {}
+        total = worker + update if memory else update
+        sent = largest(total, max(1, round(fraction * total.size)))
+        return sent, total - sent if memory else worker, {}
 
     def message_share(bits: int) -> float:
         return min(1.0, fraction * (bits + _BITS) / bits)
@@ -151,6 +154,6 @@ def mem_sgd(
 
 
 def largest(vector: Array, count: int) -> Array:
-    """Return the vector with its ``count`` elements of largest size, and zeros in the place of the others."""
+    """Keep the ``count`` elements of largest size; set the others to zero."""
     _, places = lax.top_k(jnp.abs(vector), count)
     return jnp.zeros_like(vector).at[places].set(vector[places])

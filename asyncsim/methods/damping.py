@@ -1,4 +1,4 @@
-"""Damping by staleness counts: the laws of several papers, for other methods too, and delay-adaptive steps."""
+"""Damping by staleness, with the weights of several papers, and delay-adaptive steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +21,9 @@ from asyncsim.methods.method import (
 )
 from asyncsim.methods.recipe import shares_programs
 
-#: Room for the counts of the law "rank"; anything staler is counted as the last.
+#: Bins of the law "rank"; larger staleness counts in the last.
 _BINS = 1024
-#: From staleness, strength and threshold to the factor.
+#: Functions of staleness, strength and threshold that return the factor.
 _LAWS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "constant": lambda tau, a, b: jnp.ones_like(tau),
     "inverse": lambda tau, a, b: 1 / (1 + tau),
@@ -35,7 +35,7 @@ _LAWS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def staleness_weight(law: str, strength: float, threshold: float) -> Callable[[Visit, Array], Array]:
-    """Return the factor of a message at a visit, as a function of the visit and of an array of the wanted type."""
+    """Return the factor as a function of the visit and of an array whose type it takes."""
     require_choice("law", law, _LAWS)
     require_positive("strength", strength)
     require_nonnegative("threshold", threshold)
@@ -50,7 +50,7 @@ def damping(
     threshold: float = 4.0,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return DOWNPOUR with each update scaled by a law of its staleness.
+    """Return DOWNPOUR with each update multiplied by a function of its staleness.
 
     With ``tau`` the staleness, ``a`` the strength and ``b`` the threshold:
 
@@ -70,9 +70,10 @@ def damping(
 
     Notes
     -----
-    A fresh update has staleness zero in all laws, and all but "rank" take it whole. ``F`` is the share of the messages
-    so far, this one included, that were at most as stale; staleness from 1023 on counts as 1023.
-    The rates of ``n``-softsync, 1 / max(tau, 1), are `asyncsim.methods.softsync`.
+    A fresh update has staleness zero in all laws, and all but "rank" apply it whole. ``F(tau)`` is
+    the share of the messages so far, this one included, whose staleness was at most ``tau``;
+    staleness above 1023 counts as 1023. The rates of ``n``-softsync, 1 / max(tau, 1), are
+    `asyncsim.methods.softsync`.
 
     References
     ----------
@@ -143,9 +144,10 @@ def delay_adaptive(
 
     Notes
     -----
-    Koloskova et al. compare with the number of gradients in flight, which is that of the workers if each has one job.
-    A dropped gradient still makes a version. In the program of Mishchenko et al. a worker goes on from the central
-    variable before its own gradient is applied: a trace with the protocol "read_then_write" does that.
+    Koloskova et al. compare with the number of gradients in flight, which equals the number of
+    workers if each has one job. A dropped gradient still makes a version. In the program of
+    Mishchenko et al. a worker resumes at the central variable before its own gradient is applied,
+    as on a trace with the protocol "read_then_write".
 
     References
     ----------

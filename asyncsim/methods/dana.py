@@ -1,4 +1,4 @@
-"""DANA: a momentum for each worker on the server, which replies with where it expects to be when the gradient comes."""
+"""DANA: the server stores a momentum for each worker and replies with its expected position."""
 
 import jax.numpy as jnp
 
@@ -50,17 +50,17 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
 
 @shares_programs
 def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
-    """Return DANA-Slim: the path of DANA-Zero's look-aheads, with nothing but additions on the server.
+    """Return DANA-Slim: DANA-Zero's look-aheads with only additions on the server.
 
-    With ``u = -learning_rate * gradient`` and ``v`` the worker's own velocity::
+    With ``u = -learning_rate * gradient`` and ``v`` the worker's velocity::
 
         v       <- momentum * v + u
         central <- central + (momentum * v + u)
 
     Notes
     -----
-    Its central variable is what DANA-Zero would reply, so that both compute the same gradients, for a constant rate.
-    Any trace will do. One gradient per commit.
+    For a constant rate its central variable is DANA-Zero's reply, so that both compute the same
+    gradients. It accepts any trace. One gradient per commit.
 
     References
     ----------

@@ -45,9 +45,10 @@ def dc_asgd(
 
     Notes
     -----
-    The paper's server keeps what it sent to each worker; here the worker returns it with its gradient, which is the
-    same. MXNet's optimizer of that name keeps one previous value for all workers and is another method. One gradient
-    per commit: the compensation has no meaning for a sum along a path.
+    The paper's server stores the parameters that it sent to each worker; here the worker returns
+    them with its gradient, which is the same. MXNet's optimizer of that name stores one previous
+    value for all workers: another method. One gradient per commit: the compensation has no meaning
+    for a sum along a path.
 
     References
     ----------
@@ -70,7 +71,7 @@ def dc_asgd(
         if adaptive:
             server = decay * server + (1 - decay) * square
             strength = compensation / jnp.sqrt(server + _EPSILON)
-        step = rate / divisor(rate) * update  # none at a rate of zero
+        step = rate / divisor(rate) * update  # zero at a rate of zero
         return Applied(central + (step - rate * strength * square * (central - start)), server, memory)
 
     return Method(

@@ -1,4 +1,4 @@
-"""DOWNPOUR, and Hogwild, where reads and writes are without locks: updates are added as they come."""
+"""DOWNPOUR adds updates as they arrive; Hogwild does so without locks on reads and writes."""
 
 import optax
 
@@ -25,10 +25,11 @@ def downpour(
     dist-keras looks at the window before the batch, so that its first commit carries one batch less (none
     with window 1); here every window is full.
 
-    Hermans' thesis runs Adam on the workers (``optimizer=optax.adam(1e-3)``): the size of its messages does not follow
-    that of the gradients, and its collapses from some number of workers on are those of such steps.
+    Hermans' thesis runs Adam on the workers (``optimizer=optax.adam(1e-3)``): the size of such
+    messages does not follow the size of the gradients, and its collapses from some number of
+    workers on are due to such steps.
 
-    Dean et al. also run Adagrad on the server, which makes nothing of the workers' rate:
+    Dean et al. also run Adagrad on the server, which ignores the workers' rate:
     ``async_local_sgd(server_optimizer=optax.adagrad(rate, initial_accumulator_value=0))``.
 
     References
@@ -43,22 +44,24 @@ def downpour(
 def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None = 8) -> Method:
     """Return Hogwild, for traces whose reads see the parameters block by block while others commit.
 
-    With ``s`` what the worker read, each block of it as it was at its own instant::
+    With ``s`` the worker's read, whose blocks were read at different instants::
 
         central <- central - learning_rate * gradient(s)
 
-    ``blocks``: blocks of the parameters, as long as each other but for the last ones, that a read goes through. None:
-    whatever the trace has.
+    ``blocks``: number of blocks that a read goes through, of equal length except the last ones.
+    None: any trace.
 
     Notes
     -----
-    That nobody waits and reads are torn is timing: the cluster's ``discipline="lock_free"`` and ``read_blocks``, see
-    `asyncsim.Trace.block_versions`; any method can be run on such a trace. The values are those of `downpour`.
+    The timing, no waiting and torn reads, comes from the cluster's ``discipline="lock_free"`` and
+    ``read_blocks``, see `asyncsim.Trace.block_versions`; any method can run on such a trace. The
+    update is `downpour`'s.
 
-    The paper's gradients are sparse, and a worker reads and writes only what its examples touch; here they are as the
-    problem has them, and all blocks are read. Each component is added to atomically, as in the paper: nothing is
-    overwritten. A message is written at one instant, the end of its visit. A visit's staleness is that of the block
-    read last, which may have no parameter if these are few; the other blocks are staler.
+    The paper's gradients are sparse, and a worker reads and writes only the components of its
+    examples; here they are as dense as the problem's, and all blocks are read. Each component is
+    added to atomically, as in the paper: nothing is overwritten. A message is written at one
+    instant, the end of its visit. A visit's staleness is the staleness of the last block read,
+    which may be empty if there are few parameters; the other blocks are staler.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Elastic averaging (EASGD): replicas that live on, tied to the central variable by springs."""
+"""Elastic averaging (EASGD): persistent replicas, tied to the central variable by springs."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class ElasticWorker(NamedTuple):
     """A worker's state, vectors of shape ``[parameters]``."""
 
     replica: Array  #: its own parameters: after the exchange, or in the paper's order before it
-    pull: State  #: what the last exchange takes from the replica, in the paper's order; else ``()``
+    pull: State  #: the paper's order: the last exchange's part of the replica; else ``()``
 
 
 @shares_programs
@@ -59,17 +59,19 @@ def aeasgd(
     beta : float
         The elastic step of all workers together; without effect if alpha is given.
     order : {"moved", "remembered"}
-        Where the gradient after an exchange is computed: at the replica that it has moved, as in dist-keras; or, as the
-        paper prints it and its authors' program has it, at the one before, a remembered ``x``, while the step is added
-        to the moved one. The latter with a window of one, since later steps of a window go on from the moved replica.
+        Where the gradient after an exchange is computed. "moved", as in dist-keras: at the replica
+        after the exchange. "remembered", as in the paper and its authors' program: at ``x`` before
+        the exchange, while the step is added to the replica after it; only with a window of one,
+        since later steps of a window continue from the moved replica.
 
     Notes
     -----
-    An exchange keeps the sum of the replica and the central variable. A worker never takes over the central variable:
-    with one worker this is no sequential method. The exchange uses the central variable at the visit; in dist-keras
-    others can come between pull and commit, as under the protocol "read_then_write" with ``exclusive=False``. There
-    the learning rate enters alpha alone (0.05 for workers, 0.5 for its trainer), and the first window has a batch less
-    than the others. TensorFlow's optimizer divides beta by the window as well, and adds the springs to the loss of
+    An exchange conserves the sum of the replica and the central variable. A worker never adopts the
+    central variable: with one worker this is no sequential method. The exchange uses the central
+    variable at the visit; in dist-keras other commits can come between pull and commit, as under
+    the protocol "read_then_write" with ``exclusive=False``. Its learning rate enters only alpha
+    (0.05 for workers, 0.5 for its trainer), and its first window has a batch less than the others.
+    TensorFlow's optimizer divides beta by the window as well, and adds the springs to the loss of
     every local step: another method.
 
     `asyncsim.theory.elastic_stable_alpha` has the limit of stability of the order "remembered", with a window of one;
@@ -122,9 +124,9 @@ def eamsgd(
 
     Notes
     -----
-    The velocity is neither reset nor exchanged. dist-keras looks ahead to the wrong side, ``x - momentum * v`` with
-    this sign of ``v``, and multiplies two learning rates; this is the paper's rule, with gradients from the moved
-    replica (see `aeasgd`).
+    The velocity is neither reset nor exchanged. dist-keras looks ahead to the wrong side,
+    ``x - momentum * v`` with this sign of ``v``, and multiplies two learning rates. This is the
+    paper's rule, with gradients at the moved replica (see `aeasgd`).
 
     References
     ----------
@@ -162,9 +164,9 @@ def easgd(
     optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "barrier()",
 ) -> Method:
-    """Return synchronous elastic averaging SGD, for traces on which one message of each worker makes a version.
+    """Return synchronous elastic averaging SGD, for versions of one message of each worker.
 
-    With ``x`` a worker's replica before its local steps, and the central variable of the version before::
+    With ``x`` a worker's replica before its local steps, and ``central`` of the previous version::
 
         E       = alpha (x - central)
         x       <- x + local steps - E
@@ -174,9 +176,10 @@ def easgd(
 
     Notes
     -----
-    Both moves use the old replicas and the old central variable, as the paper prints them for a window of one; with a
-    longer one the exchange stands at its start. On a trace without a barrier a version's springs are added together
-    when it is complete, with a central variable per version all the same.
+    Both moves use the old replicas and the old central variable, as the paper prints them for a
+    window of one; with a longer window the exchange comes at its start. On a trace without a
+    barrier the springs of a version are added when it is complete, so that each version still has
+    one central variable.
 
     `asyncsim.theory.elastic_stable_beta` has the limit of stability.
 
@@ -186,7 +189,7 @@ def easgd(
     """
     named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         pull = exchange(start, central, visit)
@@ -197,18 +200,18 @@ def easgd(
 
     return Method(
         name="easgd",
-        hyperparameters={**named, "alpha": alpha, "beta": beta, "policy": None if needed is None else str(needed)},
+        hyperparameters={**named, "alpha": alpha, "beta": beta, "policy": None if policy is None else str(policy)},
         optimizer=local,
         message=message,
         combine=combine,
         init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )
 
 
 def _exchange(alpha: Any, beta: Any) -> Callable[[Array, Array, Visit], Array]:
-    """Return the function that gives what an exchange takes from a replica."""
+    """Return a function that computes an exchange's part of a replica."""
     require_positive("beta", beta)
     if alpha is not None:
         require_positive("alpha", alpha)

@@ -53,33 +53,36 @@ def entropy_sgd(
         y <- y - learning_rate * d + noise * sqrt(2 * learning_rate) * N       (d with Nesterov momentum)
         z <- decay z + (1 - decay) y
 
-    Then the parameters go to its average, ``x <- x - outer_rate (x - z)``, and the loop begins anew.
+    Then the parameters go to its average, ``x <- x - outer_rate (x - z)``, and the loop restarts.
 
     Parameters
     ----------
     gamma : float, optional
-        How far the inner loop reaches: the inverse of the paper's. None: nothing pulls ``y`` to ``x``.
+        Reach of the inner loop: the inverse of the paper's gamma. None: no force pulls ``y`` to
+        ``x``.
     scoping : float
-        In [0, 1). At the ``t``-th outer step the length is ``max(gamma (1 - scoping)**t, gamma_least)``, or ``gamma``
-        where that is the smaller.
+        In [0, 1). At the ``t``-th outer step the reach is
+        ``max(gamma (1 - scoping)**t, gamma_least)``, or ``gamma`` where that is the smaller.
     noise : float
         Root of the temperature; zero for none.
     decay : float
-        Of the average, in [0, 1): the paper's alpha. With 0 it is the last iterate.
+        Of the average, in [0, 1): the paper's alpha. With 0 the average is the last iterate.
     momentum : float
-        Nesterov's, of the inner loop, in [0, 1): ``v <- momentum v + d``, and ``d + momentum v`` in the place of ``d``.
+        Nesterov's, of the inner loop, in [0, 1): ``v <- momentum v + d``, and ``d + momentum v``
+        replaces ``d``.
     outer_rate : float
-        Above zero. The paper's outer step has a factor ``1 / gamma``, which its authors' program leaves out, as this.
+        Above zero. The paper's outer step has a factor ``1 / gamma``; its authors' program and this
+        leave it out.
 
     Notes
     -----
-    With ``window`` 1, ``decay`` 0 and neither ``gamma``, ``noise`` nor ``momentum`` this is SGD, and with
-    ``window`` 1 and ``decay`` .75 SGD of a quarter of the rate.
+    With ``window`` 1, ``decay`` 0 and neither ``gamma``, ``noise`` nor ``momentum`` this is SGD;
+    with ``window`` 1 and ``decay`` .75 it is SGD at a quarter of the rate.
 
-    The authors' program gives momentum to the gradient alone, not to the pull, begins each inner loop with a velocity
-    of the gradient at ``x`` (here it is kept), and lets ``1 / gamma`` grow without bound, by ``1 + scoping`` each time;
-    its ``gamma`` is 1e-4 on MNIST, so 10,000 here, and 0.03 on CIFAR-10, 33. Weight decay and outer momentum, which it
-    has besides, are left out.
+    The authors' program gives momentum to the gradient alone, not to the pull, and starts each
+    inner loop with the gradient at ``x`` as velocity (here the velocity is kept). It lets
+    ``1 / gamma`` grow without bound, by ``1 + scoping`` each time; its ``gamma`` is 1e-4 on MNIST,
+    so 10,000 here, and 0.03 on CIFAR-10, 33. Its weight decay and outer momentum are left out.
 
     References
     ----------
@@ -119,37 +122,40 @@ def parle(
 ) -> Method:
     """Return Parle: replicas that each run Entropy-SGD and are pulled to their mean, once in a window of the trace.
 
-    A worker's replica is ``x``. Its inner loop is that of `entropy_sgd`, from ``y = z = x``, ``window`` steps long, 25
-    in the paper's runs. Then, with the mean of all replicas as it was a round before, the central variable::
+    A worker's replica is ``x``. It runs the inner loop of `entropy_sgd` from ``y = z = x`` for
+    ``window`` steps, 25 in the paper's runs. Then, with the central variable, the mean of all
+    replicas in the previous round::
 
         x       <- x - outer_rate (x - z) - outer_rate / rho * (x - central)
-        central <- mean of all x         (once they are complete)
+        central <- mean of all x         (once all have arrived)
 
     Parameters
     ----------
     gamma, noise, decay, momentum : see `entropy_sgd`
     rho : float, optional
-        How far replicas may be apart. None: nothing pulls them to their mean.
+        Reach of the replicas around their mean. None: no force pulls them to it.
     scoping : float
-        In [0, 1): ``1 / (2 B)`` in the paper, with ``B`` minibatches in an epoch. In a worker's ``t``-th round the
-        lengths are ``max(gamma (1 - scoping)**t, gamma_least)`` and ``max(rho (1 - scoping)**t, rho_least)``, or
-        ``gamma`` and ``rho`` where these are the smaller.
+        In [0, 1): ``1 / (2 B)`` in the paper, with ``B`` minibatches in an epoch. In a worker's
+        ``t``-th round the reaches are ``max(gamma (1 - scoping)**t, gamma_least)`` and
+        ``max(rho (1 - scoping)**t, rho_least)``, or ``gamma`` and ``rho`` where these are the
+        smaller.
     outer_rate : float
-        Above zero; twice ``rho`` and more let the replicas' distances grow.
+        Above zero; values of twice ``rho`` and more let the replicas' distances grow.
 
     Notes
     -----
-    The replicas' mean is all that is communicated, so that a gradient costs a ``window``-th of what it does in
-    data-parallel SGD. With one worker and without ``rho`` this is `entropy_sgd`. With a window of one, ``decay`` 0,
-    ``momentum`` 0 and without ``gamma`` it is elastic averaging whose center is the mean of the new replicas, where
-    `easgd` has a moving average of the old ones.
+    Only the replicas' mean is communicated, so that communication per gradient is a ``window``-th
+    of data-parallel SGD's. With one worker and without ``rho`` this is `entropy_sgd`. With a window
+    of one, ``decay`` 0, ``momentum`` 0 and without ``gamma`` it is elastic averaging whose center
+    is the mean of the new replicas, where `easgd` has a moving average of the old ones.
 
-    The paper's rule is known from memory, as are its constants. The authors' program differs: the outer step begins at
-    the last ``y`` instead of ``x``, with an average ``z`` of all replicas, and has a momentum of its own; ``gamma`` and
-    ``rho`` are the inverses of the paper's and of this, 0.01 and ``0.01 window workers`` at first, and grow to at most
-    1 and 10 at an outer rate of 0.1: an ``outer_rate / rho`` of 1, the end of the scoping here. Its counter runs once
-    for each tensor, so that its scoping is too fast by their number. On a trace without a barrier the central variable
-    is the mean of a version's replicas alone.
+    The paper's rule and its constants are from memory. The authors' program differs: the outer step
+    starts at the last ``y`` instead of ``x``, uses an average ``z`` of all replicas, and has
+    momentum; its ``gamma`` and ``rho`` are the inverses of the paper's and of these, at first 0.01
+    and ``0.01 window workers``, and grow to at most 1 and 10 at an outer rate of 0.1: an
+    ``outer_rate / rho`` of 1, the end of the scoping here. Its counter advances once for each
+    tensor, so that its scoping is too fast by the number of tensors. On a trace without a barrier
+    the central variable is the mean of that version's replicas alone.
 
     References
     ----------
@@ -158,7 +164,7 @@ def parle(
     named, optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
     pull = _shrinking("rho", rho, rho_least, scoping)
     require_positive("outer_rate", outer_rate)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         x = start + outer_rate * update
@@ -172,7 +178,7 @@ def parle(
     return Method(
         name="parle",
         hyperparameters=dict(
-            **named, rho=rho, rho_least=rho_least, outer_rate=outer_rate, policy=None if needed is None else str(needed)
+            **named, rho=rho, rho_least=rho_least, outer_rate=outer_rate, policy=None if policy is None else str(policy)
         ),
         optimizer=optimizer,
         message=message,
@@ -180,7 +186,7 @@ def parle(
         init_worker=lambda central: central,
         resume=lambda worker, read: worker,
         look_ahead=lambda loop: loop.ahead,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
         needs_key=_is_noisy(noise),
     )
 
@@ -188,7 +194,7 @@ def parle(
 def _inner_loop(
     learning_rate: Any, gamma: Any, gamma_least: Any, scoping: Any, noise: Any, decay: Any, momentum: Any
 ) -> tuple[dict[str, Any], optax.GradientTransformationExtraArgs]:
-    """Return its hyper-parameters, and the inner loop as an optimizer of the average ``z`` by gradients at ``y``."""
+    """Return hyper-parameters and the inner loop: an optimizer of ``z`` by gradients at ``y``."""
     require_rate("learning_rate", learning_rate)
     length = _shrinking("gamma", gamma, gamma_least, scoping)
     require_nonnegative("noise", noise)
@@ -216,34 +222,35 @@ def _inner_loop(
                 width = noise * jnp.sqrt(2 * jnp.asarray(rate_at(learning_rate, visit, leaf), leaf.dtype))
                 leaves[place] = leaf + width * normal
             move = jax.tree.unflatten(tree, leaves)
-        # How far y is from z before z follows it: no sum with z itself, so that one step of decay 0 is exactly SGD's.
+        # The distance of y from z before z follows; no sum with z itself, so that one step of decay
+        # 0 is exactly SGD's.
         ahead = jax.tree.map(jnp.add, state.ahead, move)
         step = state.step + 1
         is_last = step >= jnp.asarray(visit.local_steps, step.dtype)
         # The next loop begins with y = z.
-        left = jax.tree.map(lambda y: jnp.where(is_last, 0, decay * y), ahead)
-        taken = jax.tree.map(lambda y: (1 - decay) * y, ahead)
-        return taken, InnerLoop(left, velocity, jnp.where(is_last, 0, step))
+        next_ahead = jax.tree.map(lambda y: jnp.where(is_last, 0, decay * y), ahead)
+        step_of_average = jax.tree.map(lambda y: (1 - decay) * y, ahead)
+        return step_of_average, InnerLoop(next_ahead, velocity, jnp.where(is_last, 0, step))
 
     named = {"learning_rate": learning_rate, "gamma": gamma, "gamma_least": gamma_least, "scoping": scoping}
     named |= {"noise": noise, "decay": decay, "momentum": momentum}
     return named, optax.GradientTransformationExtraArgs(init, update)
 
 
-def _shrinking(name: str, first: Any, least: Any, scoping: Any) -> Callable[[Visit, Array], Array]:
-    """Return a length at a visit, of the type of an array: ``first``, shrinking with the worker's rounds."""
+def _shrinking(name: str, first: Any, smallest: Any, scoping: Any) -> Callable[[Visit, Array], Array]:
+    """Return a function that computes a reach at a visit; it shrinks with the worker's rounds."""
     if first is not None:
         require_positive(name, first)
-    require_positive(f"{name}_least", least)
+    require_positive(f"{name}_least", smallest)
     require_fraction("scoping", scoping)
 
     def length(visit: Visit, like: Array) -> Array:
         rounds = jnp.asarray(visit.worker_step, like.dtype)
-        return jnp.maximum(first * (1 - scoping) ** rounds, jnp.minimum(first, least)).astype(like.dtype)
+        return jnp.maximum(first * (1 - scoping) ** rounds, jnp.minimum(first, smallest)).astype(like.dtype)
 
     return length
 
 
 def _is_noisy(noise: Any) -> bool:
-    """Return whether there is noise: also where it varies in an ensemble."""
+    """Return whether noise is drawn: always, unless it is the constant zero."""
     return not (isinstance(noise, int | float) and noise == 0)

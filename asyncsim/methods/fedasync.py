@@ -1,4 +1,4 @@
-"""FedAsync: the server mixes each worker's parameters into its own, less the staler they are."""
+"""FedAsync: the server mixes in a worker's parameters with a weight that falls with staleness."""
 
 import jax
 import optax
@@ -19,10 +19,10 @@ def fedasync(
     rho: float = 0.0,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return asynchronous federated optimization, the window of the trace being a client's local steps.
+    """Return asynchronous federated optimization; the trace's window is a client's local steps.
 
-    A client steps from the central variable ``s`` that it read, tied to it by a spring, and sends the parameters ``x``
-    that it arrives at; the server mixes them in::
+    A client steps from the central variable ``s`` that it read, tied to it by a spring, and sends
+    its final parameters ``x``; the server mixes them in::
 
         x       <- x - learning_rate * (gradient(x) + rho (x - s))         (each local step)
         weight  = mixing * law(staleness)
@@ -40,10 +40,10 @@ def fedasync(
 
     Notes
     -----
-    The proximal term is in the gradient, as the paper has it; the authors' program moves ``x`` towards ``s``, by the
-    share ``learning_rate * rho``, before it takes the gradient there. The mixing is constant; the authors' runs halve
-    it at some epoch. Mixing in parameters drags the central variable back towards where the client
-    began: below full weight this is no sequential method for one worker.
+    The proximal term enters the gradient, as in the paper; the authors' program moves ``x`` towards
+    ``s``, by the share ``learning_rate * rho``, before it computes the gradient there. The mixing
+    is constant; the authors' runs halve it at some epoch. Mixing pulls the central variable back
+    towards the client's start: below full weight this is no sequential method for one worker.
 
     References
     ----------
@@ -71,7 +71,7 @@ def fedasync(
 
 
 def spring(rho: float) -> optax.GradientTransformationExtraArgs:
-    """Return the transformation that adds ``rho (x - s)`` to a gradient at ``x``; ``s`` is where the window began."""
+    """Return a transformation that adds ``rho (x - s)`` to a gradient; a window begins at ``s``."""
 
     def update(gradients, state, params=None, *, start=None, **_):
         return jax.tree.map(lambda g, x, s: g + rho * (x - s), gradients, params, start), state

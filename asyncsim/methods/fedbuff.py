@@ -1,4 +1,4 @@
-"""FedBuff: the server buffers the clients' progress, and steps with the mean of a full buffer."""
+"""FedBuff: the server buffers the clients' updates, and steps with the mean of a full buffer."""
 
 import optax
 
@@ -35,16 +35,16 @@ def fedbuff(
     law, strength, threshold
         See `asyncsim.methods.damping`.
     server_optimizer : optax.GradientTransformation, optional
-        The server's, in the place of its rate and momentum; on the vector of all parameters.
+        The server's optimizer, instead of its rate and momentum; on the vector of all parameters.
     policy : Policy or text, optional
-        With the size of the buffer as its count.
+        Its count is the size of the buffer.
 
     Notes
     -----
-    The policy decides how many messages fill the buffer: ten in the paper. Clients of the paper send start less end, a
-    descent direction that is subtracted; here all messages are end less start. The sum is divided by the number of
-    messages, not by that of their weights; FLSim's program divides the weights by their average, and corrects the
-    momentum for them.
+    The paper's buffer holds ten messages. Its clients send start minus end, a descent direction
+    that is subtracted; here all messages are end minus start. The sum is divided by the number of
+    messages, not by the sum of their weights; FLSim's program divides the weights by their average,
+    and corrects the momentum for them.
 
     References
     ----------
@@ -52,7 +52,7 @@ def fedbuff(
     """
     named, local = local_steps(learning_rate, optimizer)
     served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))
-    needed = require_policy(policy)
+    policy = require_policy(policy)
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
@@ -69,11 +69,11 @@ def fedbuff(
             law=law,
             strength=strength,
             threshold=threshold,
-            policy=None if needed is None else str(needed),
+            policy=None if policy is None else str(policy),
         ),
         optimizer=local,
         message=message,
         combine=combine,
         init_server=outer.init,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )

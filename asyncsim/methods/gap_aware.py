@@ -20,7 +20,8 @@ from asyncsim.methods.method import (
 )
 from asyncsim.methods.recipe import shares_programs
 
-#: Of the running mean of squared velocities, and what keeps its root from zero: the authors' program.
+#: Decay of the running mean of squared velocities, and the guard of its root: from the authors'
+#: program.
 _DECAY, _EPSILON = 0.999, 1e-8
 
 
@@ -47,10 +48,11 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
 
     Notes
     -----
-    The mean holds the velocities of the steps before this one; the first commit meets none, and no gap. The authors
-    also divide weight decay, which here belongs to the problem's loss, and with it to the gradient. One worker alone
-    has no gap: with a constant rate this is `asyncsim.methods.sgd` then, whose momentum keeps the rates that its
-    steps were taken with. One gradient per commit.
+    The mean holds the velocities of earlier steps; at the first commit it is empty and the gap is
+    zero. The authors also divide the weight decay, which here is part of the problem's loss and
+    thus of the gradient. A single worker has no gap: with a constant rate this is then
+    `asyncsim.methods.sgd`, whose momentum remembers the rate of each past step. One gradient per
+    commit.
 
     References
     ----------
@@ -67,7 +69,7 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         update, start = message
         rate = rate_at(learning_rate, visit, central)
         largest = jnp.maximum(server.rate, rate)
-        # Nothing is known before the first step: the guard makes zero of 0 / 0.
+        # Before the first step the mean is 0 / 0; the guard makes it zero.
         mean = server.square / jnp.maximum(1 - server.decayed, 1 - _DECAY)
         penalty = 1 + jnp.abs(central - start) / (divisor(largest) * (jnp.sqrt(mean) + _EPSILON))
         velocity = mu * server.velocity - update / divisor(rate) / penalty

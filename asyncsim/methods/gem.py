@@ -8,7 +8,8 @@ from asyncsim.base.errors import require_choice, require_fraction, require_nonne
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
 from asyncsim.methods.recipe import shares_programs
 
-#: What keeps the division by the update finite: on its size (paper), on its signed value (program).
+#: Keeps the division by the update finite: added to its size (paper) or to its signed value
+#: (program).
 _EPSILON = {"paper": 1e-16, "program": 1e-12}
 
 
@@ -45,19 +46,20 @@ def gem(
     pi_max : float, optional
         Upper end of the clip; None for no clip at all, as the paper prints it.
     variant : {"program", "paper"}
-        Where a worker goes on from after its commit. The authors' program: from the central variable it
-        pulled plus its own scaled update, which is the central variable after its commit. The paper's
-        algorithm 1: from the central variable it pulled; this one needs the protocol "read_then_write". (The protocol
-        decides which it is: on a read_then_write trace the program's variant goes on as the paper's.)
+        Where a worker resumes after its commit. The authors' program: at the central variable it
+        pulled plus its own scaled update, which is the central variable after its commit. The
+        paper's algorithm 1: at the central variable it pulled; this needs the protocol
+        "read_then_write". (The protocol decides: on a read_then_write trace the program's variant
+        resumes as the paper's.)
 
     Notes
     -----
-    The paper's algorithm 1 has no clip and diverges without it on a quadratic from a few workers on; the
-    authors' program clips to [0, 5], and so does this, in both variants. The program adds its epsilon of 1e-12 to
-    the update before taking its size, the paper one of 1e-16 after; each variant does as its source.
-    Equation 19 meets the proxy's energy only where ``d`` and ``u`` have the same sign; the share of the elements
-    where they have not is recorded as ``opposite_sign``, those where the clip binds as ``clipped_low`` and
-    ``clipped_high``.
+    The paper's algorithm 1 has no clip and diverges without it on a quadratic from a few workers
+    on. The authors' program clips to [0, 5]; here both variants do. The program adds its epsilon of
+    1e-12 to the update before taking its size, the paper adds 1e-16 after; each variant follows its
+    source. Equation 19 meets the proxy's energy only where ``d`` and ``u`` have the same sign.
+    ``opposite_sign`` records the share of the other elements, ``clipped_low`` and ``clipped_high``
+    the shares at either end of the clip.
 
     References
     ----------
@@ -76,11 +78,11 @@ def gem(
         d = central - worker.pulled
         size = jnp.abs(update) + epsilon if variant == "paper" else jnp.abs(update + epsilon)
         pi = (kappa * jnp.abs(m) - jnp.abs(d)) / size
-        shown = {"opposite_sign": d * update < 0}
+        diagnostics = {"opposite_sign": d * update < 0}
         if pi_max is not None:
-            shown |= {"clipped_low": pi < 0, "clipped_high": pi > pi_max}
+            diagnostics |= {"clipped_low": pi < 0, "clipped_high": pi > pi_max}
             pi = jnp.clip(pi, 0, pi_max)
-        return pi * update, GemWorker(m, central), {"pi": pi, **shown}
+        return pi * update, GemWorker(m, central), {"pi": pi, **diagnostics}
 
     return Method(
         name="gem",

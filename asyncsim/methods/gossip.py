@@ -11,24 +11,25 @@ from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timi
 from asyncsim.methods.recipe import shares_programs
 
 
-class Mixed(NamedTuple):
+class MixingWorker(NamedTuple):
     """A worker's state, vectors of shape ``[parameters]``: its replica before and after mixing."""
 
-    own: Array
+    replica: Array
     mixed: Array
 
 
-class Pushed(NamedTuple):
-    """A message: a biased replica, of shape ``[parameters]``, and its weight, a number."""
+class PushMessage(NamedTuple):
+    """A push-sum message: a biased replica, of shape ``[parameters]``, and its weight, a number."""
 
     biased: Array
     weight: Array
 
 
-class Pushing(NamedTuple):
+class PushWorker(NamedTuple):
     """A worker's state: the mixed biased replica, its weight, and the update that the next mixing adds.
 
-    Between two commits the update stays apart: the quotient is then the replica at which the gradient was computed.
+    Between two commits the update is stored separately: the quotient is then the replica of the
+    last gradient.
     """
 
     biased: Array
@@ -42,9 +43,9 @@ def dpsgd(
     optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "neighbours(mix=beside)",
 ) -> Method:
-    """Return D-PSGD: replicas that are averaged with their neighbours' while the gradient is computed.
+    """Return D-PSGD: replicas are averaged with their neighbours' while the gradient is computed.
 
-    With ``W`` the topology's weights and ``g`` the gradient at the replica that is not mixed yet::
+    With ``W`` the topology's weights and ``g`` the gradient at the replica before mixing::
 
         x_i <- sum over j of W_ij x_j - learning_rate * g(x_i)
 
@@ -53,9 +54,9 @@ def dpsgd(
     learning_rate : float or schedule of the Visit
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
+        The workers' local optimizer, instead of plain steps.
     policy : Policy or text, optional
-        When messages are taken up. None: whatever the trace has.
+        Decides which messages a worker takes up. None: any trace.
 
     Raises
     ------
@@ -64,8 +65,9 @@ def dpsgd(
 
     Notes
     -----
-    In expectation of equal weights on both sides of each edge: with weights that are not symmetric the replicas tend to
-    a weighted mean (see `sgp`). The paper waits for all neighbours; here what a worker takes up is the trace's.
+    The paper expects equal weights on both sides of each edge: with weights that are not symmetric
+    the replicas tend to a weighted mean (see `sgp`). It waits for all neighbours; here the trace
+    decides.
 
     References
     ----------
@@ -73,25 +75,25 @@ def dpsgd(
     arXiv 1705.09056, algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
-        return Mixed(worker.own, visit.kept * worker.own + inbox)
+        return MixingWorker(worker.replica, visit.kept * worker.replica + inbox)
 
     def message(worker, update, start, central, visit):
         x = worker.mixed + update
-        return x, Mixed(x, x), {}
+        return x, MixingWorker(x, x), {}
 
     return Method(
         name="dpsgd",
-        hyperparameters={**named, "policy": None if needed is None else str(needed)},
+        hyperparameters={**named, "policy": None if policy is None else str(policy)},
         optimizer=local,
         message=message,
-        init_worker=lambda central: Mixed(central, central),
-        resume=lambda worker, read: worker.own,
+        init_worker=lambda central: MixingWorker(central, central),
+        resume=lambda worker, read: worker.replica,
         mix=mix,
-        last=lambda worker: worker.own,
-        timing=Timing(policy=needed),
+        last=lambda worker: worker.replica,
+        timing=Timing(policy=policy),
     )
 
 
@@ -101,10 +103,10 @@ def sgp(
     optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "neighbours(mix=before)",
 ) -> Method:
-    """Return stochastic gradient push: shares of replicas are pushed to neighbours, with weights that undo the bias.
+    """Return stochastic gradient push: replicas are sent in shares, with weights that undo the bias.
 
-    Of its replica ``x`` and weight ``w`` a worker keeps a share and pushes the others to its neighbours; it adds up
-    what it kept and what has come, and takes its gradient at the quotient::
+    A worker retains a share of its replica ``x`` and weight ``w`` and pushes the other shares to
+    its neighbours. It adds the arrivals to its own share, and takes its gradient at the quotient::
 
         x_i <- sum over j of p_ij x_j,   w_i <- sum over j of p_ij w_j
         x_i <- x_i - learning_rate * g(x_i / w_i)
@@ -114,9 +116,9 @@ def sgp(
     learning_rate : float or schedule of the Visit
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
+        The workers' local optimizer, instead of plain steps.
     policy : Policy or text, optional
-        When messages are taken up. None: whatever the trace has.
+        Decides which messages a worker takes up. None: any trace.
 
     Raises
     ------
@@ -125,9 +127,9 @@ def sgp(
 
     Notes
     -----
-    Overlap SGP is the same method on the trace of another policy, `osgp`. The authors' program does not send the weight
-    where it is always one, on their regular graphs; here it is always sent. Messages that are lost take mass with them.
-    An attack changes all that is sent, the weight too.
+    Overlap SGP is the same method on the trace of another policy, `osgp`. The authors' program
+    omits the weight where it is always one, on their regular graphs; here it is always sent. Lost
+    messages remove mass. An attack changes the whole message, including the weight.
 
     References
     ----------
@@ -135,27 +137,27 @@ def sgp(
     algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
-        kept = visit.kept.astype(worker.weight.dtype)
-        biased = kept * (worker.biased + worker.update) + inbox.biased
-        return worker._replace(biased=biased, weight=kept * worker.weight + inbox.weight)
+        share = visit.kept.astype(worker.weight.dtype)
+        biased = share * (worker.biased + worker.update) + inbox.biased
+        return worker._replace(biased=biased, weight=share * worker.weight + inbox.weight)
 
     def message(worker, update, start, central, visit):
-        return Pushed(worker.biased + update, worker.weight), worker._replace(update=update), {}
+        return PushMessage(worker.biased + update, worker.weight), worker._replace(update=update), {}
 
     return Method(
         name="sgp",
-        hyperparameters={**named, "policy": None if needed is None else str(needed)},
+        hyperparameters={**named, "policy": None if policy is None else str(policy)},
         optimizer=local,
         message=message,
-        init_worker=lambda central: Pushing(central, jnp.ones((), central.dtype), jnp.zeros_like(central)),
+        init_worker=lambda central: PushWorker(central, jnp.ones((), central.dtype), jnp.zeros_like(central)),
         resume=lambda worker, read: worker.biased / worker.weight,
         mix=mix,
         replica=lambda sent: (sent.biased, sent.weight),
-        last=lambda worker: Pushed(worker.biased + worker.update, worker.weight),
-        timing=Timing(policy=needed),
+        last=lambda worker: PushMessage(worker.biased + worker.update, worker.weight),
+        timing=Timing(policy=policy),
     )
 
 
@@ -172,9 +174,9 @@ def osgp(
     learning_rate : float or schedule of the Visit
         Of the plain local steps.
     delay : int
-        Rounds after which a message is waited for, at least one.
+        Rounds after which a worker waits for a message, at least one.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
+        The workers' local optimizer, instead of plain steps.
 
     Raises
     ------
@@ -194,9 +196,9 @@ def osgp(
 def adpsgd(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:
-    """Return AD-PSGD: a worker that has its gradient averages with one neighbour, and then adds its step.
+    """Return AD-PSGD: after its gradient a worker averages with one neighbour, then adds its step.
 
-    Both at once, whatever else the neighbour is at, with ``s`` the replica as the worker left it at its last commit::
+    The neighbour is not interrupted. With ``s`` the worker's replica after its last commit::
 
         x_i, x_j <- (x_i + x_j) / 2
         x_i      <- x_i - learning_rate * g(s)
@@ -206,7 +208,7 @@ def adpsgd(
     learning_rate : float or schedule of the Visit
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
+        The workers' local optimizer, instead of plain steps.
 
     Raises
     ------
@@ -220,8 +222,8 @@ def adpsgd(
     """
     named, local = local_steps(learning_rate, optimizer)
 
-    def meet(own, other, visit):
-        mean = (own + other) / 2
+    def meet(replica, partner, visit):
+        mean = (replica + partner) / 2
         return mean, mean
 
     def message(worker, update, start, central, visit):

@@ -1,4 +1,4 @@
-"""Leader SGD (LSGD): replicas that live on, each pulled towards the best of them."""
+"""Leader SGD (LSGD): persistent replicas, each pulled towards the best of them."""
 
 from typing import Any, NamedTuple
 
@@ -26,12 +26,12 @@ from asyncsim.methods.recipe import shares_programs
 
 
 class LeaderMemory(NamedTuple):
-    """What the server keeps for a worker, vectors of shape ``[parameters]``."""
+    """The server's memory of a worker, vectors of shape ``[parameters]``."""
 
-    replica: Array  #: as the worker sent it last
-    loss: Array  #: sent with it; before the first visit the largest number that there is
-    #: The leader of its group, and the one of all workers that it was last pulled to, if it is pulled at every
-    #: step; else ``()``.
+    replica: Array  #: the worker's last message
+    loss: Array  #: sent with it; before the first visit the largest finite number
+    #: With pulls at every step: the leader of its group, and the overall leader of its last global
+    #: pull; else ``()``.
     leader: State
     overall: State
 
@@ -46,12 +46,12 @@ def lsgd(
     step_pull: float = 0.0,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return asynchronous leader SGD with one or several leaders and the communication window of the trace.
+    """Return asynchronous leader SGD with one or several leaders.
 
-    The workers form ``groups`` of neighbours. At its visit a worker sends its replica ``x`` and its loss, and is pulled
-    to the leaders: the replicas whose workers, of all that have come by now, told the least loss at their last
-    visit. With ``z`` the leader of its group and, at every ``global_every``-th visit of the worker if there are
-    several groups, ``Z`` the leader of all::
+    The workers form ``groups`` of neighbours. At its visit a worker sends its replica ``x`` and its
+    loss, and is pulled to the leaders: the replicas with the least loss at their workers' last
+    visits. ``z`` is the leader of its group; ``Z`` is the overall leader, which pulls at every
+    ``global_every``-th visit of the worker if there are several groups::
 
         x <- x - pull (x - z)
         x <- x - global_pull (x - Z)
@@ -63,34 +63,40 @@ def lsgd(
     groups : int
         Worker ``i`` of ``n`` is in group ``i * groups // n``; with ``n`` groups or more each leads itself.
     global_pull : float
-        Towards the leader of all.
+        Towards the overall leader.
     global_every : int
-        Visits of a worker between two pulls to the leader of all.
+        Visits of a worker between two pulls to the overall leader.
     step_pull : float
-        Of the authors' program, 0.1 in its runs; zero, the paper's rule, is none. After each local step, before the
-        worker's pulls at its visit, it is pulled to the leaders that it was told last, which may have gone on since:
-        ``step_pull / global_every`` of the way to that of all, if there are several groups, then ``step_pull`` of
-        the way to that of its group. With a window of one, since later steps of a longer one do not see the leaders.
+        From the authors' program, 0.1 in its runs; zero, the paper's rule, disables it. After each
+        local step, before the pulls at its visit, the worker is pulled to the leaders of its last
+        visit, which may have moved since: ``step_pull / global_every`` of the way to the overall
+        leader, if there are several groups, then ``step_pull`` of the way to its group's. Only with
+        a window of one, since later steps of a window do not see the leaders.
 
     Notes
     -----
-    The central variable is the mean of the replicas as their workers sent them last, which is where the authors test.
-    No worker takes it over. The leader of all feels no force, and with one worker this is sequential SGD; with
-    ``step_pull`` neither holds, since a leader, too, is pulled to what it was.
+    The central variable is the mean of the replicas in their workers' last messages, which is what
+    the authors test. No worker adopts it. The overall leader feels no force, and with one worker
+    this is sequential SGD; with ``step_pull`` neither holds, since a leader, too, is pulled to its
+    earlier position.
 
-    The paper's trigger counts the local steps of all workers, and pulls all of them at once; the authors' program
-    has them wait for each other then. Here nobody waits: a worker is pulled at its own visits, to replicas
-    as the server has them, which are as old as their workers' last visits. A loss is the mean of the minibatch losses
-    of the window before the visit: the running mean of the authors' runs, which is as long as their window (by
-    default it has 10 losses). On a cluster with sites, if no group is at two of them, studies give it a trace on
-    which only those visits go beyond the site at which a worker is pulled to the leader of all
-    (``Cluster(far_every=...)``): near communication for the group, far for all, as in the paper. Such a visit takes
-    as long at whichever site that leader is, its own too, as the identity of the leader depends on values. Their
-    program keeps the optimizer's state of a worker over its pulls, as this does. After a test, its pulls of every
-    step go to the tested mean until there is a new leader of all; here they do not.
+    The paper's trigger counts the local steps of all workers, and pulls all of them at once; in the
+    authors' program they wait for each other at that point. Here workers do not wait: each is
+    pulled at its own visits, to replicas as old as their workers' last visits. A loss is the mean
+    of the minibatch losses of the window before the visit: the running mean of the authors' runs,
+    which is as long as their window (by default it has 10 losses). The authors' program keeps a
+    worker's optimizer state over its pulls; so does this. After a test, its pulls of every step go
+    to the tested mean until there is a new overall leader; here they do not.
 
-    On a trace with failures the leaders are of the workers that the server counts; the central variable is still the
-    mean of all replicas as they came last. A worker that comes back takes over the central variable.
+    On a cluster with sites, if no group spans two of them, studies simulate a trace on which a
+    worker leaves its site only for the visits with a pull to the overall leader
+    (``Cluster(far_every=...)``): near communication for the group, far for all, as in the paper.
+    Such a visit takes equally long wherever the overall leader is, even at the worker's own site,
+    because the leader's identity depends on values.
+
+    On a trace with failures the leaders are chosen among the workers that the server counts; the
+    central variable is still the mean of all last replicas. A worker that returns adopts the
+    central variable.
 
     References
     ----------
@@ -121,7 +127,7 @@ def lsgd(
             x = x - step_pull * (x - memory.leader)
         after = central + (x - memory.replica) / jnp.asarray(visit.workers, x.dtype)
         losses = memories.of_all("loss")
-        if not isinstance(visit.counted, tuple):  # nobody follows a worker that is away
+        if not isinstance(visit.counted, tuple):  # a worker that is away does not lead
             losses = jnp.where(visit.counted, losses, _no_loss(central))
         losses = losses.at[visit.worker].set(visit.loss)
         group = jnp.asarray(np.arange(len(losses)) * groups // len(losses))
@@ -164,26 +170,28 @@ def lgd(
     optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "barrier()",
 ) -> Method:
-    """Return synchronous leader gradient descent, for traces on which one message of each worker makes a version.
+    """Return synchronous leader gradient descent, for versions of one message of each worker.
 
-    With ``x`` the workers' replicas at the start of a round, and the leader that of the least loss::
+    With ``x`` the workers' replicas at the start of a round::
 
-        leader <- argmin of loss(x)
+        leader <- the x of least loss
         x      <- x + local steps - pull (x - leader)
 
     ``pull``: above zero and at most one; the paper's ``learning rate * lambda``.
 
     Notes
     -----
-    Steps, losses and pulls are those of the same replicas, as in the paper's objective: with exact gradients and a
-    window of one the leader is the best replica, and a leader that rests is a stationary point of the loss. With
-    minibatches the losses are those that the gradients come from; with a longer window they are means over it, and
-    leader and pulls those of its start. The central variable is the leader, before its steps: one round behind. With
-    one worker this is sequential SGD.
+    Steps, losses and pulls use the same replicas, as in the paper's objective: with exact gradients
+    and a window of one the leader is the best replica, and a leader that rests is a stationary
+    point of the loss. With minibatches the losses are the gradients' minibatch losses; with a
+    longer window they are means over it, and leader and pulls belong to its start. The central
+    variable is the leader before its steps: one round behind. With one worker this is sequential
+    SGD.
 
-    There is one group; the pulls of several would need more than a central variable. Where a policy cancels
-    computations, a worker that lost its own goes on from its replica with the pull to the newest leader in the place of
-    the last. The authors' program has a barrier, too, but elects among the replicas after their steps, as `lsgd` does.
+    There is one group; the pulls of several would need more than a central variable. Where a policy
+    cancels computations, a worker that lost its computation resumes at its replica, with the newest
+    leader's pull replacing the last. The authors' program has a barrier, too, but elects among the
+    replicas after their steps, as `lsgd` does.
 
     References
     ----------
@@ -191,10 +199,10 @@ def lgd(
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("pull", pull)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
-        # What the replica will be, less the leader's part, which is not known yet.
+        # The next replica, less the leader's part, which is not known yet.
         return start, start + update - pull * start, {}
 
     def combine(server, central, messages, visits):
@@ -203,19 +211,19 @@ def lgd(
 
     return Method(
         name="lgd",
-        hyperparameters={**named, "pull": pull, "policy": None if needed is None else str(needed)},
+        hyperparameters={**named, "pull": pull, "policy": None if policy is None else str(policy)},
         optimizer=local,
         message=message,
         combine=combine,
         init_worker=lambda central: central - pull * central,
         resume=lambda worker, read: worker + pull * read,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
         sees_loss=True,
     )
 
 
 def _no_loss(central: Array) -> Array:
-    """Return the loss of a replica that nobody has sent: larger than any other."""
+    """Return the loss of a replica that was never sent: the largest finite number."""
     return jnp.full((), jnp.finfo(central.dtype).max, central.dtype)
 
 

@@ -1,6 +1,6 @@
-"""What a method is: pure functions from arrays to arrays, and the visit they see.
+"""A method: pure functions from arrays to arrays, and the visit that they see.
 
-A method never sees a clock, a queue or a data set. Inside the replay parameters are one flat vector,
+A method never sees a clock, a queue or a data set. In a replay the parameters are one flat vector,
 so that a method reads like its formula.
 """
 
@@ -23,12 +23,12 @@ def require_rate(argument: str, value: Any) -> None:
 
 
 def require_policy(policy: Policy | str | None) -> Policy | None:
-    """Return the timing policy that a method needs, which may be given as text; None for any.
+    """Return the policy that a method needs, parsed if it is text; None for any.
 
     Raises
     ------
     InputError
-        For anything else.
+        For a value of another type, or text that is no policy.
     """
     if policy is None or isinstance(policy, Policy):
         return policy
@@ -41,7 +41,7 @@ def require_policy(policy: Policy | str | None) -> Policy | None:
 
 
 def require_optimizer(argument: str, value: Any) -> Any:
-    """Return ``value``; raise InputError unless it is a transformation of optax."""
+    """Return ``value`` if it is an optax transformation; raise InputError otherwise."""
     if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
         raise InputError(f"{argument} = {value!r}: must be an optimizer of optax, such as optax.adam(1e-3)")
     return value
@@ -51,49 +51,50 @@ Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
 Schedule = Callable[["Visit"], Array]
 
-#: Of plain local steps, unless another is asked for.
+#: The default rate of plain local steps.
 LEARNING_RATE = 0.05
 
 
 class Visit(NamedTuple):
-    """The server visit that commits an update: all that a method may know of time. Scalars.
+    """The server visit that commits an update: a method's whole view of time. Scalars.
 
     Attributes
     ----------
     staleness : int
-        Versions between the read that the gradient came from and the apply.
+        Versions between the read for this gradient and the apply.
     worker, worker_step : int
-        Who commits, and how many commits of its own the server took up before.
+        The committing worker, and the number of its commits that the server accepted before.
     commit : int
-        How many commits the server took up before.
+        Number of commits that the server accepted before.
     time : float
         Time of the apply (s).
     local_steps : int
         Gradients in the update.
     completes : bool
-        Whether this message completes a version: methods that average step then, and only then. Under a policy that
-        makes one version of several messages, those that only enter the buffer do not: reads see the central variable
-        as the last completing message left it, whatever ``apply`` has done with later ones. (Messages formed in the
-        visit see it as it is.)
+        Whether this message completes a version: methods that average step then, and only then.
+        Under a policy that makes one version of several messages, the others only enter the buffer:
+        reads see the central variable as the last completing message left it, whatever ``apply``
+        has done with later ones. (A message that is formed in the visit sees the current one.)
     place, messages : int
-        The message's place in the version that it belongs to, from zero, and the number of messages of that version;
-        of the last version of a trace, if it is incomplete, the messages before its end.
+        The message's place in its version, from zero, and the number of messages of that version;
+        for an incomplete last version, the messages before the end of the trace.
     counted : Bool[Array, "workers"]
-        On a trace from which workers are away at times, whom the server counts; ``()`` elsewhere, where it counts all.
-        `count_living` says how many.
+        On a trace with absences, the mask of the workers that the server counts; ``()`` elsewhere,
+        where it counts all. `count_living` returns their number.
     kept : float
-        Without a server, the share of its own state that the worker kept when it sent the rest; else ``()``.
+        Without a server, the share of the worker's state that it kept when it sent the rest; else
+        ``()``.
     workers : int
-        How many take part in the training.
+        Number of workers in the training.
     loss : float
-        Mean loss of the minibatches that the update comes from. Told to message, apply and reply of methods that say
+        Mean loss of the update's minibatches, for message, apply and reply of methods with
         ``sees_loss``; ``()`` elsewhere.
     key : jax.random.key
-        For random numbers of methods that say ``needs_key``; ``()`` for others. It depends on the run's seed, the
-        worker and ``worker_step`` alone: two methods with one seed draw the same, and another worker changes nobody's
-        numbers. All functions of a visit have the same, and those that draw apart fold a number into it; only the
-        optimizer has one for each local step of a window. There is no key of the whole run: ``init_worker`` and the
-        others have none.
+        For random numbers of methods with ``needs_key``; ``()`` elsewhere. It depends only on the
+        run's seed, the worker and ``worker_step``: two methods with one seed draw the same numbers,
+        and adding a worker changes no other's. All functions of a visit get the same key; fold a
+        number into it for independent draws. Only the optimizer gets a separate key for each local
+        step of a window. ``init_worker`` and the other initial states get no key.
     """
 
     staleness: Array
@@ -112,14 +113,16 @@ class Visit(NamedTuple):
     key: Array | tuple[()] = ()
 
 
-#: Fields of which the ``visits`` of `Method.combine` have one value for each message.
+#: The fields of the ``visits`` of `Method.combine` that have one value for each message.
 OF_MESSAGE = ("staleness", "worker", "worker_step", "commit", "time", "local_steps", "loss")
 
 
 def completing(visits: Visit) -> Visit:
-    """Return the visit that completes a version, from those of `Method.combine`."""
+    """Return the visit that completes a version, from the visits of `Method.combine`."""
     last = visits.messages - 1
-    return visits._replace(**{name: jax.tree.map(lambda own: own[last], getattr(visits, name)) for name in OF_MESSAGE})
+    return visits._replace(
+        **{name: jax.tree.map(lambda values: values[last], getattr(visits, name)) for name in OF_MESSAGE}
+    )
 
 
 def present(messages: State, visits: Visit) -> Array:
@@ -128,23 +131,25 @@ def present(messages: State, visits: Visit) -> Array:
 
 
 def count_living(visit: Visit) -> Array:
-    """Return how many workers the server counts at a visit: all, but for those that it knows to be away."""
+    """Count the workers that the server does not know to be away."""
     return jnp.asarray(visit.workers) if isinstance(visit.counted, tuple) else jnp.sum(visit.counted, dtype=jnp.int32)
 
 
 class Memories(NamedTuple):
-    """The memory of every worker, as its last commit left it or, before its first, as ``init_memory`` made it.
+    """The memory of every worker after its last commit; before its first, from ``init_memory``.
 
-    In the replay it lies in two places: an array of all workers would have to be copied at every commit.
+    The replay stores it in two parts, because an array of all workers would be copied at every
+    commit.
 
     Attributes
     ----------
     rows : tree
         Memories of some commits ago; leaves with leading axis ``workers``.
     newer : tree
-        Those of the commits since; leaves with leading axis ``commits``, not all of which are there yet.
+        Memories of later commits; leaves with leading axis ``commits``, the last may still be
+        unused.
     worker : Int[Array, "commits"]
-        Whose the newer ones are, each worker's once; ``workers`` where there is none yet.
+        The worker of each newer memory, each at most once; ``workers`` marks an unused entry.
     """
 
     rows: State
@@ -152,21 +157,21 @@ class Memories(NamedTuple):
     worker: Array
 
     def of(self, worker: Array) -> State:
-        """Return the memory of one worker."""
+        """Return the memory of a worker."""
         newer = self.worker == worker
         is_newer, place = jnp.any(newer), jnp.argmax(newer)
-        return jax.tree.map(lambda all_, new: jnp.where(is_newer, new[place], all_[worker]), self.rows, self.newer)
+        return jax.tree.map(lambda table, new: jnp.where(is_newer, new[place], table[worker]), self.rows, self.newer)
 
     def of_all(self, name: str) -> Array:
         """Return one field of all memories, NamedTuples, with a leading axis of workers.
 
-        For numbers: of vectors, for their median say, it is a copy.
+        Meant for scalars: for vectors it copies the whole table.
         """
         rows, newer = getattr(self.rows, name), getattr(self.newer, name)
         return rows.at[self.worker].set(newer, mode="drop")
 
 
-#: Of a parameter, unless a study has another type.
+#: Bits of a parameter, unless a study sets another type.
 _BITS = 32
 
 
@@ -179,18 +184,18 @@ class Timing:
     workers, protocol, window, discipline, read_blocks, policy
         Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy may be a text.
     message_size : float
-        Of the message, in vectors of parameters as they are sent down: 1/16 for two bits in the place of a number of
-        32. Studies with a bandwidth give the method traces whose messages take so long on their way up; a replay takes
-        any.
+        Size of the message relative to the vector of parameters that is sent down: 1/16 for 2 bits
+        instead of 32. Studies with a bandwidth simulate the upward transfer accordingly; a replay
+        accepts any trace.
     message_share : function
-        ``message_share(bits) -> float``: the ``message_size`` where a parameter has ``bits``. By default the message
-        has the same number of bits as with 32-bit parameters, and at most that of all parameters.
+        ``message_share(bits) -> float``: the ``message_size`` for parameters of ``bits`` bits. By
+        default the message keeps its number of bits, with all parameters as the upper bound.
     far_every, groups : int
-        On a cluster with sites, of each worker's visits only every so many-th goes beyond its site, if each of so many
-        groups of neighbours, worker ``i`` of ``n`` being in ``i * groups // n``, is at one site. Given together. A
-        replay takes any trace.
+        On a cluster with sites, only every ``far_every``-th visit of a worker leaves its site. This
+        requires that each of the ``groups`` groups of neighbours is at one site; worker ``i`` of
+        ``n`` is in group ``i * groups // n``. Give both or none. A replay accepts any trace.
     fewest_workers : int
-        Workers that there must be at the least.
+        Smallest number of workers.
     """
 
     workers: int | None = None
@@ -205,7 +210,7 @@ class Timing:
     groups: int | None = None
     fewest_workers: int | None = None
 
-    if TYPE_CHECKING:  # what may be given; the fields say what is kept
+    if TYPE_CHECKING:  # accepts text for the policy, which the field stores parsed
 
         def __init__(
             self,
@@ -226,18 +231,18 @@ class Timing:
         object.__setattr__(self, "policy", require_policy(self.policy))
 
     def size_of_message(self, bits: int) -> float | None:
-        """Return the size of the message, in vectors of parameters of ``bits`` each; None for any."""
+        """Return the message's size relative to all parameters, of ``bits`` each; None for any."""
         if self.message_size is None or bits == _BITS:
             return self.message_size
         return min(1.0, self.message_size * _BITS / bits) if self.message_share is None else self.message_share(bits)
 
 
-#: Of a method's timing, what only says how long messages travel: any trace will do.
+#: The fields of a method's timing that only affect transfer times: a replay accepts any trace.
 OF_JOURNEYS = ("message_size", "message_share", "far_every", "groups")
 
 
 class Applied(NamedTuple):
-    """What the server holds after an apply."""
+    """The server's and the worker's state after an apply."""
 
     central: Array
     server: State = ()
@@ -249,25 +254,26 @@ def _no_state(central: Array) -> State:
 
 
 def add(server: State, central: Array, message: Array, memory: State, visit: Visit) -> Applied:
-    """Add the message to the central variable: the server of most methods."""
+    """Add the message to the central variable, as the server of most methods does."""
     return Applied(central + message, server, memory)
 
 
 def send_update(worker: State, update: Array, start: Array, central: Array, visit: Visit):
-    """Send the sum of the local steps as it is."""
+    """Send the sum of the local steps, unchanged."""
     return update, worker, {}
 
 
 class Rounds(NamedTuple):
-    """What a method has that combines messages by a robust rule; see `asyncsim.methods.robust`.
+    """The extra functions of `asyncsim.methods.robust`, which combines messages by a robust rule.
 
     Attributes
     ----------
     require : function
-        ``require(workers, policy)`` raises InputError if the versions of such a cluster have too few messages.
+        ``require(workers, policy)`` raises InputError if a version of such a cluster has too few
+        messages.
     attacked : function
-        ``attacked(byzantine)`` returns the method that records how much the messages of the Byzantine workers, a mask
-        of all workers, counted.
+        ``attacked(byzantine)`` returns the method that records the weight of the Byzantine workers'
+        messages; ``byzantine`` is a mask of all workers.
     """
 
     require: Callable[[int, Policy], None]
@@ -275,19 +281,19 @@ class Rounds(NamedTuple):
 
 
 class Method(NamedTuple):
-    """One algorithm, as pure functions closed over its hyper-parameters.
+    """An algorithm as pure functions closed over its hyper-parameters.
 
-    A commit runs through them in this order, vectors having shape ``[parameters]``::
+    A commit calls them in this order, on vectors of shape ``[parameters]``::
 
-        start = resume(worker, read)                  # else what the worker read from the server
+        start = resume(worker, read)                  # by default the worker's last read
         update = sum of the local optimizer's steps, from start
         message, worker, diagnostics = message(worker, update, start, central, visit)
         central, server, memory = apply(server, central, message, memory, visit)    # or combine
-        read = reply(server, central, memory, visit)  # else the central variable, for the worker's next commit
+        read = reply(server, central, memory, visit)  # by default the central variable; next read
 
-    Without a server (`asyncsim.topologies`) ``mix`` comes first, or ``meet`` in the place of ``apply`` before
-    ``message``. The central variable is then the mean of the workers' replicas and of the messages in flight
-    (`asyncsim.replays.central`); ``apply`` and the memory are not used.
+    Without a server (`asyncsim.topologies`) ``mix`` comes first, or ``meet`` replaces ``apply`` and
+    comes before ``message``. The central variable is then the mean of the workers' replicas and of
+    the messages in flight (`asyncsim.replays.central`); ``apply`` and the memory are not used.
 
     Attributes
     ----------
@@ -299,71 +305,74 @@ class Method(NamedTuple):
         worker. ``update`` is called with ``visit=``, and with ``start=``, the parameters from which the visit's local
         steps began, if it takes extra arguments.
     message : function
-        What the worker sends, formed with the central variable as it is at the visit; a vector or any
-        tree of arrays. The diagnostics, named vectors (shares if boolean), are recorded now and then.
+        Forms the worker's message, with the central variable at the visit; a vector or any tree of
+        arrays. The diagnostics, named vectors (shares if boolean), are recorded at intervals.
     apply : function
-        What the server does. ``server`` is shared (buffers, counters, moments); ``memory`` is what the
-        server keeps for this one worker (its last gradient, say): a method that needs a table of all workers'
-        gradients keeps each row there and what it needs of all of them, their sum say, in ``server``.
+        The server's step. ``server`` is shared (buffers, counters, moments); ``memory`` belongs to
+        this worker, for example its last gradient. A method that needs a table of all workers'
+        gradients stores each row in ``memory`` and totals, such as their sum, in ``server``.
     combine : function, optional
-        ``combine(server, central, messages, visits) -> Applied``, in the place of ``apply``: what the server makes of
-        the messages of a version, once the message that completes it has come. Until then messages wait. ``messages``
-        is a message with an axis of messages in front, in the order of their visits; behind those of the version
-        (``visits.messages``, see `present`) are rows without meaning. ``visits`` is the visit that completes the
-        version, of which ``staleness``, ``worker``, ``worker_step``, ``commit``, ``time``, ``local_steps`` and ``loss``
-        have the same axis. The memory of `Applied` is not used.
+        ``combine(server, central, messages, visits) -> Applied``, instead of ``apply``: the
+        server's step with all messages of a version, once its last message has arrived. Until then
+        messages wait. ``messages`` is a message with a leading axis of messages, in the order of
+        their visits; rows beyond the version's (``visits.messages``, see `present`) are
+        meaningless. ``visits`` is the visit that completes the version; its ``staleness``,
+        ``worker``, ``worker_step``, ``commit``, ``time``, ``local_steps`` and ``loss`` have the
+        same axis. The memory of `Applied` is not used.
     receive : function, optional
-        ``receive(memory, message, visit) -> (message, memory)``: with ``combine``, the message that waits in the place
-        of the one sent, and the memory of its worker. By default the message, and the memory stays.
+        ``receive(memory, message, visit) -> (message, memory)``: with ``combine``, returns the
+        message that waits and the worker's new memory. By default both stay unchanged.
     init_worker, init_server, init_memory : function
         From the initial central variable to the initial states.
     resume : function, optional
-        ``resume(worker, read)``: where the worker starts from, for methods whose replicas live on. With ``mix`` nothing
-        is read: None.
+        ``resume(worker, read)``: the worker's starting point, for methods with persistent replicas.
+        With ``mix`` there is no read: None.
     look_ahead : function, optional
-        ``look_ahead(optimizer_state)``: how far from the parameters the gradient of a local step is computed, a tree
-        like theirs.
+        ``look_ahead(optimizer_state)``: the offset from the parameters at which the gradient of a
+        local step is computed, a tree like theirs.
     reply : function, optional
-        ``reply(server, central, memory, visit)``: what the worker reads at its visit in the place of the central
-        variable, with the states as they are at the read: after its own commit, or before it if the protocol is to read
-        then write. A worker's first read is the initial central variable. Reads that are visits of their own have no
-        reply: such traces are refused.
+        ``reply(server, central, memory, visit)``: the vector that the worker reads, instead of the
+        central variable, with the states at the read: after its own commit, or before it under the
+        protocol "read_then_write". A worker's first read is the initial central variable. Traces
+        whose reads are separate visits are refused.
     origin : function, optional
-        ``origin(worker, read)``: the central variable that the worker measures the server's movement from;
-        else the one it read.
+        ``origin(worker, read)``: the central variable from which the worker measures the server's
+        movement; by default its last read.
     proxy : function, optional
-        ``proxy(worker)``: the momentum of the process to be matched, for methods that keep it; for the others
-        `asyncsim.recorders.energy` does, if it is asked for.
+        ``proxy(worker)``: the momentum of the matched process, for methods that store it; for the
+        others `asyncsim.recorders.energy` computes it on request.
     mix : function, optional
-        ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: the worker's state before
-        its gradient. ``inbox`` is the sum of the messages that it takes up, each times its weight; ``visit.kept`` its
-        share of its own state. ``message`` is what it sends to its neighbours, a tree of floating-point arrays.
+        ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: updates
+        the worker's state before its gradient. ``inbox`` is the weighted sum of the messages taken
+        up; ``visit.kept`` is the weight of the worker's own state. ``message`` forms the message to
+        its neighbours, a tree of floating-point arrays.
     replica : function, optional
-        ``replica(message)``: with ``mix``, the worker's replica in its message, a vector; or for push-sum the biased
-        replica and its weight. A selection, as it is also called with sums of messages. By default the message, or the
-        first entry of a message that is a tuple.
+        ``replica(message)``: with ``mix``, selects the worker's replica in its message, a vector;
+        for push-sum the biased replica and its weight. It is also applied to sums of messages, so
+        it may only select. By default the message, or the first entry of a message that is a tuple.
     last : function, optional
-        ``last(worker)``: with ``mix``, the worker's last message, or its initial one, from the worker's state. By
-        default the replay keeps it, which costs a vector of each worker.
+        ``last(worker)``: with ``mix``, computes the worker's last message, or its initial one, from
+        its state. By default the replay stores it, at the cost of a vector for each worker.
     meet : function, optional
-        ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, which are their
-        replicas, vectors, at once, when the first commits, before its ``message``. What it reads for its next gradient
-        is its message.
+        ``meet(replica, partner, visit) -> (replica, partner)``, for workers that meet in pairs:
+        updates the states of both at once, when the first commits, before its ``message``. States
+        are replicas, vectors. The message is also the committing worker's read for its next
+        gradient.
     timing : Timing
-        What the trace must provide.
+        The timing that the trace must have.
     sees_loss : bool
-        Whether visits tell the loss, for methods whose values depend on it.
+        Whether visits carry the loss.
     sees_memories : bool
-        Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
+        Whether ``apply`` takes a sixth argument, the `Memories` of all workers before this commit.
     needs_key : bool
         Whether visits have a key, for methods that draw random numbers.
     rounds : Rounds, optional
-        Of methods that combine a version's messages at once.
+        Robust methods only; see there.
     honest : tuple of bool, optional
-        Without a server and under attack, the workers whose replicas and messages count for the central variable; set
-        by the replay.
+        Without a server and under attack, the mask of the workers whose replicas and messages count
+        for the central variable; set by the replay.
     recipe : Recipe, optional
-        How it was made; see `asyncsim.methods.shares_programs`.
+        Set by `asyncsim.methods.shares_programs`.
     """
 
     name: str
@@ -400,13 +409,14 @@ class Method(NamedTuple):
 
 
 def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:
-    """Return plain gradient descent as an optax transformation: the step is ``-learning_rate * gradient``.
+    """Return gradient descent as an optax transformation, with steps ``-learning_rate * gradient``.
 
     Parameters
     ----------
     learning_rate : float or function
-        A schedule is a function of the Visit, ``lambda visit: 0.1 / (1 + 0.01 * visit.worker_step)`` say. (JAX divides
-        whole numbers in float32, ``visit.worker_step / 100``, also in float64 runs.)
+        A schedule is a function of the Visit:
+        ``lambda visit: 0.1 / (1 + 0.01 * visit.worker_step)``. (JAX divides whole numbers in
+        float32, as in ``visit.worker_step / 100``, also in float64 runs.)
 
     Raises
     ------
@@ -422,43 +432,43 @@ def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformat
 
 
 def rate_at(learning_rate: Any, visit: Any, like: Array) -> Any:
-    """Return the learning rate at a visit; of the type of ``like`` if traced, so that no schedule ever promotes."""
+    """Return the learning rate at a visit; if traced, cast to the type of ``like``."""
     rate = learning_rate(visit) if callable(learning_rate) else learning_rate
     return rate.astype(like.dtype) if isinstance(rate, jax.Array) else rate
 
 
-#: In the place of a rate that is zero: a power of two, so that nothing is rounded by it.
+#: Replaces a rate of zero in divisions: a power of two, so that it causes no rounding.
 _FAINT = 2.0**-60
 
 
 def divisor(rate: Any) -> Any:
-    """Return a learning rate to divide by: a faint one in the place of the zero of a schedule."""
+    """Return a learning rate to divide by; a schedule's zero is replaced by a tiny number."""
     return jnp.where(rate == 0, _FAINT, rate) if isinstance(rate, jax.Array) else rate or _FAINT
 
 
 def never_zero(learning_rate: float | Schedule) -> float | Schedule:
-    """Return the rate of local steps whose gradients are needed, ``update / divisor(rate)``, where it is zero too."""
+    """Return the rate of local steps; never zero, as ``update / divisor(rate)`` is the gradient."""
     return (lambda visit: divisor(learning_rate(visit))) if callable(learning_rate) else learning_rate
 
 
 def local_steps(
     learning_rate: float | Schedule, optimizer: optax.GradientTransformation | None
 ) -> tuple[dict[str, Any], optax.GradientTransformation]:
-    """Return the workers' local optimizer and the hyper-parameters that name it: plain steps unless one is given.
+    """Return the workers' local optimizer and its hyper-parameters; the default is plain steps.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero, or that was changed although an optimizer has its own; for what is
-        no optimizer.
+        For a learning rate that is not above zero or was set beside an optimizer, which has its
+        own; for an optimizer of the wrong type.
     """
     require_rate("learning_rate", learning_rate)
     if optimizer is None:
         return {"learning_rate": learning_rate}, gradient_steps(learning_rate)
     if not (isinstance(learning_rate, float) and learning_rate == LEARNING_RATE):
         raise InputError(
-            f"learning_rate = {learning_rate!r}: the optimizer that is given has its own; give one of them"
+            f"learning_rate = {learning_rate!r}: the optimizer has its own learning rate; give one of them"
         )
-    # One that was asked for by its name says so.
+    # A NamedOptimizer lists its name and rate.
     named = dict(getattr(optimizer, "hyperparameters", {"optimizer": "optax"}))
     return named, require_optimizer("optimizer", optimizer)

@@ -12,20 +12,21 @@ import optax
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.methods.method import require_rate
 
-#: The first has a learning rate that may be left out, and needs the value of the loss at each step; the second has the
-#: same noise for all workers and seeds.
+#: lbfgs may be called without a learning rate and needs the value of the loss at each step;
+#: noisy_sgd draws the same noise for all workers and seeds.
 _UNFIT = ("lbfgs", "noisy_sgd")
 
 
 class NamedOptimizer(optax.GradientTransformationExtraArgs):
     """An optax transformation that knows its name and learning rate."""
 
-    #: ``optimizer``, the name, and ``learning_rate``: the methods show these as their own.
+    #: ``optimizer``, the name, and ``learning_rate``: the methods list these among their
+    #: hyper-parameters.
     hyperparameters: dict[str, Any]
 
 
 def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
-    """Return an optimizer of optax with a learning rate and otherwise its own defaults.
+    """Return an optimizer of optax with this learning rate and optax's defaults.
 
     ``name``: a function of optax whose other arguments have defaults, and whose steps need gradients and parameters
     alone: ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
@@ -36,21 +37,21 @@ def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     >>> dict(methods.agn(optimizer=methods.named_optimizer("adam", 1e-3)).hyperparameters)
     {'learning_rate': 0.001, 'optimizer': 'adam'}
     """
-    found = optimizers()
-    if not isinstance(name, str) or name not in found:
-        require_choice("optimizer", name, found)
+    choices = optimizers()
+    if not isinstance(name, str) or name not in choices:
+        require_choice("optimizer", name, choices)
     if callable(learning_rate):
         raise InputError("learning_rate: is a schedule, which a named optimizer cannot follow; give a number")
     require_rate("learning_rate", learning_rate)
-    optimizer = NamedOptimizer(*optax.with_extra_args_support(found[name](learning_rate=learning_rate)))
+    optimizer = NamedOptimizer(*optax.with_extra_args_support(choices[name](learning_rate=learning_rate)))
     optimizer.hyperparameters = {"learning_rate": learning_rate, "optimizer": name}
     return optimizer
 
 
 def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Return the optimizers of optax that need a learning rate, and for a step gradients and parameters, by name."""
+    """List the optimizers of optax that need a rate, and only gradients and parameters a step."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of names that are on their way out
+        warnings.simplefilter("ignore", DeprecationWarning)  # of deprecated names in optax
         functions = {name: getattr(optax, name) for name in dir(optax) if not name.startswith(("_", "scale_by_"))}
     return {
         name: function
@@ -66,5 +67,6 @@ def _needs_a_rate_alone(function: Callable[..., Any]) -> bool:
     rate = parameters.pop("learning_rate", None)
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return rate is not None and all(
-        one.default is not inspect.Parameter.empty or one.kind in optional for one in parameters.values()
+        parameter.default is not inspect.Parameter.empty or parameter.kind in optional
+        for parameter in parameters.values()
     )

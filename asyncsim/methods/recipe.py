@@ -1,8 +1,8 @@
-"""Recipes: the numbers of a method as arguments of the compiled program, and not as constants in it.
+"""Recipes: a method's numbers become arguments of the compiled program instead of constants in it.
 
-A method is made of pure functions closed over its hyper-parameters. `shares_programs` records the call of
-a factory, so that a replay can make the method again of numbers that are traced: methods that differ in a
-learning rate or a momentum then share what is compiled.
+A method is made of pure functions closed over its hyper-parameters. `shares_programs` records the
+call of a factory, so that a replay can rebuild the method from traced numbers. Methods that differ
+only in a learning rate or a momentum then share one compiled program.
 """
 
 import functools
@@ -68,7 +68,7 @@ def shares_programs(factory: Factory) -> Factory:
 
 
 def recipe_of(method: Method) -> Recipe | None:
-    """Return the recipe of a method; None if it has none, or if the method computes something else since."""
+    """Return the recipe of a method; None if it has none or its functions were replaced since."""
     recipe = method.recipe
     if recipe is None:
         return None
@@ -78,7 +78,7 @@ def recipe_of(method: Method) -> Recipe | None:
 
 
 def recast(method: Method, key: tuple[Hashable, ...], change: Callable[[Method], Method]) -> Method:
-    """Return a changed method, which shares programs if the method does; ``key`` names the change."""
+    """Apply a change to a method and to its recipe; ``key`` identifies the change in programs."""
     changed, recipe = change(method)._replace(recipe=None), recipe_of(method)
     if recipe is None:
         return changed
@@ -94,7 +94,7 @@ def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], method
     constants: list[Hashable] = []
 
     def separate(name: str, value: Any) -> Callable[[Mapping[str, Any]], Any]:
-        """Return the function from numbers to an argument, and note it as a number or as a constant."""
+        """Record an argument as a number or a constant; return its function of the numbers."""
         if isinstance(value, float):
             numbers[name] = value
             return lambda numbers: numbers[name]

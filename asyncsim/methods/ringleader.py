@@ -1,4 +1,4 @@
-"""Ringleader ASGD: a table with a mean gradient of every worker, for workers whose data differ."""
+"""Ringleader ASGD: a table with a mean gradient of every worker, for heterogeneous data."""
 
 from typing import NamedTuple
 
@@ -30,23 +30,23 @@ class Table(NamedTuple):
 
 
 class RingleaderMemory(NamedTuple):
-    """What the server keeps for a worker."""
+    """The server's memory of a worker."""
 
-    now: Table  #: its rows of the two tables: for ``round``, and for the one after
+    current: Table  #: the worker's row in the table of ``round``, then in the next one
     following: Table
-    round: Array  #: the round in which the worker came last
+    round: Array  #: the round of the worker's last visit
     stepped: Array  #: whether its gradient made a step in that round
-    point: Array  #: where it computes its gradients, shape ``[parameters]``
+    point: Array  #: the parameters of its next gradients, shape ``[parameters]``
 
 
 class RingleaderServer(NamedTuple):
-    """What the server keeps of all workers together."""
+    """The server's state, shared by all workers."""
 
-    total: Array  #: sums over the workers of the means in the two tables, shape ``[parameters]``
+    total: Array  #: sum over the workers of their means, in the table and in the next one
     following: Array
-    filled: Array  #: workers with a gradient in the two tables
+    filled: Array  #: workers with a gradient, in the table and in the next one
     following_filled: Array
-    made: Array  #: steps made in this round; none while the table is still being filled
+    steps: Array  #: steps in this round; zero while the table is being filled
     round: Array
 
 
@@ -54,25 +54,28 @@ class RingleaderServer(NamedTuple):
 def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     """Return Ringleader ASGD.
 
-    The server fills a table with the sum ``G_i`` and the number ``b_i`` of each worker's gradients. Once every worker
-    is in it, the gradient that completes it and then one of each other worker makes a step, ``n`` in all::
+    The server fills a table with the sum ``G_i`` and the number ``b_i`` of each worker's gradients.
+    Once every worker has an entry, the completing gradient makes a step, and then one gradient of
+    each other worker, ``n`` in all::
 
         central <- central - learning_rate / n * sum over i of G_i / b_i
 
-    and a worker goes on from the central variable after its own step only; all its gradients until its next step are
-    computed there. What comes from workers that have made theirs goes into the table of the next round.
+    A worker adopts the central variable only after its own step; all its gradients until its next
+    step are computed there. Gradients of workers that have already stepped in a round enter the
+    table of the next round.
 
     Notes
     -----
-    Workers never wait, so that the timing is that of plain asynchronous visits, most of which move the central variable
-    by a step of all workers' means, and some not at all; the trace's staleness counts visits. The sums hold steps,
-    ``-learning_rate * gradient``, in the place of gradients. The tables' rows are the server's memory of each worker,
-    turned over at the worker's first visit in a round; their sums are kept up with every gradient, and begun anew with
-    every round. The algorithm is known second-hand; that a worker stays at its point in between follows from the
-    paper's notation, one delay for all gradients of a worker in the table.
+    Workers never wait, so that the trace is plain asynchronous. Most visits move the central
+    variable by a step of all workers' means, some not at all; the trace's staleness counts visits.
+    The sums hold steps, ``-learning_rate * gradient``, instead of gradients. The tables' rows are
+    the server's memory of each worker, turned over at the worker's first visit in a round; their
+    sums are updated with every gradient and restart with every round. The algorithm is known
+    second-hand; a worker stays at its point between steps because the paper's notation has one
+    delay for all gradients of a worker in the table.
 
-    ``n`` are the workers that the server counts: of a trace with failures those that it does not know to be away. A
-    worker that comes back begins at the newest version, and its rows of the table stay.
+    On a trace with failures ``n`` excludes the workers that the server knows to be away. A
+    returning worker starts from the newest version, and its rows of the table remain.
 
     References
     ----------
@@ -82,34 +85,35 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
     def apply(server, central, message, memory, visit):
         fresh = memory.round == server.round
-        now, following = (_choose(fresh, kept, turned) for kept, turned in _turned_over(memory))
+        current, following = (_choose(fresh, row, next_row) for row, next_row in _turned_over(memory))
         stepped = fresh & memory.stepped
-        # To the table of this round, or of the next once the worker has made its step.
-        of_now, of_following = (_add(table, message, here) for table, here in ((now, ~stepped), (following, stepped)))
-        total = server.total + (of_now.mean() - now.mean())
-        ahead = server.following + (of_following.mean() - following.mean())
-        filled = server.filled + _entered(now, of_now)
-        ahead_filled = server.following_filled + _entered(following, of_following)
+        # To the table of this round, or of the next once the worker has stepped.
+        new_current, new_following = _add(current, message, ~stepped), _add(following, message, stepped)
+        total = server.total + (new_current.mean() - current.mean())
+        ahead = server.following + (new_following.mean() - following.mean())
+        filled = server.filled + _entered(current, new_current)
+        ahead_filled = server.following_filled + _entered(following, new_following)
         n = count_living(visit).astype(filled.dtype)
-        steps = ~stepped & ((server.made > 0) | (filled >= n))
-        made = server.made + steps.astype(server.made.dtype)
-        # The table may have rows of workers that are away, or miss some of workers that came since.
-        central = jnp.where(steps, central + total / filled.astype(central.dtype), central)
-        over = (made > 0) & (made >= n)
+        does_step = ~stepped & ((server.steps > 0) | (filled >= n))
+        steps = server.steps + does_step.astype(server.steps.dtype)
+        # The table may contain rows of absent workers, or miss rows of workers that joined since.
+        central = jnp.where(does_step, central + total / filled.astype(central.dtype), central)
+        over = (steps > 0) & (steps >= n)
         after = RingleaderServer(
             total=jnp.where(over, ahead, total),
             following=jnp.where(over, 0, ahead),
             filled=jnp.where(over, ahead_filled, filled),
             following_filled=jnp.where(over, 0, ahead_filled),
-            made=jnp.where(over, 0, made),
+            steps=jnp.where(over, 0, steps),
             round=server.round + over.astype(jnp.int32),
         )
-        point = jnp.where(steps, central, memory.point)
-        return Applied(central, after, RingleaderMemory(of_now, of_following, server.round, stepped | steps, point))
+        point = jnp.where(does_step, central, memory.point)
+        rows = RingleaderMemory(new_current, new_following, server.round, stepped | does_step, point)
+        return Applied(central, after, rows)
 
     def init_server(central):
-        zeros, none = jnp.zeros_like(central), jnp.int32(0)
-        return RingleaderServer(zeros, zeros, none, none, none, none)
+        zeros, zero = jnp.zeros_like(central), jnp.int32(0)
+        return RingleaderServer(zeros, zeros, zero, zero, zero, zero)
 
     def init_memory(central):
         table = _empty(central)
@@ -132,18 +136,18 @@ def _empty(central: Array) -> Table:
 
 
 def _turned_over(memory: RingleaderMemory) -> tuple[tuple[Table, Table], ...]:
-    """Return the two rows, each with what it is at the worker's first visit in a round."""
-    return (memory.now, memory.following), (memory.following, _empty(memory.point))
+    """Return the pairs of a row and its replacement at the worker's first visit in a round."""
+    return (memory.current, memory.following), (memory.following, _empty(memory.point))
 
 
-def _choose(condition: Array, one: Table, other: Table) -> Table:
-    return Table(*(jnp.where(condition, a, b) for a, b in zip(one, other, strict=True)))
+def _choose(condition: Array, first: Table, second: Table) -> Table:
+    return Table(*(jnp.where(condition, a, b) for a, b in zip(first, second, strict=True)))
 
 
-def _add(table: Table, message: Array, here: Array) -> Table:
-    return _choose(here, Table(table.total + message, table.number + 1), table)
+def _add(table: Table, message: Array, condition: Array) -> Table:
+    return _choose(condition, Table(table.total + message, table.number + 1), table)
 
 
 def _entered(before: Table, after: Table) -> Array:
-    """Return one if a worker has come into a table, else zero."""
+    """Return 1 if the message was the worker's first in the table, else 0."""
     return ((before.number == 0) & (after.number > 0)).astype(jnp.int32)

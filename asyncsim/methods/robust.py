@@ -1,4 +1,4 @@
-"""Robust SGD: a rule of `asyncsim.aggregation` in the place of the mean of a version's messages."""
+"""Robust SGD: combines a version's messages by a rule of `asyncsim.aggregation`, not the mean."""
 
 from typing import Any, NamedTuple
 
@@ -29,7 +29,8 @@ from asyncsim.methods.method import (
 )
 from asyncsim.methods.recipe import shares_programs
 
-#: Under these a version has a number of messages that is known, and each worker's at most once or their mean.
+#: Policies whose versions have a known number of messages, at most one of each worker or their
+#: mean.
 POLICIES = ("barrier", "first_of", "buffered")
 
 
@@ -38,9 +39,9 @@ class RobustServer(NamedTuple):
 
     rule: State
     momentum: State  #: shape ``[parameters]``; ``()`` without
-    byzantine_share: Array  #: of the last version, how much the Byzantine messages counted
-    byzantine_messages: Array  #: and which part of the messages they were
-    not_finite: Array  #: and how many messages were not finite
+    byzantine_share: Array  #: weight of the Byzantine messages in the last version
+    byzantine_messages: Array  #: their share of its messages
+    not_finite: Array  #: number of its messages that were not finite
 
 
 @shares_programs
@@ -51,7 +52,7 @@ def robust(
     server_momentum: float = 0.0,
     policy: Policy | str | None = "barrier()",
 ) -> Method:
-    """Return SGD whose server combines a version's gradients by a rule that withstands some wrong ones.
+    """Return SGD whose server combines a version's gradients by a rule that tolerates wrong ones.
 
     With ``g`` a worker's gradient (the sum of its local steps over the learning rate) and ``m`` its momentum::
 
@@ -66,14 +67,15 @@ def robust(
     worker_momentum, server_momentum : float
         In [0, 1): before the rule, and after it.
     policy : Policy or str
-        ``barrier()``, ``barrier(count)``, ``first_of(count)`` or ``buffered(count)``; None for that of the trace.
+        ``barrier()``, ``barrier(count)``, ``first_of(count)`` or ``buffered(count)``; None for the
+        trace's policy.
 
     Notes
     -----
-    The rule is given the messages that the version has. Under ``buffered(count)`` a worker may have several of them:
-    their mean is one message, so that a quick worker has no more say than others; a version may then have fewer than
-    the rule needs for its ``f``, and is combined with the largest that they allow. With the rule ``mean()`` and no
-    momentum this is `batch_sgd`, up to round-off.
+    Under ``buffered(count)`` a worker may have several messages in a version: they are replaced by
+    their mean, so that a fast worker has no more weight than others. A version may then have fewer
+    messages than the rule needs for its ``f``; the rule then uses the largest ``f`` that they
+    allow. With the rule ``mean()`` and no momentum this is `batch_sgd`, up to round-off.
 
     References
     ----------
@@ -84,14 +86,14 @@ def robust(
     require_rate("learning_rate", learning_rate)
     require_fraction("worker_momentum", worker_momentum)
     require_fraction("server_momentum", server_momentum)
-    needed = require_policy(policy)
-    if needed is not None and needed.name not in POLICIES:
+    policy = require_policy(policy)
+    if policy is not None and policy.name not in POLICIES:
         raise InputError(
-            f"policy = {str(needed)!r}: a version needs several messages; choose from {', '.join(POLICIES)}"
+            f"policy = {str(policy)!r}: a version needs several messages; choose from {', '.join(POLICIES)}"
         )
-    if needed is not None and needed.count is not None:
-        chosen.require(needed.count)
-    # A momentum of an ensemble is not known to be zero.
+    if policy is not None and policy.count is not None:
+        chosen.require(policy.count)
+    # A momentum that varies in an ensemble counts as present.
     at_worker, at_server = (not (isinstance(mu, float | int) and mu == 0) for mu in (worker_momentum, server_momentum))
 
     def message(worker, update, start, central, visit):
@@ -102,9 +104,9 @@ def robust(
         return m, m, {}
 
     def init_server(central: Array) -> RobustServer:
-        none = jnp.zeros((), central.dtype)
+        zero = jnp.zeros((), central.dtype)
         momentum = jnp.zeros_like(central) if at_server else ()
-        return RobustServer(chosen.init(central), momentum, none, none, jnp.int32(0))
+        return RobustServer(chosen.init(central), momentum, zero, zero, jnp.int32(0))
 
     def receive(memory, message, visit):
         average = chosen.averaging * memory + (1 - chosen.averaging) * message
@@ -113,27 +115,28 @@ def robust(
     def attacked(byzantine: Any) -> Method:
         def combine(server, central, messages, visits):
             in_version = present(messages, visits)
-            # One message of each worker, in the order of the workers: of equal ones rules choose the first.
+            # One message of each worker, in the order of the workers: rules break ties by the
+            # first.
             group = _ranks(in_version, visits.worker)
             messages, number = group_means(messages, in_version, group, len(messages))
-            there, bad = number > 0, jnp.zeros(len(messages), bool)
+            nonempty, bad = number > 0, jnp.zeros(len(messages), bool)
             if byzantine is not None:
                 bad = bad.at[group].max(in_version & jnp.asarray(byzantine)[visits.worker])
-            # All are there, as a rule, and masks cost time.
-            made = jax.lax.cond(
-                jnp.all(there),
+            # Usually all messages are present, and masks cost time.
+            aggregated = jax.lax.cond(
+                jnp.all(nonempty),
                 lambda: chosen.aggregate(server.rule, messages, None, visits.key),
-                lambda: chosen.aggregate(server.rule, messages, there, visits.key),
+                lambda: chosen.aggregate(server.rule, messages, nonempty, visits.key),
             )
-            v = made.vector + server_momentum * server.momentum if at_server else made.vector
+            v = aggregated.vector + server_momentum * server.momentum if at_server else aggregated.vector
             dtype = central.dtype
             finite = jnp.isfinite(messages @ jnp.ones(messages.shape[1], dtype))
             after = RobustServer(
-                rule=made.state,
+                rule=aggregated.state,
                 momentum=v if at_server else (),
-                byzantine_share=jnp.sum(jnp.where(bad, made.share, 0)),
-                byzantine_messages=jnp.sum(bad).astype(dtype) / jnp.sum(there).astype(dtype),
-                not_finite=jnp.sum(there & ~finite, dtype=jnp.int32),
+                byzantine_share=jnp.sum(jnp.where(bad, aggregated.share, 0)),
+                byzantine_messages=jnp.sum(bad).astype(dtype) / jnp.sum(nonempty).astype(dtype),
+                not_finite=jnp.sum(nonempty & ~finite, dtype=jnp.int32),
             )
             return Applied(central - rate_at(learning_rate, completing(visits), central) * v, after)
 
@@ -144,7 +147,7 @@ def robust(
                 learning_rate=learning_rate,
                 worker_momentum=worker_momentum,
                 server_momentum=server_momentum,
-                policy=None if needed is None else str(needed),
+                policy=None if policy is None else str(policy),
             ),
             optimizer=gradient_steps(never_zero(learning_rate)),
             message=message,
@@ -153,7 +156,7 @@ def robust(
             init_worker=jnp.zeros_like if at_worker else lambda central: (),
             init_server=init_server,
             init_memory=jnp.zeros_like if chosen.averaging else lambda central: (),
-            timing=Timing(policy=needed),
+            timing=Timing(policy=policy),
             needs_key=chosen.needs_key,
             rounds=Rounds(require, attacked),
         )
@@ -164,8 +167,8 @@ def robust(
     return attacked(None)
 
 
-def _ranks(there: Array, worker: Array) -> Array:
-    """Return the place of each message's worker among the workers that have messages, in their order."""
-    before = jnp.tril(worker[:, None] == worker, -1) & there
-    first = there & ~jnp.any(before, 1)
+def _ranks(in_version: Array, worker: Array) -> Array:
+    """Rank each message's worker among the workers that have messages."""
+    before = jnp.tril(worker[:, None] == worker, -1) & in_version
+    first = in_version & ~jnp.any(before, 1)
     return jnp.sum(first & (worker < worker[:, None]), 1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Sequential SGD with momentum: the proxy that energy matching imitates, and everybody's baseline."""
+"""Sequential SGD with momentum: the proxy of energy matching, and the baseline of all methods."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from asyncsim.methods.recipe import shares_programs
 
 
 class SgdWorker(NamedTuple):
-    """The one worker's state: its momentum, shape ``[parameters]``."""
+    """The worker's state: its momentum, shape ``[parameters]``."""
 
     momentum: Array
 
 
 @shares_programs
 def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method:
-    """Return stochastic gradient descent with (heavy-ball) momentum, on one worker.
+    """Return stochastic gradient descent with heavy-ball momentum, on one worker.
 
     With ``u = -learning_rate * gradient``::
 
@@ -27,8 +27,9 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
 
     Notes
     -----
-    Needs a trace of one worker that exchanges after every gradient, so that nothing is stale, under the asynchronous
-    policy, so that every gradient makes a version; compare it with asynchronous runs by gradients computed.
+    Needs a trace of one worker that exchanges after every gradient, so that nothing is stale, under
+    the asynchronous policy, so that every gradient makes a version. Compare it with asynchronous
+    runs at equal numbers of gradients.
 
     References
     ----------

@@ -23,9 +23,9 @@ def softsync(
     modulated: bool = True,
     policy: Policy | str | None = "buffered(count=4)",
 ) -> Method:
-    """Return n-softsync with rates that depend on the staleness.
+    """Return n-softsync with learning rates that depend on the staleness.
 
-    The server averages the messages that make up a version, and adds them::
+    The server averages a version's messages and adds the mean::
 
         sent    = -learning_rate / max(staleness, 1) * gradient
         central <- central + mean of the version's messages       (once it is complete)
@@ -35,11 +35,12 @@ def softsync(
 
     Notes
     -----
-    The policy decides how many messages make up a version: ``workers // n`` of any of them for n-softsync (``n`` is the
-    paper's splitting parameter, its lambda the number of workers); one, ``n = workers``, on a plain asynchronous trace.
-    A fresh gradient keeps its whole rate, and so does one of staleness one: dist-keras' 1 / (staleness + 1) damps the
-    second by half (`asyncsim.methods.adaptive_staleness`). A worker that finds no newer version does not pull in the
-    paper; here it reads the same values again.
+    The policy decides the number of messages in a version: ``workers // n`` for n-softsync (``n``
+    is the paper's splitting parameter, its lambda the number of workers); one, ``n = workers``, on
+    a plain asynchronous trace. Gradients of staleness zero and one keep their whole rate;
+    dist-keras' 1 / (staleness + 1) halves the latter (`asyncsim.methods.adaptive_staleness`). In
+    the paper a worker does not pull if there is no newer version; here it reads the same values
+    again.
 
     References
     ----------
@@ -47,7 +48,7 @@ def softsync(
     """
     require_rate("learning_rate", learning_rate)
     require_switch("modulated", modulated)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         if modulated:
@@ -57,10 +58,10 @@ def softsync(
     return Method(
         name="softsync",
         hyperparameters=dict(
-            learning_rate=learning_rate, modulated=modulated, policy=None if needed is None else str(needed)
+            learning_rate=learning_rate, modulated=modulated, policy=None if policy is None else str(policy)
         ),
         optimizer=gradient_steps(learning_rate),
         message=message,
         combine=add_mean,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )

@@ -1,4 +1,4 @@
-"""Rennala and Ringmaster: plain averages and steps, once the timing has chosen which gradients count."""
+"""Batch SGD, Rennala and Ringmaster: plain means and steps; the policy selects the gradients."""
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean
@@ -17,19 +17,19 @@ from asyncsim.methods.recipe import shares_programs
 
 @shares_programs
 def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()") -> Method:
-    """Return SGD with the mean of all gradients that make up a version.
+    """Return SGD with the mean of a version's gradients.
 
     ::
 
         central <- central - learning_rate * mean of the version's gradients       (once it is complete)
 
-    ``policy``: which gradients make a version; by default one of each worker, synchronous SGD.
+    ``policy``: which gradients make a version; by default one of each worker: synchronous SGD.
 
     Notes
     -----
-    What it is called is a matter of the trace. All workers at a barrier: synchronous SGD. The first K of them: K-sync,
-    or synchronous SGD with backup workers; with the others computing on, K-async. Any K gradients: K-batch-async.
-    A version of one gradient each: DOWNPOUR.
+    The trace decides the usual name. All workers at a barrier: synchronous SGD. The first K of
+    them: K-sync, or synchronous SGD with backup workers; if the others continue computing, K-async.
+    Any K gradients: K-batch-async. One gradient a version: DOWNPOUR.
 
     References
     ----------
@@ -37,13 +37,13 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
     (K-sync and its relatives).
     """
     require_rate("learning_rate", learning_rate)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
     return Method(
         name="batch_sgd",
-        hyperparameters={"learning_rate": learning_rate, "policy": None if needed is None else str(needed)},
+        hyperparameters={"learning_rate": learning_rate, "policy": None if policy is None else str(policy)},
         optimizer=gradient_steps(learning_rate),
         combine=add_mean,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )
 
 
@@ -57,13 +57,13 @@ def rennala(
 
         central <- central - learning_rate * mean of the version's gradients       (once it is complete)
 
-    ``learning_rate``: about half the inverse of the largest curvature. ``policy``: with the batch of fresh gradients as
-    its count.
+    ``learning_rate``: about half the inverse of the largest curvature. ``policy``: its count is the
+    batch of fresh gradients.
 
     Notes
     -----
-    That only gradients at the newest version count is timing: stale ones are discarded, or their computation is
-    cancelled, in the simulation. The values are those of `batch_sgd`.
+    The simulation discards stale gradients, or cancels their computation, so that only gradients at
+    the newest version count. The update is `batch_sgd`'s.
 
     References
     ----------
@@ -84,18 +84,18 @@ def ringmaster(
         central <- central - learning_rate * gradient
 
     ``learning_rate``: about half the inverse of the largest curvature times the limit of the staleness. ``policy``:
-    with the limit of the staleness; ``cancel_stale`` for the variant with stops.
+    the staleness limit; use ``cancel_stale`` for the variant with stops.
 
     Notes
     -----
-    That gradients from some staleness on are ignored (the paper's first algorithm), or no longer computed (its second),
-    is timing and done in the simulation. The values are those of `asyncsim.methods.downpour`.
+    The simulation ignores gradients beyond the limit (the paper's first algorithm) or stops
+    computing them (its second). The update is `asyncsim.methods.downpour`'s.
 
     References
     ----------
     Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal time complexity",
     arXiv 2501.16168.
     """
-    needed = require_policy(policy)
-    named = {"learning_rate": learning_rate, "policy": None if needed is None else str(needed)}
-    return downpour(learning_rate)._replace(name="ringmaster", hyperparameters=named, timing=Timing(policy=needed))
+    policy = require_policy(policy)
+    named = {"learning_rate": learning_rate, "policy": None if policy is None else str(policy)}
+    return downpour(learning_rate)._replace(name="ringmaster", hyperparameters=named, timing=Timing(policy=policy))

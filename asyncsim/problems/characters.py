@@ -1,4 +1,4 @@
-"""The next character of a text, with a small transformer: what language models do, at a size for a CPU."""
+"""The next character of a text, with a small transformer: a language model for a CPU."""
 
 import functools
 import hashlib
@@ -18,9 +18,9 @@ from asyncsim.problems.problem import Problem, mean_in_pieces
 _BUNDLED = Path(__file__).with_name("queues.txt")
 _TEST_SHARE = 0.1
 _EXPANSION = 4  # hidden units of a block's perceptron, in widths
-_EVALUATION_PIECE = 64  # windows whose attention stays in memory that is near
+_EVALUATION_PIECE = 64  # windows; their attention fits a CPU's cache
 _EMBEDDED = 0.1  # standard deviation of the embeddings' initial values
-_SMALL = 1e-5  # keeps a constant vector's variance from being divided by
+_SMALL = 1e-5  # keeps the division by a constant vector's variance finite
 
 
 def characters(
@@ -33,18 +33,23 @@ def characters(
     layers: int = 2,
     stride: int | None = None,
 ) -> Problem:
-    """Return a text and a causal transformer that predicts each next character from at most ``context`` before it.
+    """Return a causal transformer that predicts each next character of a text.
 
-    A decoder in the form of GPT-2 (Radford et al. 2019): learnt embeddings of characters and positions; ``layers``
-    blocks, each with attention to the characters so far and a perceptron of ``4 width`` units (GELU, by its hyperbolic
-    tangent), both after a layer normalisation and added to what came in; a last normalisation, and a dense layer to
-    the scores. No dropout; the embedding is not tied to the last layer. As it comes, 111,545 parameters with the
-    bundled text's 57 characters. Initial weights are uniform in ±sqrt(3/fan_in), variance ``1/fan_in``, with those
-    that are added to the stream divided by ``sqrt(2 layers)``, and embeddings of standard deviation 0.1; biases zero.
+    It sees at most ``context`` characters before the predicted one.
 
-    The alphabet is the set of the text's characters. The last tenth of the text is the test; a training example is a
-    window of ``context + 1`` characters that begins at a multiple of ``stride``, and the test's windows follow each
-    other, so that each of its characters is predicted once (but for the first, and a last part of a window).
+    A decoder in the form of GPT-2 (Radford et al. 2019): learnt embeddings of characters and
+    positions; ``layers`` blocks, each with attention to the characters so far and a perceptron of
+    ``4 width`` units (GELU, by its hyperbolic tangent), both after a layer normalisation and added
+    to their input; a last normalisation, and a dense layer to the scores. No dropout; the embedding
+    is not tied to the last layer. By default, with the bundled text's 57 characters, it has 111,545
+    parameters. Initial weights are uniform in ±sqrt(3/fan_in), variance ``1/fan_in``; weights whose
+    outputs are added to the stream are divided by ``sqrt(2 layers)``. Embeddings have standard
+    deviation 0.1; biases are zero.
+
+    The alphabet is the set of the text's characters. The last tenth of the text is the test set. A
+    training example is a window of ``context + 1`` characters that begins at a multiple of
+    ``stride``. The test windows follow each other, so that each test character is predicted once
+    (except the first, and an incomplete last window).
 
     Examples ``[context + 1]`` of int32; ``evaluate`` gives ``"loss"``, nats a character, and ``"accuracy"``.
 
@@ -55,11 +60,11 @@ def characters(
     sharded : bool
         Each worker draws from its own windows instead of from all.
     text : path, optional
-        Any text file in UTF-8. Default: an essay on queues and staleness that comes with the package.
+        Any text file in UTF-8. Default: the bundled essay on queues and staleness.
     context : int
-        Characters that a prediction can see, at most.
+        Largest number of characters that a prediction sees.
     width, heads, layers : int
-        Size of a character's vector, attention heads, which divide it, and blocks.
+        Size of a character's vector, attention heads, which must divide it, and blocks.
     stride : int, optional
         Characters from one training window to the next; default an eighth of the context.
     """
@@ -110,7 +115,6 @@ def characters(
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # a device may have no end
             raise InputError(f"text = {str(path)!r}: not a file; give a text file")
@@ -126,13 +130,13 @@ def _read(path: Path) -> str:
 
 
 def _encode(content: str) -> tuple[list[str], np.ndarray]:
-    """Return the text's characters in order, and the place of each of the text's in them, int32."""
+    """Return the sorted alphabet of a text, and its characters as positions in it, int32."""
     points, codes = np.unique(np.array(list(content), dtype="U1").view(np.uint32), return_inverse=True)
     return [chr(point) for point in points], codes.astype(np.int32)
 
 
 def _split(path: Path, codes: np.ndarray, context: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the windows for training and for the test, shape ``[examples, context + 1]``."""
+    """Cut training and test windows, shape ``[examples, context + 1]``."""
     cut = len(codes) - int(_TEST_SHARE * len(codes))
     if min(cut, len(codes) - cut) <= context:
         raise InputError(
@@ -154,16 +158,16 @@ def _init(key: jax.Array, alphabet: int, context: int, width: int, layers: int) 
     names = [f"block{i}" for i in range(1, layers + 1)]
     shapes = [(alphabet, width), (context, width), *(list(block.values()) * layers), (width, alphabet)]
     characters, positions, *inner, last = initial_layers(key, shapes, math.sqrt(3), biases=False)
-    # A table's rows are not summed over, so the fan-in is not their number.
+    # A table's rows are not summed over, so their number is no fan-in.
     params: dict[str, Any] = {
         "characters": characters["weight"] * (_EMBEDDED * math.sqrt(alphabet)),
         "positions": positions["weight"] * (_EMBEDDED * math.sqrt(context)),
     }
     for i, name in enumerate(names):
-        own = dict(zip(block, inner[len(block) * i : len(block) * (i + 1)], strict=True))
+        weights = dict(zip(block, inner[len(block) * i : len(block) * (i + 1)], strict=True))
         for added in ("attended", "contract"):
-            own[added]["weight"] /= math.sqrt(2 * layers)
-        params[name] = {"norm1": _norm(width), **own, "norm2": _norm(width)}
+            weights[added]["weight"] /= math.sqrt(2 * layers)
+        params[name] = {"norm1": _norm(width), **weights, "norm2": _norm(width)}
     return {**params, "norm": _norm(width), "last": last}
 
 
@@ -172,7 +176,7 @@ def _norm(width: int) -> dict[str, jax.Array]:
 
 
 def _logits(params: Any, codes: jax.Array, heads: int, layers: int) -> jax.Array:
-    """Return the scores of each next character, shape ``[windows, context, alphabet]``.
+    """Compute the scores of each next character, shape ``[windows, context, alphabet]``.
 
     Parameters
     ----------
@@ -184,7 +188,7 @@ def _logits(params: Any, codes: jax.Array, heads: int, layers: int) -> jax.Array
         Attention heads, and blocks.
     """
     table = params["characters"]
-    # A product with the one-hot characters: its gradient is a product too, that of a gather a scatter.
+    # A product with the one-hot characters has a product as its gradient; a gather has a scatter.
     stream = jax.nn.one_hot(codes, table.shape[0], dtype=table.dtype) @ table + params["positions"]
     for block in (params[f"block{i}"] for i in range(1, layers + 1)):
         stream = stream + _attend(block, _normalised(block["norm1"], stream), heads)
@@ -194,13 +198,13 @@ def _logits(params: Any, codes: jax.Array, heads: int, layers: int) -> jax.Array
 
 
 def _attend(block: Any, stream: jax.Array, heads: int) -> jax.Array:
-    """Return what each place takes from those up to itself; shape ``[windows, context, width]``."""
+    """Attend from each position to itself and earlier ones; shape ``[windows, context, width]``."""
     windows, context, width = stream.shape
     mixed = _dense(block["attention"], stream).reshape(windows, context, 3, heads, width // heads)
     query, key, value = jnp.moveaxis(mixed, (2, 3), (0, 2))  # each [windows, heads, context, width / heads]
     fit = query @ key.swapaxes(-1, -2) / math.sqrt(width // heads)
-    seen = jnp.tril(jnp.ones((context, context), bool))
-    share = jax.nn.softmax(jnp.where(seen, fit, -jnp.inf))
+    causal = jnp.tril(jnp.ones((context, context), bool))
+    share = jax.nn.softmax(jnp.where(causal, fit, -jnp.inf))
     return _dense(block["attended"], (share @ value).swapaxes(1, 2).reshape(stream.shape))
 
 
@@ -209,7 +213,7 @@ def _dense(layer: dict[str, jax.Array], activity: jax.Array) -> jax.Array:
 
 
 def _normalised(layer: dict[str, jax.Array], activity: jax.Array) -> jax.Array:
-    """Return each vector standardised, then scaled and shifted."""
+    """Standardise each vector, then scale and shift it."""
     centred = activity - activity.mean(-1, keepdims=True)
     variance = jnp.mean(centred * centred, -1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + _SMALL) * layer["scale"] + layer["bias"]

@@ -1,4 +1,4 @@
-"""CIFAR-10 with three networks of the field: a small convolutional one, ResNet-20, and one like AlexNet."""
+"""CIFAR-10 with three networks of the field: a small CNN, ResNet-20, and one like AlexNet."""
 
 import math
 import os
@@ -14,11 +14,11 @@ from asyncsim.problems.data import as_images, load_cifar10
 from asyncsim.problems.layers import classifier, convolve, dense, group_norm, initial_layers, max_pool
 from asyncsim.problems.problem import Problem
 
-# Of the training pixels, in [0, 1]: red, green, blue.
+# Means and standard deviations of the training pixels, in [0, 1]: red, green, blue.
 _MEAN = (0.4914, 0.4822, 0.4465)
 _STD = (0.2470, 0.2435, 0.2616)
 _EVALUATED = 10_000
-_EVALUATION_PIECE = 50  # images whose patches stay in memory that is near
+_EVALUATION_PIECE = 50  # images; their patches fit a CPU's cache
 _GROUPS = 8
 _GAIN = math.sqrt(6)
 
@@ -55,33 +55,34 @@ def cifar10(
     ``"small"``, 122,570 parameters: convolutions 3x3 without padding to 32, 64 and 64 channels, max-pool 2 after the
     first two; dense 1024 to 64 to 10.
 
-    ``"resnet20"``, 269,722 parameters: He et al. 2016, arXiv 1512.03385, section 4.2. A convolution to 16 channels,
-    three stages of three blocks of two convolutions, with 16, 32 and 64 channels, all 3x3 with padding and without
-    biases; shortcuts without parameters (option A: every second pixel, channels of zeros added); global mean; dense
-    64 to 10. In place of batch normalisation, group normalisation in 8 groups (Wu and He 2018, arXiv 1803.08494):
-    as many parameters, but an example's loss depends on that example and the parameters alone. Running statistics
-    would be another thing that every worker knows differently, and a second kind of staleness.
+    ``"resnet20"``, 269,722 parameters: He et al. 2016, arXiv 1512.03385, section 4.2. A convolution
+    to 16 channels, three stages of three blocks of two convolutions, with 16, 32 and 64 channels,
+    all 3x3 with padding and without biases; shortcuts without parameters (option A: every second
+    pixel, channels of zeros added); global mean; dense 64 to 10. Group normalisation in 8 groups
+    (Wu and He 2018, arXiv 1803.08494) replaces batch normalisation: it has the same number of
+    parameters, but an example's loss depends on that example and the parameters alone. Running
+    statistics would differ from worker to worker, a second kind of staleness.
 
     ``"alexnet"``, 1,026,666 parameters: Krizhevsky, Sutskever and Hinton 2012 for images of 32x32, a quarter of the
     channels and an eighth of the dense units. ``conv1`` 5x5 to 24, max-pool, ``conv2`` 5x5 to 64, max-pool,
     ``conv3`` to ``conv5`` 3x3 to 96, 96 and 64, max-pool, all with padding; ``fc6`` 1024 to 512, ``fc7`` 512 to
     512, ``fc8`` to 10. No strides, overlapping pools, local response normalisation or dropout.
 
-    Initial weights are uniform in ±sqrt(6/fan_in), those of the last layer in ±1/sqrt(fan_in); biases zero. Pixels
-    are standardised channel by channel; there is no augmentation.
+    Initial weights are uniform in ±sqrt(6/fan_in), in the last layer in ±1/sqrt(fan_in); biases
+    zero. Pixels are standardised channel by channel; there is no augmentation.
 
-    50,000 and 10,000 examples ``{"image": [3, 32, 32], "label": []}``; the pixels are bytes, standardised when they are
-    used, a quarter of the memory. ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"`` over the first 10,000
-    examples at most: of the training set a fifth, which is in random order; the whole would take five times as long as
-    the test set.
+    50,000 and 10,000 examples ``{"image": [3, 32, 32], "label": []}``; the pixels are stored as
+    bytes, a quarter of the memory, and standardised on use. ``evaluate`` gives ``"loss"`` (nats)
+    and ``"accuracy"`` over at most the first 10,000 examples: a fifth of the training set, which is
+    in random order; the whole would take five times as long as the test set.
 
     Parameters
     ----------
     data_dir : path, optional
-        Folder that holds ``cifar10/``; default the one named by ``ASYNCSIM_DATA``, then a download.
+        Folder that contains ``cifar10/``; default the folder in ``ASYNCSIM_DATA``, then a download.
     dirichlet : float, optional
-        Each worker draws from a shard of its own whose classes are mixed by a Dirichlet distribution: 0.1 gives it few
-        of them, 100 all alike. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
+        Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
+        about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     """
     require_choice("network", network, NETWORKS)
     *train, test = load_cifar10(data_dir).values()
@@ -98,7 +99,7 @@ def cifar10_from_arrays(
     network: str = "small",
     dirichlet: float | None = None,
 ) -> Problem:
-    """Return the problem of `cifar10` on examples that are there already.
+    """Return the problem of `cifar10` on the caller's examples.
 
     ``train`` and ``test``: dicts of ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, 0 to 9.
     """
@@ -121,9 +122,9 @@ def _examples(records: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _standardised(images: jax.Array, params: Any) -> jax.Array:
-    """Return bytes of shape ``[examples, 3, 32, 32]`` as standardised pixels, ``[3, 32, 32, examples]``.
+    """Standardise bytes, ``[examples, 3, 32, 32]``, into pixels, ``[3, 32, 32, examples]``.
 
-    In the precision of the parameters, which the replay chooses.
+    The result has the precision of the parameters, which the replay chooses.
     """
     dtype = jax.tree.leaves(params)[0].dtype
     mean, std = (np.asarray(values)[:, None, None, None] for values in (_MEAN, _STD))
@@ -138,7 +139,7 @@ def _layers(key: jax.Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _small_logits(params: Any, images: jax.Array) -> jax.Array:
-    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[3, 32, 32, examples]``."""
+    """Compute class scores, ``[10, examples]``, from ``images``, ``[3, 32, 32, examples]``."""
     activity = jax.nn.relu(max_pool(convolve(params["conv1"], images)))
     activity = jax.nn.relu(max_pool(convolve(params["conv2"], activity)))
     activity = jax.nn.relu(convolve(params["conv3"], activity))
@@ -147,7 +148,7 @@ def _small_logits(params: Any, images: jax.Array) -> jax.Array:
 
 
 def _alexnet_logits(params: Any, images: jax.Array) -> jax.Array:
-    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[3, 32, 32, examples]``."""
+    """Compute class scores, ``[10, examples]``, from ``images``, ``[3, 32, 32, examples]``."""
     activity = jax.nn.relu(max_pool(convolve(params["conv1"], images, padding=2)))
     activity = jax.nn.relu(max_pool(convolve(params["conv2"], activity, padding=2)))
     for name in ("conv3", "conv4"):
@@ -160,7 +161,7 @@ def _alexnet_logits(params: Any, images: jax.Array) -> jax.Array:
 
 
 def _resnet_shapes() -> dict[str, tuple[int, ...]]:
-    """Return the shapes of ResNet-20's weights by layer: ``stage2_block1_conv1`` say."""
+    """Return the shapes of ResNet-20's weights by layer name, such as ``stage2_block1_conv1``."""
     shapes: dict[str, tuple[int, ...]] = {"conv": (3, 3, 3, _STAGES[0])}
     inputs = _STAGES[0]
     for stage, channels in enumerate(_STAGES, 1):
@@ -180,11 +181,11 @@ def _init_resnet(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
 
 
 def _resnet_logits(params: Any, images: jax.Array) -> jax.Array:
-    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[3, 32, 32, examples]``."""
+    """Compute class scores, ``[10, examples]``, from ``images``, ``[3, 32, 32, examples]``."""
 
     def normalised(name: str, activity: jax.Array, stride: int = 1) -> jax.Array:
         layer = params[name]
-        # The bias belongs to the normalisation; the convolution's own would be taken away again by it.
+        # The normalisation subtracts the mean, so a bias of the convolution would have no effect.
         return group_norm(layer, convolve({"weight": layer["weight"]}, activity, stride, padding=1), _GROUPS)
 
     activity = jax.nn.relu(normalised("conv", images))
@@ -198,9 +199,9 @@ def _resnet_logits(params: Any, images: jax.Array) -> jax.Array:
 
 
 def _shortcut(activity: jax.Array, stride: int) -> jax.Array:
-    """Return every ``stride``-th pixel with as many times the channels, the new ones zero, half on each side."""
-    more = activity.shape[0] * (stride - 1) // 2
-    return jnp.pad(activity[:, ::stride, ::stride], ((more, more), (0, 0), (0, 0), (0, 0)))
+    """Take every ``stride``-th pixel and pad the channels with zeros, half on each side."""
+    padding = activity.shape[0] * (stride - 1) // 2
+    return jnp.pad(activity[:, ::stride, ::stride], ((padding, padding), (0, 0), (0, 0), (0, 0)))
 
 
 class _Network(NamedTuple):

@@ -1,4 +1,4 @@
-"""Convex problems whose workers hold different data: least squares, and regularised logistic regression."""
+"""Convex problems with different data on each worker: least squares, and logistic regression."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,30 +26,31 @@ def least_squares(
 ) -> Problem:
     """Return linear least squares on synthetic data, each worker with its own shard.
 
-    Worker ``i`` holds ``examples`` pairs ``(a, b)`` with ``b = <a, x_i> + label_noise xi``, ``xi`` standard normal.
-    The features ``a`` and the truths ``x_i`` are those of `asyncsim.problems.convex.make_shards`: the
-    covariance of the features has eigenvalues from 1 down to ``1/condition``, and the truths are normal around one
-    that all share, which is of size one, with a distance of ``heterogeneity`` from it, in root mean square. The loss
-    of a minibatch is the mean of ``(<a, x> - b)^2 / 2``; the objective is the mean over all workers' examples. The
-    parameters are the vector ``x`` and start at zero.
+    Worker ``i`` holds ``examples`` pairs ``(a, b)`` with ``b = <a, x_i> + label_noise xi``, ``xi``
+    standard normal. `asyncsim.problems.convex.make_shards` draws the features ``a`` and the truths
+    ``x_i``: the covariance of the features has eigenvalues from 1 down to ``1/condition``, and the
+    truths are normal around a shared truth of size one, at a distance of ``heterogeneity`` in root
+    mean square. The loss of a minibatch is the mean of ``(<a, x> - b)^2 / 2``; the objective is the
+    mean over all workers' examples. The parameters are the vector ``x`` and start at zero.
 
-    With ``batch_size = examples`` every gradient is the full one of its worker. Least squares with 10,000 examples
-    in all and 40 workers is also what Mishchenko et al. (2022, arXiv 2206.07638) experiment with; their features are
-    uniform, not normal, their workers alike, and their parameters 400: ``least_squares(workers=40, dimension=400,
-    condition=1, label_noise=1e-5, batch_size=250)`` is close, up to the scale of the features.
+    With ``batch_size = examples`` every gradient is the full gradient of its worker. Mishchenko et
+    al. (2022, arXiv 2206.07638) also use least squares with 10,000 examples and 40 workers; their
+    features are uniform, not normal, their workers are alike, and there are 400 parameters.
+    ``least_squares(workers=40, dimension=400, condition=1, label_noise=1e-5, batch_size=250)`` is
+    close, up to the scale of the features.
 
-    Examples ``{"features": [dimension], "target": []}``; ``evaluate`` gives ``"loss"``, the objective; ``"excess"``,
-    the objective minus its minimum; and ``"gradient_norm"``. The minimiser is solved for in float64, and the excess is
-    the mean of ``<a, x - minimiser>^2 / 2``, so it has no cancellation and becomes as small as the square of the
-    precision.
+    Examples ``{"features": [dimension], "target": []}``; ``evaluate`` gives ``"loss"``, the
+    objective; ``"excess"``, the objective minus its minimum; and ``"gradient_norm"``. The minimiser
+    is computed in float64, and the excess is the mean of ``<a, x - minimiser>^2 / 2``, so it has no
+    cancellation and can become as small as the square of the precision.
 
     Parameters
     ----------
     workers : int
         Number of shards. The workers of a run must divide it; a single worker has all the data.
     heterogeneity : float
-        How far each worker's truth lies from the shared one, zero or above; 0: all workers draw from one
-        distribution, and their shards differ by chance only.
+        Distance of each worker's truth from the shared one, zero or above; 0: all workers draw from
+        one distribution, and their shards differ by chance only.
     dimension, examples : int
         Number of parameters, and of each worker's examples.
     condition : float
@@ -81,9 +82,10 @@ def convex(
     train: dict[str, np.ndarray],
     config: dict[str, Any],
 ) -> Problem:
-    """Return the problem of an objective of the vector ``x`` on shards, one for each worker, started at zero.
+    """Return the problem of an objective of the vector ``x`` on one shard for each worker.
 
-    ``excess`` goes from ``x``, the data and the objective there to the objective less its minimum.
+    ``excess`` maps ``x``, the data and the objective's value to the value less the minimum. ``x``
+    starts at zero.
     """
 
     def evaluate(x: jax.Array, state: Any, data: Any) -> dict[str, jax.Array]:
@@ -104,11 +106,11 @@ def convex(
 
 
 class Shards(NamedTuple):
-    """The shards of some workers, in the order in which worker ``i`` of ``n`` holds examples ``i, i + n, ...``."""
+    """The workers' shards; worker ``i`` of ``n`` has the examples ``i, i + n, ...``."""
 
     #: Shape ``[examples * workers, dimension]``.
     features: np.ndarray
-    #: What each example's worker would find without noise, ``<a, x_i>``; shape ``[examples * workers]``.
+    #: The label of each example without noise, ``<a, x_i>``; shape ``[examples * workers]``.
     response: np.ndarray
     #: One standard normal number an example, for noise or labels; shape ``[examples * workers]``.
     draw: np.ndarray
@@ -117,17 +119,17 @@ class Shards(NamedTuple):
 def make_shards(
     purpose: str, workers: int, dimension: int, examples: int, condition: float, heterogeneity: float, data_seed: int
 ) -> Shards:
-    """Return the data of ``workers`` workers, each from its own stream: adding a worker changes nobody else's.
+    """Draw the data of each worker from its own stream: adding a worker changes no other's data.
 
     A feature vector is ``a = sqrt(h) z`` with ``z`` standard normal, so the covariance of the features has the
     eigenvalues ``h``, in geometric steps from 1 down to ``1/condition``. The truth of worker ``i`` is::
 
         x_i = x_0 + heterogeneity v_i,    x_0, v_i ~ N(0, I / dimension)
 
-    so two workers' truths are ``heterogeneity sqrt(2)`` apart, in root mean square, and zero makes all workers draw
-    from one distribution.
+    so two workers' truths are ``heterogeneity sqrt(2)`` apart, in root mean square, and at zero all
+    workers draw from one distribution.
 
-    ``purpose`` names the streams; the other parameters are those of `least_squares`.
+    ``purpose`` names the streams; the other parameters are explained in `least_squares`.
     """
     workers, dimension = require_count("workers", workers), require_count("dimension", dimension)
     examples = require_count("examples", examples)
@@ -136,7 +138,7 @@ def make_shards(
     heterogeneity = require_nonnegative("heterogeneity", heterogeneity)
     streams = Streams(require_count("data_seed", data_seed, minimum=0), purpose)
     scale = np.geomspace(1, 1 / condition, dimension) ** 0.5
-    # Block 1 of worker 0 is what all share; block 0 of each worker is its own.
+    # Block 1 of worker 0 is shared by all; block 0 of each worker is its own.
     common = streams.generator(0, block=1).standard_normal(dimension)
     features = np.empty((examples, workers, dimension))
     response, draw = np.empty((2, examples, workers))
@@ -149,7 +151,7 @@ def make_shards(
     return Shards(features.reshape(-1, dimension), response.ravel(), draw.ravel())
 
 
-_SOLVED = 1e-10  # norm of the gradient at which the minimum is known to its last digit
+_SOLVED = 1e-10  # norm of the gradient at which the minimum is exact to the last digit
 
 
 def logistic(
@@ -169,16 +171,17 @@ def logistic(
     mean of ``log(1 + exp(-y <a, x>))``, in nats, plus ``regularisation |x|^2 / 2``; the objective is the same over
     all workers' examples. The parameters are the vector ``x`` and start at zero.
 
-    Examples ``{"features": [dimension], "label": []}``; ``evaluate`` gives ``"loss"``, the objective; ``"excess"``, the
-    objective minus its minimum, which in float32 round-off changes by a few 1e-7 of the loss, and by more of it where
-    the loss is small; and ``"gradient_norm"``. The minimum is solved for once, in float64, to a gradient of norm 1e-10.
+    Examples ``{"features": [dimension], "label": []}``; ``evaluate`` gives ``"loss"``, the
+    objective; ``"excess"``, the objective minus its minimum, with a round-off in float32 of a few
+    1e-7 of the loss, and of more where the loss is small; and ``"gradient_norm"``. The minimum is
+    computed once, in float64, to a gradient of norm 1e-10.
 
     Parameters
     ----------
     workers, heterogeneity, dimension, examples, condition, data_seed
         As in `least_squares`.
     regularisation : float
-        Above zero, so that there is one minimum also where the labels can be separated.
+        Above zero, so that the minimum is unique even if the labels can be separated.
     """
     config = locals()
     config["regularisation"] = regularisation = require_positive("regularisation", regularisation)
@@ -197,12 +200,12 @@ def logistic(
 
 
 def _labels(response: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """Return 1 with probability ``1 / (1 + exp(-response))``, else -1, from standard normal draws."""
+    """Set 1 with probability ``1 / (1 + exp(-response))``, else -1, by standard normal draws."""
     return np.where(ndtr(draw) < expit(response), 1.0, -1.0)
 
 
 def _minimum(features: np.ndarray, label: np.ndarray, regularisation: float) -> float:
-    """Return the minimum of the objective, by Newton's method in a trust region."""
+    """Compute the minimum of the objective, by Newton's method in a trust region."""
     examples, dimension = features.shape
     signed = label[:, None] * features
 

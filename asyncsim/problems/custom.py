@@ -12,7 +12,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
 
-_WIDEST = 8  # bytes of a number that JAX holds
+_WIDEST = 8  # bytes of the widest number in JAX
 
 
 def custom(
@@ -36,8 +36,9 @@ def custom(
     Parameters
     ----------
     init : callable
-        ``init(key)`` returns the initial parameters, a tree of floating-point arrays. A draw without a dtype gives
-        other numbers in float64 than in float32; drawn in ``jnp.float32``, runs of both start from the same values.
+        ``init(key)`` returns the initial parameters, a tree of floating-point arrays. A draw
+        without a dtype gives different numbers in float64 and float32; draw in ``jnp.float32`` to
+        start both from the same values.
     loss : callable
         ``loss(params, batch, key)`` returns the mean loss of a minibatch, a scalar. With ``init_state``:
         ``loss(params, state, batch, key)`` returns the scalar and the new state. ``batch`` has the tree
@@ -49,26 +50,28 @@ def custom(
     evaluate : callable, optional
         ``evaluate(params, data)``, or ``evaluate(params, state, data)`` with ``init_state``, returns a
         dict of scalars with ``"loss"`` among them, over all examples of ``data``. Default: the mean
-        loss, a thousand examples at a time, with one fixed key.
+        loss, a thousand examples at a time, with a fixed key.
     init_state : callable, optional
         ``init_state()`` returns the initial state that is not trained. Each worker has its own, which no message
-        carries; an evaluation sees their mean, of integers the first worker's.
+        carries; an evaluation sees their mean, and the first worker's integers.
     name : str
         Name of one line, for tables and file names.
     sharded : bool
         Worker ``i`` of ``n`` draws from its own examples ``i, i + n, ...`` instead of from all.
     config : dict, optional
-        Further values for provenance; runs are saved with arrays as lists, and what JSON has not as text.
+        Further values for provenance; runs are saved with arrays as lists, and values unknown to
+        JSON as text.
     predict : callable, optional
-        ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
-        of some examples; deterministic, and without the state of ``init_state``. The examples must be a dict with a
-        ``"label"`` each, whole numbers from zero on. The study ``ensembles`` needs it.
+        ``predict(params, data)`` returns the scores of the classes before the softmax, shape
+        ``[examples, classes]``; deterministic, and without the state of ``init_state``. The
+        examples must be a dict with a ``"label"``, whole numbers from zero on. The study
+        ``ensembles`` needs it.
 
     Raises
     ------
     InputError
-        Arrays that do not fit each other or the batch, or that JAX cannot hold; functions that return something else; a
-        name that cannot be that of a folder, or a config that is no dict.
+        For arrays that do not fit each other or the batch, or that JAX cannot represent; functions
+        with wrong results; a name that is not valid for a folder, or a config that is no dict.
     """
     if config is not None and not isinstance(config, Mapping):
         raise InputError(f"config = {config!r}: must be a dict, or another mapping, of values by name")
@@ -87,18 +90,18 @@ def custom(
         predict=predict,
         config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
     )
-    own = f"evaluate({_evaluated(init_state is not None)})"
-    _check_functions(problem, own if evaluate is not None else "loss of all examples, as there is no evaluate")
+    call = f"evaluate({_evaluated(init_state is not None)})"
+    _check_functions(problem, call if evaluate is not None else "loss of all examples, as there is no evaluate")
     return problem
 
 
 def _evaluated(stateful: bool) -> str:
-    """Return what a user's ``evaluate`` is called with."""
+    """Return the arguments of a user's ``evaluate``, as text."""
     return "params, state, data" if stateful else "params, data"
 
 
 def _evaluation(loss: Callable[..., Any], evaluate: Callable[..., Any] | None, stateful: bool) -> Callable:
-    """Return ``evaluate(params, state, data)`` made from what the user gave."""
+    """Return ``evaluate(params, state, data)``, from the user's function or else the mean loss."""
     if evaluate is not None:
         names = _evaluated(stateful)
         _require_call("evaluate", evaluate, names, *names.split())
@@ -126,13 +129,14 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
         array = np.asarray(leaf)
         if array.dtype.kind not in "biuf":
             raise InputError(
-                f"{argument}: an array of {array.dtype}; must be of NumPy's real numbers: convert it, with "
-                "astype(np.float32) say"
+                f"{argument}: an array of {array.dtype}; must be of NumPy's real numbers: convert it, for example "
+                "with astype(np.float32)"
             )
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype.itemsize > _WIDEST:
             raise InputError(
-                f"{argument}: an array of {array.dtype}, which JAX cannot hold; convert it, with astype(np.float64) say"
+                f"{argument}: an array of {array.dtype}, which JAX cannot hold; convert it, for example with "
+                "astype(np.float64)"
             )
         return array
 
@@ -140,14 +144,11 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
     if isinstance(data, list | tuple) and not any(leaf.ndim for leaf in jax.tree.leaves(arrays)):
         raise InputError(f"{argument}: a {type(data).__name__} of numbers; give an array, or a tree of arrays")
     if not all(leaf.ndim for leaf in jax.tree.leaves(arrays)):
-        raise InputError(
-            f"{argument}: needs arrays of examples, and has numbers, as lists have; give arrays in their place"
-        )
+        raise InputError(f"{argument}: needs arrays of examples, and has numbers, as lists have; give arrays instead")
     return arrays
 
 
 def _require_alike(train: Tree, test: Tree) -> None:
-    """Raise InputError unless ``test`` has the tree and the shapes of ``train``, the leading axis aside."""
     if train is None or test is None:
         return
     if _tree(test) != _tree(train):
@@ -158,16 +159,16 @@ def _require_alike(train: Tree, test: Tree) -> None:
 
 
 def _check_functions(problem: Problem, evaluation: str) -> None:
-    """Raise InputError unless the functions return what they must; traces them, computes nothing.
+    """Check the results of the functions by tracing them, without computing.
 
-    ``evaluation`` is what the user knows the problem's ``evaluate`` as.
+    ``evaluation`` is the name of the problem's ``evaluate`` in errors.
     """
     params = _shapes(_traced("init", "key", problem.init, jax.random.key(0)))
     kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
         raise InputError(
-            f"init: must return a tree of floating-point arrays, gave {tree_text(params)}; what is not trained belongs "
-            "to init_state, or to what loss closes over"
+            f"init: must return a tree of floating-point arrays, gave {tree_text(params)}; untrained arrays belong "
+            "to init_state, or to the closure of loss"
         )
     if not any(leaf.size for leaf in jax.tree.leaves(params)):
         raise InputError(
@@ -209,10 +210,10 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
 
 
 def _check_predict(problem: Problem, predict: Callable[[Tree, Tree], jax.Array], params: Tree) -> None:
-    given = {name: data for name, data in (("train", problem.train), ("test", problem.test)) if data is not None}
-    if not given:
+    data_sets = {name: data for name, data in (("train", problem.train), ("test", problem.test)) if data is not None}
+    if not data_sets:
         raise InputError("predict: there are no examples to predict; give train and test, or leave it out")
-    for argument, data in given.items():
+    for argument, data in data_sets.items():
         scores = _traced("predict", "params, data", predict, params, _shapes(data))
         examples = count_examples(argument, data)
         if getattr(scores, "shape", ())[:-1] != (examples,) or not jnp.issubdtype(scores.dtype, jnp.floating):
@@ -233,21 +234,21 @@ def _check_predict(problem: Problem, predict: Callable[[Tree, Tree], jax.Array],
             )
 
 
-def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:
-    """Return the shapes of what a function returns; raise InputError if it takes other arguments, or fails."""
-    _require_call(argument, function, names, *given)
+def _traced(argument: str, names: str, function: Any, *arguments: Any) -> Any:
+    """Trace a function and return the shapes of its results; raise InputError if it fails."""
+    _require_call(argument, function, names, *arguments)
     call = f"{argument}({names})"
     with naming_failures(call):
-        return shapes_of(call, function, *given, key="from the key that init and loss are given")
+        return shapes_of(call, function, *arguments, key="from the key that init and loss are given")
 
 
 def _require_call(argument: str, function: Any, names: str, *values: Any) -> None:
-    """Raise InputError unless a function takes such arguments."""
+    """Check that a function takes these arguments."""
     try:
         signature = inspect.signature(function)
     except TypeError:
         raise InputError(f"{argument} = {function!r}: must be a function, {argument}({names})") from None
-    except ValueError:  # of functions that are not written in Python
+    except ValueError:  # functions that are not written in Python
         return
     try:
         signature.bind(*values)
@@ -264,7 +265,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two leaves have the same shape and type; floating-point ones get the run's precision."""
+    """Compare shapes and types of two leaves; floating-point types get the run's precision."""
     floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (a, b))
     return a.shape == b.shape and (floating or a.dtype == b.dtype)
 
@@ -274,7 +275,7 @@ def _tree(data: Tree) -> Any:
 
 
 def _shapes(tree: Tree, examples: int | None = None) -> Tree:
-    """Return the shapes and dtypes that a replay would give, floats in JAX's default precision."""
+    """Return shapes and dtypes as a replay has them, floats in JAX's default precision."""
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         kind = jnp.result_type(float) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype

@@ -1,4 +1,4 @@
-"""Data sets as files, where they are looked for, fetched from, checked and read; and the check of their examples."""
+"""Data files: find, download, check and read them; and check the examples in them."""
 
 import contextlib
 import gzip
@@ -31,10 +31,10 @@ MNIST_MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
-#: SHA-256 of the archive, as TensorFlow Datasets and MLDatasets.jl have it. Its page has only an MD5.
+#: SHA-256 of the archive, from TensorFlow Datasets and MLDatasets.jl. Its page has only an MD5.
 CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 CIFAR10_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
-#: SHA-256 of the files in the archive, as TorchVision for Ruby has them.
+#: SHA-256 of the files in the archive, from TorchVision for Ruby.
 CIFAR10_FILES = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -54,37 +54,38 @@ _TIMEOUT = 30  # seconds without an answer
 def load_mnist(
     data_dir: str | os.PathLike | None = None, files: Mapping[str, str] = MNIST_FILES
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of MNIST's files, uint8, by file name.
+    """Load MNIST's files as uint8 arrays, by file name.
 
-    ``data_dir``: a folder that holds ``mnist/`` with the files, gzipped or not. Without it the folder named by the
-    environment variable ``ASYNCSIM_DATA``; without that the user's cache, downloaded on first use. ``files``: SHA-256
-    of each file's uncompressed contents, by name.
+    ``data_dir``: a folder that contains ``mnist/`` with the files, gzipped or not. Without it the
+    folder named by the environment variable ``ASYNCSIM_DATA``; without that the user's cache,
+    downloaded on first use. ``files``: SHA-256 of each file's uncompressed contents, by name.
     """
-    given = _given_folder(data_dir)
-    if given is not None:
-        return {name: _parse_idx(*_read_given(given, name, sha)) for name, sha in files.items()}
+    folder = _given_folder(data_dir)
+    if folder is not None:
+        return {name: _parse_idx(*_read_given(folder, name, sha)) for name, sha in files.items()}
     return {name: _parse_idx(*_read_cached("mnist", name, sha)) for name, sha in files.items()}
 
 
 def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of CIFAR-10's binary files, uint8, shape ``[10000, 3073]``, by file name.
+    """Load CIFAR-10's binary files as uint8 arrays of shape ``[10000, 3073]``, by file name.
 
     A record is the label, from 0 to 9, then 32x32 pixels of red, of green and of blue.
 
-    ``data_dir``: a folder that holds ``cifar10/`` with the standard archive, or with the six ``.bin`` files that are in
-    it, gzipped or not. Without it the folder named by ``ASYNCSIM_DATA``; without that the user's cache, downloaded on
-    first use. Archive and files must have the SHA-256 of the originals.
+    ``data_dir``: a folder that contains ``cifar10/`` with the standard archive, or with its six
+    ``.bin`` files, gzipped or not. Without it the folder named by ``ASYNCSIM_DATA``; without that
+    the user's cache, downloaded on first use. Archive and files must have the SHA-256 of the
+    originals.
     """
-    given = _given_folder(data_dir)
-    if given is None:
+    data_folder = _given_folder(data_dir)
+    if data_folder is None:
         return _read_cifar10_archive(_cached_cifar10_archive())
-    folder = given / "cifar10"
+    folder = data_folder / "cifar10"
     archive = folder / CIFAR10_ARCHIVE
     return _read_cifar10_archive(archive) if archive.is_file() else _read_cifar10_files(folder)
 
 
 def as_images(argument: str, examples: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Return examples as a dict of arrays; raise InputError unless they are images of a shape with labels 0 to 9."""
+    """Convert examples to a dict of arrays; check the images' shape and the labels, 0 to 9."""
     missing = {"image", "label"} - set(examples if isinstance(examples, Mapping) else ())
     if missing:
         raise InputError(f'{argument}: has no {" and no ".join(sorted(missing))}; give a dict of "image" and "label"')
@@ -105,7 +106,7 @@ def as_images(argument: str, examples: Mapping[str, np.ndarray], shape: tuple[in
 
 
 def _given_folder(data_dir: str | os.PathLike | None) -> Path | None:
-    """Return the folder that the argument or the environment names; None if neither does."""
+    """Return the folder that the argument or the environment names; None for neither."""
     if data_dir is not None:
         return require_path("data_dir", data_dir)
     named = os.environ.get(DATA_VARIABLE)
@@ -113,37 +114,36 @@ def _given_folder(data_dir: str | os.PathLike | None) -> Path | None:
 
 
 def _read_cifar10_files(folder: Path) -> dict[str, np.ndarray]:
-    """Return the records of the files in a folder."""
-    found = {}
+    records = {}
     for name, sha256 in CIFAR10_FILES.items():
         paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
         if not paths:
             raise InputError(f"{folder / name}: no such file, gzipped or not; {_cifar10_ways()}")
-        found[name] = _cifar10_records(_read_checked(paths[0], sha256, _cifar10_ways()))
-    return found
+        records[name] = _cifar10_records(_read_checked(paths[0], sha256, _cifar10_ways()))
+    return records
 
 
 def _cached_cifar10_archive() -> Path:
-    """Return the path of the archive in the user's cache, downloading it if need be."""
+    """Return the path of the archive in the user's cache; download it if missing."""
     folder = Path(pooch.os_cache("asyncsim")) / "cifar10"
-    # An archive of another hash, a damaged one say, is downloaded anew.
-    known = f"sha256:{CIFAR10_SHA256}"
-    return _download(CIFAR10_MIRRORS, CIFAR10_ARCHIVE, known, folder, lambda archive: archive, _cifar10_ways())
+    # pooch downloads an archive with another hash, for example a damaged one, again.
+    digest = f"sha256:{CIFAR10_SHA256}"
+    return _download(CIFAR10_MIRRORS, CIFAR10_ARCHIVE, digest, folder, lambda archive: archive, _cifar10_ways())
 
 
 def _read_cifar10_archive(path: Path) -> dict[str, np.ndarray]:
-    """Return the records of the files in the standard archive; raise InputError unless it is that."""
+    """Read the records of the files in the standard archive; raise InputError for another one."""
     contents = path.read_bytes()
     if hashlib.sha256(contents).hexdigest() != CIFAR10_SHA256:
         raise InputError(f"{path}: damaged, or not the standard archive (SHA-256 differs); {_cifar10_ways()}")
-    found = {}
+    records = {}
     with tarfile.open(fileobj=io.BytesIO(contents)) as archive:
         for member in archive:
             name = Path(member.name).name
             file = archive.extractfile(member) if name in CIFAR10_FILES else None
             if file is not None:
-                found[name] = _cifar10_records(file.read())
-    return {name: found[name] for name in CIFAR10_FILES}  # in the archive they are in another order
+                records[name] = _cifar10_records(file.read())
+    return {name: records[name] for name in CIFAR10_FILES}  # the archive has another order
 
 
 def _cifar10_records(contents: bytes) -> np.ndarray:
@@ -151,7 +151,7 @@ def _cifar10_records(contents: bytes) -> np.ndarray:
 
 
 def _read_given(folder: Path, name: str, sha256: str) -> tuple[Path, bytes]:
-    """Return the path and the contents of ``folder/mnist/name``, or of the same with ``.gz``."""
+    """Read ``folder/mnist/name``, or the same with ``.gz``; return its path and contents."""
     for path in (folder / "mnist" / name, folder / "mnist" / f"{name}.gz"):
         if path.is_file():
             return path, _read_checked(path, sha256)
@@ -159,10 +159,10 @@ def _read_given(folder: Path, name: str, sha256: str) -> tuple[Path, bytes]:
 
 
 def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
-    """Return the path and the contents of a file in the user's cache, downloading it if need be."""
+    """Read a file in the user's cache, downloading it if missing; return its path and contents."""
     path = Path(pooch.os_cache("asyncsim")) / data_set / name
     if path.is_file():
-        with contextlib.suppress(InputError):  # a damaged cache mends itself
+        with contextlib.suppress(InputError):  # a damaged cache is downloaded again
             return path, _read_checked(path, sha256)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,26 +180,26 @@ def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
 
 
 def _download(
-    mirrors: Sequence[str], file: str, known: str | None, folder: Path, use: Callable[[Path], Any], remedy: str
+    mirrors: Sequence[str], file: str, digest: str | None, folder: Path, use: Callable[[Path], Any], remedy: str
 ) -> Any:
-    """Return what ``use`` makes of a file from the first mirror that gives it; ``known``: its hash."""
+    """Download a file from the first working mirror and return the result of ``use`` on it."""
     failures = []
     for mirror in mirrors:
         fetch = pooch.HTTPDownloader(progressbar=True, timeout=_TIMEOUT)
         try:
             with _quiet(pooch.get_logger()):
-                return use(Path(pooch.retrieve(f"{mirror}{file}", known, file, folder, downloader=fetch)))
+                return use(Path(pooch.retrieve(f"{mirror}{file}", digest, file, folder, downloader=fetch)))
         except (OSError, ValueError) as error:
             failures.append(f"{mirror}: {type(error).__name__}")
-            if known is None:  # else pooch would take the wrong file for the next mirror's
+            if digest is None:  # or pooch would reuse it for the next mirror
                 Path(folder, file).unlink(missing_ok=True)
-    name = file.removesuffix(".gz") if known is None else file
+    name = file.removesuffix(".gz") if digest is None else file
     raise InputError(f"{name}: not in the cache, and no download ({'; '.join(failures)}); {remedy}")
 
 
 @contextlib.contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Hide a logger's advice for the length of a block."""
+    """Hide a logger's advice within a block."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -209,7 +209,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 def _read_checked(path: Path, sha256: str, remedy: str | None = None) -> bytes:
-    """Return a file's uncompressed contents; raise InputError unless they have this SHA-256."""
+    """Read a file's uncompressed contents; raise InputError unless they have this SHA-256."""
     remedy = remedy or _ways(path.name)
     try:
         contents = path.read_bytes()
@@ -222,7 +222,7 @@ def _read_checked(path: Path, sha256: str, remedy: str | None = None) -> bytes:
 
 
 def _parse_idx(path: Path, contents: bytes) -> np.ndarray:
-    """Return the array of an IDX file: two zero bytes, the type, the rank, the sizes, the values."""
+    """Parse an IDX file: two zero bytes, the type, the rank, the sizes, the values."""
     rank = contents[3] if len(contents) > 3 else 0
     header = 4 + 4 * rank
     if contents[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(contents) < header:
@@ -243,6 +243,6 @@ def _cifar10_ways() -> str:
 
 def _supply(files: str) -> str:
     return (
-        f"supply {files} in the folder that the data_dir option names, or in the one that {DATA_VARIABLE} names, or "
+        f"supply {files} in the folder that the data_dir option names, or in the folder that {DATA_VARIABLE} names, or "
         "connect to a network once for the download"
     )

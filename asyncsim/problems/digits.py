@@ -28,9 +28,9 @@ def digits(
     sharded: bool = False,
     dirichlet: float | None = None,
 ) -> Problem:
-    """Return the digits and a multilayer perceptron with rectifiers, 17,226 parameters as it comes.
+    """Return the digits and a multilayer perceptron with rectifiers, by default 17,226 parameters.
 
-    1,797 images of 8x8 pixels, scaled to [0, 1]; every fifth of each class is held out for the test
+    1,797 images of 8x8 pixels, scaled to [0, 1]; every fifth image of each class is for the test
     (1,437 and 360).
 
     Examples ``{"image": [64], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"``.
@@ -40,8 +40,8 @@ def digits(
     hidden : sequence of int
         Units of each hidden layer; none gives multinomial logistic regression.
     dirichlet : float, optional
-        Each worker draws from a shard of its own whose classes are mixed by a Dirichlet distribution: 0.1 gives it few
-        of them, 100 all alike. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
+        Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
+        about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     """
     if not isinstance(hidden, Sequence):
         raise InputError(f"hidden = {hidden!r}: must be a list with the units of each hidden layer")
@@ -79,7 +79,7 @@ def digits(
 
 
 def _logits(params: Any, images: jax.Array) -> jax.Array:
-    """Return the class scores, shape ``[examples, 10]``, of ``images``, shape ``[examples, 64]``."""
+    """Compute class scores, ``[examples, 10]``, from ``images``, ``[examples, 64]``."""
     *hidden, last = params
     activity = images
     for layer in hidden:
@@ -89,14 +89,13 @@ def _logits(params: Any, images: jax.Array) -> jax.Array:
 
 @functools.cache
 def _load() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the training and the test examples."""
     table = _table()
     by_class = np.argsort(table[:, -1], kind="stable")
     held_out = by_class[::_TEST_EVERY]
-    kept = np.setdiff1d(by_class, held_out)
-    # The file runs through the classes in turn, so unshuffled shards would hold few of them.
-    kept = Streams(0, "digits").generator(0).permutation(kept)
-    return _examples(table[kept]), _examples(table[held_out])
+    training = np.setdiff1d(by_class, held_out)
+    # The file runs through the classes in turn, so unshuffled shards would contain few of them.
+    training = Streams(0, "digits").generator(0).permutation(training)
+    return _examples(table[training]), _examples(table[held_out])
 
 
 def _examples(table: np.ndarray) -> dict[str, np.ndarray]:
@@ -107,10 +106,10 @@ def _examples(table: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _table() -> np.ndarray:
-    """Return scikit-learn's table, shape ``[1797, 65]``: pixels from 0 to 16, then the class."""
-    # Reading the bundled file takes a hundredth of the time that importing scikit-learn does.
-    found = importlib.util.find_spec("sklearn")
-    folders = list(found.submodule_search_locations or ()) if found else []
+    """Read scikit-learn's table, shape ``[1797, 65]``: pixels from 0 to 16, then the class."""
+    # Reading the bundled file takes a hundredth of the time of importing scikit-learn.
+    spec = importlib.util.find_spec("sklearn")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in folders:
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.is_file():

@@ -1,4 +1,4 @@
-"""What the networks share: initial weights, layers with the examples innermost, cross-entropy and accuracy."""
+"""Building blocks of the networks: initial weights, layers with the examples innermost, losses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,21 +10,22 @@ import numpy as np
 
 from asyncsim.problems.problem import Problem, mean_in_pieces
 
-_SMALL = 1e-5  # keeps a constant group's variance from being divided by
+_SMALL = 1e-5  # keeps the division by a constant group's variance finite
 
 
 def initial_layers(
     key: jax.Array, shapes: Sequence[tuple[int, ...]], gain: float = 1.0, biases: bool = True
 ) -> list[dict[str, jax.Array]]:
-    """Return layers with weights and biases uniform in ±gain/sqrt(fan_in).
+    """Draw layers with weights and biases uniform in ±gain/sqrt(fan_in).
 
-    Drawn in float32 whatever the run's precision, so that both precisions start from the same values.
+    The draws are in float32 whatever the run's precision, so that both precisions start from the
+    same values.
 
     ``key``: random key. ``shapes``: shape of each layer's weights, units last; ``fan_in`` is the product of the other
     sizes. ``gain``: 1 is PyTorch's default, ``sqrt(6)`` suits rectifiers (He et al. 2015, arXiv 1502.01852).
     ``biases``: draw the biases too; else they are zero.
     """
-    # One draw for all layers: JAX compiles a draw of every other size anew, 0.2 s each.
+    # One draw for all layers: JAX compiles each other size of draw separately, 0.2 s each.
     sizes = [math.prod(shape) + shape[-1] for shape in shapes]
     draws = jnp.split(jax.random.uniform(key, (sum(sizes),), jnp.float32, -gain, gain), np.cumsum(sizes)[:-1])
     layers = []
@@ -35,20 +36,21 @@ def initial_layers(
 
 
 def dense(layer: dict[str, jax.Array], activity: jax.Array) -> jax.Array:
-    """From shape ``[inputs, examples]`` to ``[units, examples]``."""
+    """Map shape ``[inputs, examples]`` to ``[units, examples]``."""
     return layer["weight"].T @ activity + layer["bias"][:, None]
 
 
 def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
-    """Return the convolution with a square kernel, plus the bias where the layer has one.
+    """Convolve with a square kernel, and add the bias if the layer has one.
 
     From ``[channels, height, width, examples]`` to ``[units, new height, new width, examples]``.
 
-    The patches are stacked in front and the examples are innermost: on a CPU the convolution is then one matrix
-    product over long rows, three times quicker than XLA's own, also inside a loop (where XLA's own slows down).
+    The patches are stacked in front and the examples are innermost: on a CPU the convolution is
+    then one matrix product over long rows, three times faster than XLA's convolution, which is even
+    slower inside a loop.
 
-    ``layer``: ``"weight"``, shape ``[kernel, kernel, channels, units]``, and maybe ``"bias"``, shape ``[units]``.
-    ``stride``: pixels between two patches. ``padding``: zeros on every side.
+    ``layer``: ``"weight"``, shape ``[kernel, kernel, channels, units]``, and optionally ``"bias"``,
+    shape ``[units]``. ``stride``: pixels between two patches. ``padding``: zeros on every side.
     """
     kernel, _, channels, units = layer["weight"].shape
     if padding:
@@ -67,14 +69,14 @@ def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, 
 
 
 def max_pool(activity: jax.Array) -> jax.Array:
-    """Return the maximum of every 2x2 pixels of ``[channels, height, width, examples]``, without an odd last row."""
+    """Take maxima over 2x2 pixels of ``[channels, height, width, examples]``; drop odd rows."""
     channels, height, width, examples = activity.shape
     even = activity[:, : height // 2 * 2, : width // 2 * 2]
     return even.reshape(channels, height // 2, 2, width // 2, 2, examples).max((2, 4))
 
 
 def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) -> jax.Array:
-    """Return the activity with each example's groups of channels standardised, then scaled and shifted by channel.
+    """Standardise each example's groups of channels, then scale and shift by channel.
 
     ``layer``: ``"scale"`` and ``"bias"``, shape ``[channels]``. ``groups``: number of groups; divides the channels.
 
@@ -90,18 +92,19 @@ def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) ->
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, axis: int = -1) -> jax.Array:
-    """Return the mean cross-entropy, in nats.
+    """Compute the mean cross-entropy, in nats.
 
-    ``logits``: classes along ``axis``, examples along the other. ``labels``: shape ``[examples]``, the right classes.
-    ``axis``: 0 or -1.
+    ``logits``: classes along ``axis``, examples along the other. ``labels``: shape ``[examples]``,
+    the true classes. ``axis``: 0 or -1.
     """
-    # A product with the one-hot labels: its gradient is elementwise, a gather's is a scatter.
+    # A product with the one-hot labels has an elementwise gradient; a gather's gradient is a
+    # scatter.
     one_hot = jax.nn.one_hot(labels, logits.shape[axis], dtype=logits.dtype, axis=axis)
     return -jnp.sum(one_hot * jax.nn.log_softmax(logits, axis)) / labels.size
 
 
 def accuracy(logits: jax.Array, labels: jax.Array, axis: int = -1) -> jax.Array:
-    """Return the share of examples whose largest logit is the right class; same shapes as above."""
+    """Compute the share of examples whose largest logit is the true class; see `cross_entropy`."""
     right = jnp.argmax(logits, axis).astype(labels.dtype) == labels
     return jnp.mean(right, dtype=logits.dtype)
 
@@ -118,9 +121,10 @@ def classifier(
 ) -> Problem:
     """Return the problem of a network's cross-entropy on labelled images.
 
-    ``scores``: ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key of what is random in
-    training, and None elsewhere. ``config``: with ``batch_size``, ``sharded`` and ``dirichlet``. ``piece``: examples
-    evaluated at a time. ``evaluated``: examples that are evaluated, the first ones; by default all.
+    ``scores``: ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key
+    draws the training noise, such as dropout, and is None in evaluations. ``config``: with
+    ``batch_size``, ``sharded`` and ``dirichlet``. ``piece``: examples evaluated at a time.
+    ``evaluated``: number of examples evaluated, the first ones; default all.
     """
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""MNIST with the networks of Hermans' papers: the GEM paper's convolutional one, and his thesis' perceptron."""
+"""MNIST with the networks of Hermans' papers: the GEM paper's CNN and his thesis' perceptron."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from asyncsim.problems.problem import Problem
 
 _MEAN, _STD = 0.1307, 0.3081  # of the training pixels, in [0, 1]
 _KERNEL = 5
-_EVALUATION_PIECE = 100  # images whose patches stay in a CPU's cache: 1.6 times as fast as 1,000
+_EVALUATION_PIECE = 100  # images; their patches fit a CPU's cache: 1.6 times as fast as 1,000
 _CNN = {
     "conv1": (_KERNEL, _KERNEL, 1, 10),
     "conv2": (_KERNEL, _KERNEL, 10, 20),
@@ -58,10 +58,10 @@ def mnist(
         Probability that a channel of an example is dropped by ``"cnn"``, from 0 to below 1; default 0.5. Evaluation
         drops none.
     data_dir : path, optional
-        Folder that holds ``mnist/``; default the one named by ``ASYNCSIM_DATA``, then a download.
+        Folder that contains ``mnist/``; default the folder in ``ASYNCSIM_DATA``, then a download.
     dirichlet : float, optional
-        Each worker draws from a shard of its own whose classes are mixed by a Dirichlet distribution: 0.1 gives it few
-        of them, 100 all alike. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
+        Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
+        about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
 
     References
     ----------
@@ -83,10 +83,10 @@ def mnist_from_arrays(
     network: str = "cnn",
     dirichlet: float | None = None,
 ) -> Problem:
-    """Return the problem of `mnist` on examples that are there already.
+    """Return the problem of `mnist` on the caller's examples.
 
-    ``train`` and ``test``: dicts of ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as the network wants
-    it; ``"label"``, int32, from 0 to 9.
+    ``train`` and ``test``: dicts of ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as
+    the network needs it; ``"label"``, int32, from 0 to 9.
     """
     probability = _checked_dropout(dropout, network)
 
@@ -108,7 +108,7 @@ def mnist_from_arrays(
 
 
 def _checked_dropout(dropout: float | None, network: str) -> float:
-    """Return the probability that a channel is dropped."""
+    """Return the probability of dropping a channel; raise InputError if the network has none."""
     if require_choice("network", network, NETWORKS) == "mlp":
         if dropout:
             raise InputError(f"dropout = {dropout}: the mlp has no channels to drop; leave it out, or choose the cnn")
@@ -137,16 +137,16 @@ def _init_mlp(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
 
 
 def _cnn_logits(params: Any, images: jax.Array, dropout: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-    """Return the class scores, shape ``[10, examples]``, of standardised ``images``, shape ``[examples, 28, 28]``.
+    """Compute class scores, ``[10, examples]``, from standardised ``images``, ``[examples, 28, 28]``.
 
-    The examples are the innermost axis all through, as `convolve` wants them.
+    The examples are the innermost axis throughout, as `convolve` requires.
     """
     activity = jnp.moveaxis(images, 0, -1)[None]
     activity = jax.nn.relu(max_pool(convolve(params["conv1"], activity)))
     activity = max_pool(convolve(params["conv2"], activity))
     if dropout > 0:
-        # After pooling, not before as in the paper: a channel's factor is not negative and the same
-        # everywhere, so both give the same and this is a quarter of the work.
+        # After pooling, not before as in the paper: a channel's factor is uniform and not negative,
+        # so the result is the same at a quarter of the work.
         activity = _drop_channels(activity, dropout, key)
     activity = jax.nn.relu(activity).reshape(-1, activity.shape[-1])
     activity = jax.nn.relu(dense(params["dense1"], activity))
@@ -155,9 +155,9 @@ def _cnn_logits(params: Any, images: jax.Array, dropout: float = 0.0, key: jax.A
 
 
 def _mlp_logits(params: Any, images: jax.Array) -> jax.Array:
-    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[examples, 28, 28]``.
+    """Compute class scores, ``[10, examples]``, from ``images``, ``[examples, 28, 28]``.
 
-    The examples innermost here too: on a CPU a third quicker than one row per example.
+    The examples are innermost here too: on a CPU a third faster than one row per example.
     """
     *hidden, last = params.values()
     activity = images.reshape(images.shape[0], -1).T
@@ -171,5 +171,5 @@ def _drop_channels(activity: jax.Array, dropout: float, key: jax.Array | None) -
     assert key is not None
     channels, _, _, examples = activity.shape
     # Drawn in float32 whatever the run's precision, so that both precisions drop the same channels.
-    kept = jax.random.uniform(key, (channels, 1, 1, examples), jnp.float32) >= dropout
-    return jnp.where(kept, activity / (1 - dropout), 0.0)
+    retained = jax.random.uniform(key, (channels, 1, 1, examples), jnp.float32) >= dropout
+    return jnp.where(retained, activity / (1 - dropout), 0.0)

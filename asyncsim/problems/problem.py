@@ -1,4 +1,4 @@
-"""What is being learnt: initial parameters, loss, data and evaluation."""
+"""A learning problem: initial parameters, loss, data and evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ EVALUATION_PIECE = 1000
 class Problem:
     """A learning problem; it knows nothing of workers, delays or staleness.
 
-    Floating-point leaves of the parameters and the data are cast to the run's precision by the replay,
-    so ``loss`` and ``evaluate`` follow the dtype of what they are given.
+    The replay casts floating-point leaves of the parameters and the data to the run's precision, so
+    ``loss`` and ``evaluate`` follow the dtype of their arguments.
 
     Attributes
     ----------
     name : str
         Short name of one line, for tables and file names.
     config : dict
-        What the problem was made from, as JSON values: provenance.
+        The problem's settings, as JSON values, for provenance.
     init : callable
         ``init(key)`` returns the initial parameters, any tree of floating-point arrays.
     loss : callable
@@ -46,20 +46,22 @@ class Problem:
         ``evaluate(params, state, data)`` returns a dict of scalars, ``"loss"`` at least, over all
         examples of ``data``; deterministic. ``state`` is None without ``init_state``.
     init_state : callable or None
-        ``init_state()`` returns the initial state that is not trained (running means, say), any tree. Each worker has
-        its own, which no message carries. An evaluation sees their mean, of integers the first worker's.
+        ``init_state()`` returns the initial state that is not trained (such as running means), any
+        tree. Each worker has its own, which no message carries. An evaluation sees their mean, and
+        the first worker's integers.
     sharded : bool
-        Workers draw from disjoint shards of ``train`` instead of the whole set each.
+        Workers draw from disjoint shards of ``train`` instead of the whole set.
     shards : int or None
-        How many shards ``train`` was laid out for, with ``sharded``: example ``k`` belongs to shard ``k % shards``.
-        The number of workers must divide it, so that no worker's examples come from parts of shards.
+        Number of shards in ``train``, with ``sharded``: example ``k`` belongs to shard
+        ``k % shards``. The number of workers must divide it, so that each worker gets whole shards.
     dirichlet : float or None
-        Workers draw from disjoint shards of ``train`` whose classes differ, the more the smaller it is: see
-        `dirichlet_shards`. ``train`` must be a dict with a ``"label"``. A run's seed draws the shards.
+        Workers draw from disjoint shards of ``train`` with different classes; the smaller, the more
+        different. See `dirichlet_shards`. ``train`` must be a dict with a ``"label"``. A run's seed
+        draws the shards.
     predict : callable or None
-        ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
-        of some examples with a ``"label"``; deterministic. None where there are no classes to predict, or they are not
-        said.
+        ``predict(params, data)`` returns the scores of the classes before the softmax, shape
+        ``[examples, classes]``, of examples with a ``"label"``; deterministic. None for problems
+        without classes or without such a function.
     """
 
     name: str
@@ -117,7 +119,7 @@ class Problem:
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
     def batch_indices(self, seed: int, workers: int) -> "BatchIndices | None":
-        """Return which examples each job of each worker sees; None for a problem without data."""
+        """Return the example indices of each worker's jobs; None for a problem without data."""
         if self.train is None or self.batch_size is None:
             return None
         if self.sharded and self.shards is not None and self.shards % require_count("workers", workers):
@@ -128,19 +130,20 @@ class Problem:
         if self.dirichlet is not None:
             shards = dirichlet_shards(self.train["label"], workers, self.dirichlet, seed)
             return BatchIndices(seed, workers, self.examples, self.batch_size, shards, "dirichlet=None")
-        # What was laid out for shards is made with an option for the examples of each, and cannot do without shards.
-        own = {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
-        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, **own)
+        # Such problems have an option for the examples of each worker, and no meaning without
+        # shards.
+        options = {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
+        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, **options)
 
     def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
-        """Return the minibatch loss and the new state, the same call with and without ``init_state``."""
+        """Compute the minibatch loss and the new state, with or without ``init_state``."""
         if self.init_state is None:
             return self.loss(params, batch, key), state
         return self.loss(params, state, batch, key)
 
 
 def count_examples(argument: str, data: Tree) -> int:
-    """Return the length of the leading axis that all arrays of ``data`` share; raise InputError if none."""
+    """Return the length of the arrays' common leading axis; raise InputError if there is none."""
     leaves = jax.tree.leaves(data)
     lengths = sorted({np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in leaves})
     if not lengths or lengths[0] == 0:
@@ -152,7 +155,7 @@ def count_examples(argument: str, data: Tree) -> int:
 
 
 def measures(problem: Problem) -> set[str]:
-    """Return what the runs of a problem are evaluated by: ``train_loss``, ``test_accuracy`` and so on."""
+    """List the columns of a problem's evaluations: ``train_loss``, ``test_accuracy`` and so on."""
     params = jax.eval_shape(problem.init, jax.random.key(0))
     state = problem.init_state() if problem.init_state else None
     data = {"train": problem.train} | ({} if problem.test is None else {"test": problem.test})
@@ -162,12 +165,12 @@ def measures(problem: Problem) -> set[str]:
 def mean_in_pieces(
     means: Callable[[Tree], dict[str, jax.Array]], data: Tree, piece: int = EVALUATION_PIECE
 ) -> dict[str, jax.Array]:
-    """Return the means over all examples of ``data``, at most ``piece`` examples at a time.
+    """Average over all examples of ``data``, at most ``piece`` examples at a time.
 
     Parameters
     ----------
     means : callable
-        From some of the examples to a dict of scalar means over them.
+        Maps some of the examples to a dict of scalar means over them.
     data : tree of arrays
         The examples, along the leading axis.
     piece : int
@@ -177,12 +180,12 @@ def mean_in_pieces(
     pieces, rest = divmod(examples, piece)
     if not pieces:
         return means(data)
-    whole = pieces * piece
-    stacked = jax.tree.map(lambda a: a[:whole].reshape(pieces, piece, *a.shape[1:]), data)
+    covered = pieces * piece
+    stacked = jax.tree.map(lambda a: a[:covered].reshape(pieces, piece, *a.shape[1:]), data)
     total = jax.tree.map(lambda mean: mean.mean(0), lax.map(means, stacked))
     if not rest:
         return total
-    last = means(jax.tree.map(lambda a: a[whole:], data))
+    last = means(jax.tree.map(lambda a: a[covered:], data))
     share = rest / examples
     return jax.tree.map(lambda a, b: (1 - share) * a + share * b, total, last)
 
@@ -194,9 +197,9 @@ class BatchIndices:
     """The example indices of every minibatch of every worker.
 
     A worker goes through its examples in epochs. Epoch ``e`` is a permutation from the named stream
-    (seed, "batches", worker, block ``e``), cut into full batches; the examples that do not fill a last
-    batch wait for the next epoch. So one seed gives a worker the same batches under every method and
-    trace and, unless they are ``sharded``, next to any number of other workers.
+    (seed, "batches", worker, block ``e``), cut into full batches; examples beyond the last full
+    batch are left out of that epoch. So one seed gives a worker the same batches under every method
+    and trace and, unless they are ``sharded``, with any number of workers.
 
     Parameters
     ----------
@@ -211,7 +214,7 @@ class BatchIndices:
         examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example. A list: the
         examples of each worker.
     remedy : str
-        What else helps where shards are too small, for the message.
+        Another remedy for small shards, for the error message.
     """
 
     def __init__(
@@ -245,17 +248,17 @@ class BatchIndices:
     def rows(self, worker: Any, job: Any, window: int = 1, local_steps: Any = None) -> np.ndarray:
         """Return the example indices of some jobs' minibatches, int32, shape ``[jobs, window, batch_size]``.
 
-        Quickest when each worker's jobs are asked for in increasing order: one epoch a worker is kept.
+        Fastest when each worker's jobs come in increasing order: one epoch a worker is stored.
 
         Parameters
         ----------
         worker, job : array_like of int, shape ``[jobs]``
-            The worker of each job, and which of that worker's jobs it is, from 0.
+            The worker of each job, and the job's number among that worker's jobs, from 0.
         window : int
-            Most local steps of a job.
+            Largest number of local steps of a job.
         local_steps : array_like of int, shape ``[jobs]``, optional
-            Those of each job, by default the window. The worker's step number is ``job * local_steps + step``; what is
-            returned for steps beyond those of a job is the next one's.
+            Local steps of each job, by default the window. The worker's step number is
+            ``job * local_steps + step``; rows beyond a job's steps belong to its next job.
         """
         workers = np.asarray(worker)
         first = np.asarray(job) * (window if local_steps is None else np.asarray(local_steps))
@@ -269,7 +272,7 @@ class BatchIndices:
         return rows
 
     def _draw(self, workers: np.ndarray, epoch: int) -> None:
-        """Make ``epoch`` the current one of ``workers``."""
+        """Shuffle the examples of ``workers`` for an epoch."""
         for worker in np.unique(workers[self._epoch[workers] != epoch]).tolist():
             generator = self._streams.generator(worker, block=epoch)
             permutation = generator.permutation(int(self._shard_size[worker]))
@@ -282,10 +285,11 @@ class BatchIndices:
 def dirichlet_shards(label: np.ndarray, workers: int, concentration: float, seed: int) -> list[np.ndarray]:
     """Split examples among workers whose mixtures of classes are drawn from a Dirichlet distribution.
 
-    Each worker has shares of the classes, ``q_i ~ Dirichlet(concentration, ..., concentration)``: near one class with
-    0.01, some of them with 0.1, all of them alike with 100. The workers, in random order, draw their examples by these
-    shares and put none back; the share of a class of which none is left goes to the others in proportion. Workers
-    have the same number of examples up to one, so that the mean of their losses is the loss of all examples.
+    Each worker has shares of the classes, ``q_i ~ Dirichlet(concentration, ..., concentration)``:
+    near one class with 0.01, some of them with 0.1, about equal shares with 100. The workers, in
+    random order, draw their examples by these shares without replacement; the share of an exhausted
+    class goes to the others in proportion. Workers have the same number of examples up to one, so
+    that the mean of their losses is the loss of all examples.
 
     All is drawn from the stream (seed, "dirichlet").
 
@@ -304,22 +308,23 @@ def dirichlet_shards(label: np.ndarray, workers: int, concentration: float, seed
 
     References
     ----------
-    Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution for federated visual
-    classification", arXiv 1909.06335: there the concentration of a class is also times its share of all examples.
+    Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution for federated
+    visual classification", arXiv 1909.06335: there the concentration of a class is also multiplied
+    by its share of examples.
     """
     generator = Streams(require_count("seed", seed, minimum=0), "dirichlet").generator(0)
-    pools = [generator.permutation(np.flatnonzero(label == one)) for one in np.unique(label)]
+    pools = [generator.permutation(np.flatnonzero(label == class_)) for class_ in np.unique(label)]
     shares = generator.dirichlet(np.full(len(pools), concentration), require_count("workers", workers))
-    left = np.array([len(pool) for pool in pools])
+    remaining = np.array([len(pool) for pool in pools])
     shards = [np.empty(0, int)] * workers
     for worker in generator.permutation(workers).tolist():
-        size, drawn = -(-(len(label) - worker) // workers), np.zeros_like(left)
+        size, drawn = -(-(len(label) - worker) // workers), np.zeros_like(remaining)
         while missing := size - int(drawn.sum()):
-            odds = np.where(drawn < left, shares[worker], 0)
-            if not odds.sum() > 0:  # its own classes are all gone
-                odds = (left - drawn).astype(float)
-            drawn = np.minimum(drawn + generator.multinomial(missing, odds / odds.sum()), left)
-        left -= drawn
-        own = [pool[end : end + count] for pool, end, count in zip(pools, left, drawn, strict=True)]
-        shards[worker] = np.sort(np.concatenate(own))
+            odds = np.where(drawn < remaining, shares[worker], 0)
+            if not odds.sum() > 0:  # all of the worker's classes are exhausted
+                odds = (remaining - drawn).astype(float)
+            drawn = np.minimum(drawn + generator.multinomial(missing, odds / odds.sum()), remaining)
+        remaining -= drawn
+        shard = [pool[end : end + count] for pool, end, count in zip(pools, remaining, drawn, strict=True)]
+        shards[worker] = np.sort(np.concatenate(shard))
     return shards

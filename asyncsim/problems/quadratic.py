@@ -14,9 +14,9 @@ from asyncsim.problems.problem import Problem
 def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) -> Problem:
     """Return the quadratic ``h_1 x_1^2 / 2 + h_2 x_2^2 / 2 + ...`` in its own axes, dimensionless.
 
-    A minibatch's loss is ``sum(h x^2) / 2 + noise <xi, x>`` with ``xi`` standard normal and drawn anew
-    for every gradient, so the gradient is ``h x + noise xi``. The parameters are the vector ``x``; there
-    is no data and ``batch`` is None.
+    A minibatch's loss is ``sum(h x^2) / 2 + noise <xi, x>`` with ``xi`` standard normal, drawn for
+    every gradient, so the gradient is ``h x + noise xi``. The parameters are the vector ``x``;
+    there is no data and ``batch`` is None.
 
     ``evaluate`` gives the noiseless ``"loss"``.
 
@@ -27,7 +27,7 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
     noise : float
         Standard deviation of each gradient coordinate, in units of the gradient.
     start : float or array_like, shape ``[parameters]``
-        Where every coordinate starts.
+        Initial value of every coordinate.
     """
     h = _vector("curvature", curvature)
     if h.ndim != 1 or not h.size or not np.all(h > 0):
@@ -58,7 +58,7 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
 
 def _vector(argument: str, value: ArrayLike) -> np.ndarray:
     try:
-        # Of the entries as they were given: NumPy makes numbers of texts and truth values.
+        # Check the original entries: NumPy converts texts and truth values to numbers.
         mistaken = any(np.asarray(entry).dtype.kind not in "iuf" for entry in np.asarray(value, object).flat)
         array = np.zeros(1) if mistaken else np.asarray(value, np.float64)
     except (TypeError, ValueError):

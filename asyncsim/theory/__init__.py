@@ -1,8 +1,8 @@
-"""Closed forms of asynchronous training: what a simulation must agree with.
+"""Closed forms of asynchronous training, against which simulations are tested.
 
-Each function states its assumptions; those that end in ``_theory`` say what is known of an `asyncsim.Cluster`. Times
-are in the unit of the laws (seconds); staleness is counted in versions between the read and the apply, so that one
-worker alone has staleness 0.
+Each function states its assumptions; names that end in ``_theory`` apply the closed forms to an
+`asyncsim.Cluster`. Times are in the unit of the laws (seconds); staleness is counted in versions
+between the read and the apply, so that one worker alone has staleness 0.
 """
 
 from asyncsim.theory.barriers import BoundedClocks, barrier_time, batch_time, bounded_clocks, sum_law

@@ -1,4 +1,4 @@
-"""What waiting costs: the time until all workers, or the first few, have finished, and bounded clocks exactly."""
+"""The cost of waiting: the time until all or the first few workers finish, and bounded clocks."""
 
 import functools
 import math
@@ -14,11 +14,12 @@ from scipy.special import betaincc
 from asyncsim.base.errors import InputError, require_count, require_list
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law, parse
 
-#: Nodes per panel, and panels between where the integrand begins to fall and where it ends.
+#: Nodes of a panel, and panels between the integrand's first fall and its end.
 _NODES, _PANELS = 12, 400
-#: How often a panel is halved at the most, and the part of the whole that does not count any more.
+#: Largest number of halvings of a panel, and the share of the integral below which changes are
+#: ignored.
 _HALVINGS, _SETTLED = 40, 1e-12
-#: Probability that does not count any more.
+#: Probability below which an event is ignored.
 _NEGLIGIBLE = 1e-16
 
 
@@ -39,32 +40,32 @@ def barrier_time(
     workers : int, optional
         Not needed with a sequence.
     first : int, optional
-        How many to wait for; all by default.
+        Number of workers to wait for; all by default.
     """
-    given = parse(law) if isinstance(law, str) else law
-    if not isinstance(given, Law | numbers.Real):
-        laws = [as_law(f"law[{i}]", one) for i, one in enumerate(require_list("law", given))]
+    law = parse(law) if isinstance(law, str) else law
+    if not isinstance(law, Law | numbers.Real):
+        laws = [as_law(f"law[{i}]", item) for i, item in enumerate(require_list("law", law))]
         count = len(laws)
         if workers is not None and workers != count:
             raise InputError(f"workers = {workers}: {count} laws are given; leave workers out")
     else:
         count = require_count("workers", workers)
-        laws = [as_law("law", given)]
+        laws = [as_law("law", law)]
     first = count if first is None else require_count("first", first)
     if first > count:
         raise InputError(f"first = {first}: must be at most workers = {count}")
-    if count == 1 or max(one.mean for one in laws) == 0:
+    if count == 1 or max(item_law.mean for item_law in laws) == 0:
         return laws[0].mean
-    if all(one == laws[0] for one in laws):
+    if all(item_law == laws[0] for item_law in laws):
         closed = _closed_form(laws[0], count, first)
         return _integrated(laws[:1], count, first) if closed is None else closed
     return _integrated(laws, count, first)
 
 
 def batch_time(law: Law | float | str, workers: int, batch: int = 1) -> float:
-    """Return the long-run mean time per version when the server makes one of every ``batch`` gradients.
+    """Return the long-run mean time per version if every ``batch`` gradients make one.
 
-    ``batch * mean / workers``, for any law, if workers start again at once: asynchronous SGD
+    ``batch * mean / workers``, for any law, if workers restart at once: asynchronous SGD
     (``batch = 1``), K-batch-async and, for exponential times, K-batch-sync (Dutta et al. 2018,
     arXiv 1803.01113).
     """
@@ -107,7 +108,7 @@ def _closed_form(law: Law, workers: int, first: int) -> float | None:
 
 
 def _integrated(laws: list[Law], workers: int, first: int) -> float:
-    """Integrate the probability that the barrier still stands; one law stands for all workers."""
+    """Integrate the probability of an incomplete barrier; a single law applies to all workers."""
 
     def finished(t: np.ndarray) -> np.ndarray:
         return np.stack([law.cdf(t) for law in laws])
@@ -115,12 +116,12 @@ def _integrated(laws: list[Law], workers: int, first: int) -> float:
     if first < workers:
         return _integral(lambda t: _fewer_than(first, workers, finished(t)), laws)
     # The mean of the maximum is the sum of the means less an integral whose integrand falls with the
-    # square of the laws' tails: exact means carry the heavy tails that no grid reaches.
+    # square of the laws' tails: the exact means contain the heavy tails that no grid reaches.
     repeats = workers / len(laws)
 
     def excess(t: np.ndarray) -> np.ndarray:
         late = 1 - finished(t)
-        with np.errstate(divide="ignore"):  # nobody has finished: log 0
+        with np.errstate(divide="ignore"):  # log 0 before the first finish
             all_finished_log = repeats * np.sum(np.log1p(-late), axis=0)
         return repeats * np.sum(late, axis=0) + np.expm1(all_finished_log)
 
@@ -128,7 +129,7 @@ def _integrated(laws: list[Law], workers: int, first: int) -> float:
 
 
 def _fewer_than(first: int, workers: int, finished: np.ndarray) -> np.ndarray:
-    """Return the probability that fewer than ``first`` have finished, from each one's, ``[laws, times]``."""
+    """Compute the probability that fewer than ``first`` have finished, from ``[laws, times]``."""
     if len(finished) == 1:
         return betaincc(first, workers - first + 1, finished[0])
     counts = np.zeros((first, finished.shape[1]))  # counts[k]: exactly k finished (Poisson-binomial)
@@ -140,7 +141,7 @@ def _fewer_than(first: int, workers: int, finished: np.ndarray) -> np.ndarray:
 
 
 def _integral(function: Callable[[np.ndarray], np.ndarray], laws: list[Law]) -> float:
-    """Integrate over all times a function that falls from its value at 0 to nothing, jumps where laws do."""
+    """Integrate over all times a function that falls to 0 and jumps where the laws do."""
     scale = max(law.mean for law in laws)
     start = float(function(np.zeros(1))[0])
     begin = _crossing(lambda t: start - function(t), scale, _NEGLIGIBLE * start)
@@ -152,8 +153,8 @@ def _integral(function: Callable[[np.ndarray], np.ndarray], laws: list[Law]) -> 
 
 
 def _panels(function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the integral over each panel, ``[panels]``."""
-    # Lobatto's nodes, as the first and the last lie on the edges: nothing falls between these and the next panel.
+    """Integrate over each panel, ``[panels]``."""
+    # Lobatto's first and last nodes lie on the edges, so that no jump hides between two panels.
     highest = np.polynomial.Legendre.basis(_NODES - 1)
     nodes = np.r_[-1.0, highest.deriv().roots(), 1.0]
     weights = 2 / (_NODES * (_NODES - 1) * highest(nodes) ** 2)
@@ -164,23 +165,23 @@ def _panels(function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end
 
 
 def _halved(over: Callable[[np.ndarray, np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray) -> float:
-    """Return the sum over all panels, each halved as long as that changes something: where a narrow law falls, say."""
+    """Sum over all panels, halving each until the sum is stable, as where a narrow law falls."""
     coarse, settled = over(begin, end), 0.0
-    enough = _SETTLED * np.abs(coarse).sum()
+    tolerance = _SETTLED * np.abs(coarse).sum()
     for _ in range(_HALVINGS):
         middle = (begin + end) / 2
-        left, right = over(begin, middle), over(middle, end)
-        rough = np.abs(left + right - coarse) > enough
-        settled += (left + right)[~rough].sum()
+        lower, upper = over(begin, middle), over(middle, end)
+        rough = np.abs(lower + upper - coarse) > tolerance
+        settled += (lower + upper)[~rough].sum()
         begin, end = np.r_[begin[rough], middle[rough]], np.r_[middle[rough], end[rough]]
-        coarse = np.r_[left[rough], right[rough]]
+        coarse = np.r_[lower[rough], upper[rough]]
         if not rough.any():
             break
     return float(settled + coarse.sum())
 
 
 def _crossing(rising: Callable[[np.ndarray], np.ndarray], scale: float, level: float) -> float:
-    """Return the time, by bisection of its logarithm, at which a rising function passes a level."""
+    """Find the time at which a rising function passes a level, by bisection of its logarithm."""
     low, high = math.log(scale) - 600.0, math.log(scale) + 100.0
     for _ in range(80):
         middle = (low + high) / 2
@@ -192,7 +193,7 @@ def _crossing(rising: Callable[[np.ndarray], np.ndarray], scale: float, level: f
 
 
 def _breakpoints(law: Law) -> list[float]:
-    """Return the times at which a law's cdf jumps or bends."""
+    """List the times at which a law's cdf jumps or bends."""
     match law:
         case Constant(value=value):
             return [value]
@@ -207,10 +208,10 @@ def _breakpoints(law: Law) -> list[float]:
     return []
 
 
-#: More states than these take more than seconds to solve.
+#: Larger chains take more than seconds to solve.
 _MOST_STATES = 6_000
 
-#: Workers at each clock above the slowest, from 0 to the bound and one more.
+#: Numbers of workers whose clocks are 0, 1, ..., bound + 1 above the slowest.
 _State = tuple[int, ...]
 
 
@@ -222,17 +223,19 @@ class BoundedClocks(NamedTuple):
 
 
 def bounded_clocks(workers: int, bound: int) -> BoundedClocks:
-    """Return throughput and mean staleness under `asyncsim.bounded_staleness`, exponential times and no queue.
+    """Return throughput and staleness under `asyncsim.bounded_staleness` with exponential times.
 
-    The clocks relative to the slowest are a Markov chain on how many workers are at 0, 1, ..., ``bound + 1``; those at
-    the last one wait. Its stationary law gives the throughput, and by the conservation of staleness its mean: with each
-    commit the reads of the others age that do not wait. Bound 0 gives ``1 / H_n`` and ``(n - 1) / 2``, two workers
-    ``1 - 1 / (2 bound + 3)``.
+    There is no queue.
+
+    The clocks relative to the slowest are a Markov chain on the numbers of workers at 0, 1, ...,
+    ``bound + 1``; workers at the last one wait. Its stationary law gives the throughput. The mean
+    staleness follows from conservation: each commit ages the reads of the other workers that do not
+    wait. Bound 0 gives ``1 / H_n`` and ``(n - 1) / 2``, two workers ``1 - 1 / (2 bound + 3)``.
 
     Raises
     ------
     InputError
-        If there are more than 6,000 states: ``comb(workers + bound, workers - 1)``.
+        For more than 6,000 states, ``comb(workers + bound, workers - 1)``.
     """
     n, s = require_count("workers", workers), require_count("bound", bound, 0)
     if n == 1:
@@ -254,10 +257,10 @@ def bounded_clocks(workers: int, bound: int) -> BoundedClocks:
 
 
 def _chain(workers: int, bound: int) -> tuple[list[_State], list[tuple[int, int, int]]]:
-    """Return the states that are reached from all clocks alike, and the moves: from, to, rate."""
+    """Return the states reached from equal clocks, and the moves: from, to, rate."""
     first = (workers, *[0] * (bound + 1))
     index, states, moves = {first: 0}, [first], []
-    for at, state in enumerate(states):  # grows as it goes
+    for at, state in enumerate(states):  # the loop extends ``states``
         for clock in range(bound + 1):
             if not state[clock]:
                 continue
@@ -276,7 +279,8 @@ def _stationary(states: int, moves: list[tuple[int, int, int]]) -> np.ndarray:
     begin, end, rate = np.array(moves, np.float64).T
     leaves = coo_array((rate, (begin, begin)), (states, states))
     balance = (leaves - coo_array((rate, (end, begin)), (states, states))).tocsc()
-    # One balance follows from the others, so the first state's weight is free; then they add up to one.
-    others = spsolve(balance[1:, 1:], -balance[1:, [0]].toarray()[:, 0])
-    weights = np.concatenate([[1.0], np.atleast_1d(others)])
+    # One balance equation follows from the others: set the first state's weight to 1, then
+    # normalise.
+    remaining = spsolve(balance[1:, 1:], -balance[1:, [0]].toarray()[:, 0])
+    weights = np.concatenate([[1.0], np.atleast_1d(remaining)])
     return weights / weights.sum()

@@ -1,7 +1,8 @@
-"""Which closed forms hold for a cluster, and why: its staleness, its rate of commits, and the visits that wait.
+"""The closed forms that hold for a cluster: staleness, rate of commits, and visits that wait.
 
-Tables and figures draw these beside a measurement. Where no closed form holds they get the conserved mean of the
-staleness, and the bounds of operational analysis, which hold for all laws with these means.
+Tables and figures show these beside a measurement. Where no closed form holds they show the
+conserved mean staleness and the bounds of operational analysis, which hold for all laws with these
+means.
 """
 
 import itertools
@@ -43,35 +44,36 @@ from asyncsim.theory.staleness import (
 
 
 class ThroughputTheory(NamedTuple):
-    """What is known about the commits that are taken up, in the long run."""
+    """The long-run rate of accepted commits, or a bound of it."""
 
-    #: ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of those who finish first; with ``", without
-    #: the network"`` where only their computing counts), ``"bounded clocks"``, or ``"saturation bound"``.
+    #: ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of the first to finish;
+    #: with ``", without the network"`` if only their computing counts), ``"bounded clocks"``, or
+    #: ``"saturation bound"``.
     name: str
     commits: float  #: per second
-    exact: bool = False  #: whether that is the rate; else it is the largest possible one
-    #: The part of the workers' time in which they compute at that rate: the ``computing_share`` of a trace, or the most
-    #: that it can be. None where workers that are unlike each other may wait and are not kept in step, and where
-    #: computations are stopped.
+    exact: bool = False  #: whether ``commits`` is the rate; else it is an upper bound
+    #: The share of the workers' time spent computing at that rate, like a trace's
+    #: ``computing_share``, or an upper bound of it. None for unlike workers that may wait and are
+    #: not in step, and for policies that stop computations.
     computing: float | None = None
 
 
 class QueueTheory(NamedTuple):
-    """What is known about the number of visits at the server."""
+    """The mean number of visits at the server, or a bound of it."""
 
-    #: ``"machine repairman"``, or ``"saturation bound"``: no cluster with these mean times has fewer at its server.
+    #: ``"machine repairman"``, or ``"saturation bound"``: the least number for these mean times.
     name: str
     in_system: float  #: visits waiting or in service, mean over time
-    utilisation: float  #: share of time that the server is busy
-    exact: bool = False  #: whether these are the means; else the least possible number, and the largest possible share
+    utilisation: float  #: share of the time that the server is busy
+    exact: bool = False  #: whether these are the means; else a lower and an upper bound
 
 
 def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
-    """Return what theory says about the commits of a cluster.
+    """Return the closed form, or the bound, for a cluster's rate of commits.
 
-    None with failures, and where computations are stopped of which the short ones are left, so that more may end than
-    the mean time says; for barriers that is told by order statistics, of laws whose sums over a window are known, and
-    by what the server and a shared link can take.
+    None with failures. None if computations are stopped: the short ones survive, so that more may
+    end than the mean time suggests. Barriers are the exception: order statistics (of laws with a
+    known sum over a window) and the capacities of the server and of a shared link bound their rate.
 
     With several servers a message takes at least the mean time of one part, so that these rates are bounds.
     """
@@ -85,7 +87,9 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
 
 
 def queue_theory(cluster: Cluster) -> QueueTheory | None:
-    """Return what theory says about the server's queue; None if the workers' think time is not known, or nobody queues.
+    """Return the closed form, or the bounds, for the server's queue.
+
+    None without a known think time or a queue.
 
     Exponential service, first come first served and alike workers: the machine repairman. Else the least mean number
     that the means allow, ``workers - think / (mean time between visits at best)``.
@@ -97,14 +101,14 @@ def queue_theory(cluster: Cluster) -> QueueTheory | None:
     if _repairman_holds(cluster):
         state = repairman(cluster.workers, think, service)
         return QueueTheory("machine repairman", state.in_system, state.utilisation, exact=True)
-    most = saturation_bound(cluster.workers, think, demand(cluster))
-    return QueueTheory("saturation bound", cluster.workers - think * most, demand(cluster) * most)
+    rate = saturation_bound(cluster.workers, think, demand(cluster))
+    return QueueTheory("saturation bound", cluster.workers - think * rate, demand(cluster) * rate)
 
 
 def saturating_workers(cluster: Cluster) -> float | None:
-    """Return from how many workers like these on the server is never idle, at the mean times; None as `think_time`.
+    """Return the number of such workers from which the server is never idle, at the mean times.
 
-    Also None if the server takes no time, or lets any number in at once.
+    None if `think_time` is None, if the server takes no time, or if it serves any number at once.
     """
     think = think_time(cluster)
     if cluster.failures or think is None or cluster.service.mean == 0 or cluster.discipline == "lock_free":
@@ -113,9 +117,9 @@ def saturating_workers(cluster: Cluster) -> float | None:
 
 
 def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
-    """Return what is known of workers with exponential times, alike and near the server, under bounded staleness.
+    """Return throughput and staleness of memoryless workers under bounded staleness.
 
-    Their throughput is what nobody waiting at the server would leave of it. None if there are too many states.
+    The throughput ignores waiting at the server. None for other clusters and for too many states.
     """
     if cluster.policy.bound is None or not memoryless(cluster):
         return None
@@ -126,7 +130,7 @@ def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
 
 
 def _without_server(cluster: Cluster) -> ThroughputTheory:
-    """Return the gradients per second of workers that compute all the time, or that nobody can leave behind."""
+    """Return the gradients per second without a server, exact if no worker waits."""
     means = computing(cluster)
     instant = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
     if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
@@ -138,10 +142,11 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
 
 
 def _handshakes(cluster: Cluster, computing: list[float]) -> float:
-    """Return the largest rate of gradients that pairwise averages over a network allow.
+    """Return an upper bound of the rate of gradients with pairwise averages over a network.
 
-    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange holds two of the
-    ``n`` replicas, so ``2 sum(rate * exchange) <= n``. The bound lets the shortest exchanges go first.
+    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange
+    holds two of the ``n`` replicas, so ``2 sum(rate * exchange) <= n``. The bound is reached if the
+    shortest exchanges have priority.
     """
     exchanges = _exchange_times(cluster)
     total, free_pairs = 0.0, cluster.workers / 2
@@ -155,7 +160,7 @@ def _handshakes(cluster: Cluster, computing: list[float]) -> float:
 
 
 def _exchange_times(cluster: Cluster) -> list[float]:
-    """Return the mean time (s) that the messages of each worker's exchange with a random neighbour travel."""
+    """Return the mean transfer time (s) of each worker's exchange with a random neighbour."""
     assert cluster.topology is not None
     n, slow = cluster.workers, cluster.topology.slowness(cluster.workers)
     site = np.array(cluster.site_of)
@@ -180,16 +185,17 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
         return _barriers(cluster)
     if policy.stops_computations:
         return None
-    # What is discarded was computed and served as well: such rates are of all messages, and bound that of the others.
+    # Discarded messages are computed and served as well: the rate counts all, and bounds the
+    # accepted ones.
     nothing_lost = policy.staleness_limit is None
     if _repairman_holds(cluster):
         state = repairman(cluster.workers, away(cluster)[0], cluster.service.mean)
         return ThroughputTheory("machine repairman", state.throughput, exact=nothing_lost)
-    most = ThroughputTheory("saturation bound", _highest_rate(cluster))
+    bound = ThroughputTheory("saturation bound", _highest_rate(cluster))
     if policy.chooses_when_to_reply and cluster.workers > 1:
-        return _with_waiting(cluster, most)
+        return _with_waiting(cluster, bound)
     may_wait = queues(cluster) or waits_for_parts(cluster)
-    return most if may_wait or not nothing_lost else most._replace(name="nobody waits", exact=True)
+    return bound if may_wait or not nothing_lost else bound._replace(name="nobody waits", exact=True)
 
 
 def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
@@ -200,14 +206,14 @@ def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
     busy = computing(cluster)
     if alike(cluster) or _in_step(cluster):
         return rate.commits / cluster.workers * math.fsum(busy) / cluster.workers
-    if rate.exact and not policy.chooses_when_to_reply:  # each has its own pace
-        cycles = [one + demand(cluster) for one in away(cluster)]
+    if rate.exact and not policy.chooses_when_to_reply:  # workers keep different paces
+        cycles = [seconds + demand(cluster) for seconds in away(cluster)]
         return math.fsum(part / cycle for part, cycle in zip(busy, cycles, strict=True)) / cluster.workers
     return None
 
 
 def _in_step(cluster: Cluster) -> bool:
-    """Return whether a policy lets no worker commit more often than another, in the long run."""
+    """Return whether a policy keeps all workers at the same long-run rate of commits."""
     policy = cluster.policy
     everyone = policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
     return everyone or policy.bound is not None
@@ -216,11 +222,11 @@ def _in_step(cluster: Cluster) -> bool:
 def _highest_rate(cluster: Cluster) -> float:
     """Return the largest rate of commits that the means allow, by operational analysis.
 
-    No worker is quicker than without anybody else; no server and no shared link is more than busy, so that the workers
-    of a link make at most the smaller of their own rates and of the link's. Under policies that keep all in step none
-    is quicker than the slowest.
+    No worker is faster than alone, and no server or shared link is more than busy: the workers of a
+    link reach at most the smaller of their total and of the link's rate. Under policies that
+    keep all in step, no worker is faster than the slowest.
     """
-    cycles = [one + demand(cluster) for one in away(cluster)]
+    cycles = [seconds + demand(cluster) for seconds in away(cluster)]
     rate = _busiest_server(cluster)
     if _in_step(cluster):
         slowest = min(busiest / len(workers) for workers, busiest in _links(cluster))
@@ -238,8 +244,8 @@ def _busiest_server(cluster: Cluster) -> float:
 def _links(cluster: Cluster) -> list[tuple[range, float]]:
     """Return the workers that share each link, and their rate of commits at which it is always busy.
 
-    Each commit has a message with parameters in either direction. Without shared links all workers have an infinite
-    rate.
+    Each commit has a message with parameters in either direction. Without shared links the rate is
+    infinite.
     """
     if not cluster.shared_bandwidth:
         return [(range(cluster.workers), math.inf)]
@@ -251,56 +257,60 @@ def _links(cluster: Cluster) -> list[tuple[range, float]]:
 
 
 def _barriers(cluster: Cluster) -> ThroughputTheory | None:
-    """Return the rate of the first few of all workers, which start together; its limit where they may not quite.
+    """Return the rate of the first few of all workers, which start together, or an upper bound.
 
-    A version takes the time until they have finished, the journeys and one service. The last of several services, and
-    messages of others that are under way, make it longer.
+    A version takes the time until they have finished, the journeys and one service. Further
+    services, and late messages of others, can make it longer, so that the rate is exact only in
+    special cases.
     """
     first = cluster.policy.per_version(cluster.workers)
     everyone = first == cluster.workers
-    # Of the workers' own times the short ones may be left, the server and a shared link see to all that is taken up.
+    # A barrier may keep the short computations only, but the server and a shared link handle all
+    # messages.
     links = _links(cluster)
     busiest = min(_busiest_server(cluster), math.fsum(rate for _, rate in links))
-    most = _highest_rate(cluster) if everyone else busiest
-    # The nearest worker's journeys, where some are farther than others: no version is made in less.
+    bound = _highest_rate(cluster) if everyone else busiest
+    # At least the nearest worker's journeys, if distances differ: no version takes less.
     name, travelling, served = "order statistics", min(journeys(cluster)), demand(cluster)
-    same = alike_network(cluster)
+    is_uniform = alike_network(cluster)
     steady = all(isinstance(law, Constant) for way in (*cluster.ways, *cluster.near_ways) for law in way.latency)
     in_turn = steady and cluster.discipline == "fifo" and cluster.protocol == "exchange"
-    if cluster.shared_bandwidth and in_turn and same:  # nobody misses a version on the way, so that everyone gets each
-        most = min(most, first / max(len(workers) for workers, _ in links) / cluster.transfer_down)
-    limits = [ThroughputTheory("saturation bound", most)] if most < math.inf else []
-    if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
+    # Then no reply misses a version, so that every worker gets each.
+    if cluster.shared_bandwidth and in_turn and is_uniform:
+        bound = min(bound, first / max(len(workers) for workers, _ in links) / cluster.transfer_down)
+    limits = [ThroughputTheory("saturation bound", bound)] if bound < math.inf else []
+    # A version may take the short ones of random journeys, and of services at once.
+    if not everyone:
         if not steady:
             travelling, name = 0.0, "order statistics, without the network"
         if cluster.discipline == "lock_free":
-            # Who is served as the version is made, for a message that came too late, may see it by a read that is
-            # under way: then it waits for no whole one.
+            # A message that came too late may be served at the instant of the version and see it by
+            # a read that is under way: then its worker waits for no whole service.
             served = cluster.service.mean if isinstance(cluster.service, Constant) else 0.0
     try:
         laws = [sum_law(law, window) for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
     except InputError:
         return limits[0] if limits else None
-    together = barrier_time(laws, first=first)
-    exact = same and steady and cluster.service.mean == 0 and not cluster.shared_bandwidth
+    duration = barrier_time(laws, first=first)
+    exact = is_uniform and steady and cluster.service.mean == 0 and not cluster.shared_bandwidth
     exact = exact and (everyone or travelling == 0)
-    limits.insert(0, ThroughputTheory(name, first / (together + travelling + served), exact))
+    limits.insert(0, ThroughputTheory(name, first / (duration + travelling + served), exact))
     return min(limits, key=lambda limit: limit.commits)
 
 
-def _with_waiting(cluster: Cluster, most: ThroughputTheory) -> ThroughputTheory:
-    """Return the rate under a policy that lets workers wait, where memoryless ones tell it."""
+def _with_waiting(cluster: Cluster, bound: ThroughputTheory) -> ThroughputTheory:
+    """Return the rate under a policy that makes workers wait, or its bound."""
     exact = cluster.service.mean == 0 and not cluster.shared_bandwidth
     clocks = memoryless_clocks(cluster)
     if clocks is not None:
         commits = clocks.throughput * cluster.workers / cluster.compute_laws[0].mean
-        return min(ThroughputTheory("bounded clocks", commits, exact), most, key=lambda limit: limit.commits)
+        return min(ThroughputTheory("bounded clocks", commits, exact), bound, key=lambda limit: limit.commits)
     if cluster.policy.name == "first_of" and exact and memoryless(cluster):
-        # Who computes still is as if it had just begun.
+        # A worker that still computes is as if it had just begun.
         first = cluster.policy.per_version(cluster.workers)
-        together = barrier_time(cluster.compute_laws[0], cluster.workers, first=first)
-        return ThroughputTheory("order statistics", first / together, exact=True)
-    return most
+        duration = barrier_time(cluster.compute_laws[0], cluster.workers, first=first)
+        return ThroughputTheory("order statistics", first / duration, exact=True)
+    return bound
 
 
 def _repairman_holds(cluster: Cluster) -> bool:
@@ -308,95 +318,98 @@ def _repairman_holds(cluster: Cluster) -> bool:
     return exponential and not cluster.separate_reads and think_time(cluster) is not None
 
 
-#: A worker that starts in step with the others is out of it after about 0.25 / cv**2 computations; at least this much
+#: Workers that start in step lose step after about 0.25 / cv**2 computations; at least this much
 #: of ``computations * cv**2`` leaves most of a trace to the stationary regime.
 _OUT_OF_STEP = 1.0
 
 
 class StalenessTheory(NamedTuple):
-    """What is known about the staleness of a cluster's commits."""
+    """The staleness of a cluster's commits, as far as theory has it."""
 
-    law: str  #: name of the closed form, ``""`` if there is none
-    #: Over commits; None if only bounds are known. One that is conserved counts also what workers have read that are
-    #: never served, as under ``lowest_rank`` at a saturated server.
+    law: str  #: name of the closed form, ``""`` without one
+    #: Over commits; None if only bounds hold. A conserved mean also counts reads that are never
+    #: consumed, as under ``lowest_rank`` at a saturated server.
     mean: float | None
-    #: Smallest and largest possible mean; both equal to ``mean`` where that is known. Reads that are never served
-    #: count, as there.
+    #: Smallest and largest possible mean; both equal to ``mean`` if that is known. They count such
+    #: reads, too.
     mean_bounds: tuple[float, float]
     std: float | None = None  #: standard deviation over commits, without a queue
-    queue_free: bool = False  #: whether the server takes no time, so that ``std`` is more than an approximation
-    #: From whole numbers to their probabilities, where the whole law is known.
+    queue_free: bool = False  #: whether the server takes no time; else ``std`` is an approximation
+    #: From whole numbers to their probabilities, if the whole law is known.
     probability: Callable[[np.ndarray], np.ndarray] | None = None
-    #: Why the mean is what it is: ``"conserved"``, whatever the laws of the times, or ``"bounded clocks"``.
+    #: Source of the mean: ``"conserved"``, for any laws of the times, or ``"bounded clocks"``.
     mean_law: str = "conserved"
 
 
 def staleness_theory(cluster: Cluster, computations: float = math.inf) -> StalenessTheory:
-    """Return what theory says about the staleness of a cluster.
+    """Return the closed forms for a cluster's staleness.
 
-    With several servers that is the staleness of the parts of messages, at each server.
+    With several servers it is the staleness of the parts of messages, at each server.
 
-    ``computations``: commits per worker of the trace at hand. Laws of little spread leave the start in step only
-    slowly, and the spread of the stationary regime is not stated for a trace that hardly reaches it.
+    ``computations``: commits per worker of the trace at hand. Laws of little spread lose step
+    slowly, and the standard deviation of the stationary regime is left out for a trace that hardly
+    reaches it.
     """
     require_cluster(cluster)
     if computations != math.inf:
         require_positive("computations", computations)
     n = cluster.workers
-    if cluster.failures:  # how many reads are open changes
+    if cluster.failures:  # the number of open reads changes
         return StalenessTheory("", None, (0.0, math.inf))
-    if cluster.topology is not None:  # the reads are of the own last rows, and each row ages those of all others
+    if cluster.topology is not None:  # a worker reads its own row; each row ages others
         return StalenessTheory("", n - 1.0, (n - 1.0, n - 1.0))
     if cluster.policy != asynchronous():
         return _under_policy(cluster)
     if cluster.separate_reads:
-        # The other workers' reads may be open or not; with the read before the write, the own next one is as well.
+        # The other workers' reads may be open or not; if the read precedes the write, the worker's
+        # next one is open.
         bounds = (0.0, n - 1.0) if cluster.protocol == "write_then_read" else (float(n), 2.0 * n - 1)
         return StalenessTheory("", None, bounds)
     shift = 1 if cluster.protocol == "read_then_write" else 0
     mean = float(n - 1 + shift)
-    known = StalenessTheory("", mean, (mean, mean))
+    conserved = StalenessTheory("", mean, (mean, mean))
     if _in_rotation(cluster):
         rotation = _shifted(lambda k: (k == n - 1).astype(np.float64), shift)
-        return known._replace(law="round robin", std=0.0, queue_free=True, probability=rotation)
+        return conserved._replace(law="round robin", std=0.0, queue_free=True, probability=rotation)
     if max(journeys(cluster)) > 0:
-        return known
+        return conserved
     rates = [1 / law.mean for law in cluster.compute_laws if isinstance(law, Exponential)]
     if len(rates) == n and cluster.window == 1 and cluster.service.mean == 0:
-        return known._replace(**_geometric(rates, shift), queue_free=True)
+        return conserved._replace(**_geometric(rates, shift), queue_free=True)
     if alike(cluster):
-        return known._replace(**_renewal(cluster, computations))
-    return known
+        return conserved._replace(**_renewal(cluster, computations))
+    return conserved
 
 
 def _under_policy(cluster: Cluster) -> StalenessTheory:
-    """Return what the conservation of staleness says of the messages taken up: a mean, or bounds of it.
+    """Return the mean staleness of accepted messages, or its bounds, by conservation.
 
-    With each version the reads that are open age by one. Of the others' those are at most ``n - 1``, and one more if
-    workers read before their own write; of the policies that discard, the limit is a bound besides.
+    Each version ages the open reads by one. The other workers have at most ``n - 1``, and workers
+    that read before their own write have one more. Policies that discard add their limit as a
+    bound.
     """
     n, policy = cluster.workers, cluster.policy
     clocks = memoryless_clocks(cluster)
     if clocks is not None and cluster.service.mean == 0 and cluster.protocol == "exchange":
         return StalenessTheory("", clocks.staleness, (clocks.staleness,) * 2, mean_law="bounded clocks")
-    most = float(n - 1)
+    upper = float(n - 1)
     if cluster.protocol == "read_then_write":
-        most = float(n if cluster.exclusive else 2 * n - 1)
-    least = 0.0
+        upper = float(n if cluster.exclusive else 2 * n - 1)
+    lower = 0.0
     if policy.name == "buffered":
-        most /= policy.per_version(n)
-        least = n / policy.per_version(n) if cluster.protocol == "read_then_write" else 0.0
+        upper /= policy.per_version(n)
+        lower = n / policy.per_version(n) if cluster.protocol == "read_then_write" else 0.0
     elif policy.name == "first_of":
-        most = first_staleness(n, policy.per_version(n))
+        upper = first_staleness(n, policy.per_version(n))
     if policy.staleness_limit is not None:
-        most = min(most, policy.staleness_limit - 1.0)
+        upper = min(upper, policy.staleness_limit - 1.0)
     if policy.name in ("buffered", "first_of") and not cluster.separate_reads:
-        least = most
-    return StalenessTheory("", most if least == most else None, (least, most))
+        lower = upper
+    return StalenessTheory("", upper if lower == upper else None, (lower, upper))
 
 
 def _in_rotation(cluster: Cluster) -> bool:
-    """Return whether the workers take turns for ever: all times constant and alike, first come first served."""
+    """Return whether workers take turns for ever: equal constant times and a fifo queue."""
     if not alike(cluster) or cluster.discipline != "fifo":
         return False
     laws = (cluster.compute, cluster.service, cluster.latency_up, cluster.latency_down)
@@ -404,7 +417,7 @@ def _in_rotation(cluster: Cluster) -> bool:
 
 
 def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
-    """Return law and spread of the staleness of exponential workers of these rates, without a queue."""
+    """Return the law of the staleness of exponential workers, without a queue."""
     n = len(rates)
     if len(set(rates)) == 1:
         probability = _shifted(lambda k: geometric_staleness(n, k), shift)
@@ -414,15 +427,15 @@ def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
     second_moment = float(shares @ (means * (means + 1) + means**2))
 
     def mixture(k: np.ndarray) -> np.ndarray:
-        each = shares**2 * (1 - shares) ** np.maximum(k[..., None], 0)
-        return np.where(k >= 0, each.sum(axis=-1), 0.0)
+        probabilities = shares**2 * (1 - shares) ** np.maximum(k[..., None], 0)
+        return np.where(k >= 0, probabilities.sum(axis=-1), 0.0)
 
     std = math.sqrt(second_moment - expected.over_updates**2)
     return {"law": "geometric law of each worker", "std": std, "probability": _shifted(mixture, shift)}
 
 
 def _renewal(cluster: Cluster, computations: float) -> dict[str, Any]:
-    """Return law and spread of the staleness of alike workers without a queue, if these say anything here."""
+    """Return the law of alike workers' staleness, if a queue does not matter."""
     try:
         law = sum_law(cluster.compute_laws[0], max(cluster.windows))
     except InputError:
@@ -438,7 +451,7 @@ def _renewal(cluster: Cluster, computations: float) -> dict[str, Any]:
 
 
 def _on_lattice(law: Law) -> bool:
-    """Return whether a law has atoms, so that workers may meet at one instant again and again."""
+    """Return whether a law has atoms, so that workers can meet at one instant again and again."""
     if isinstance(law, Mixture):
         return any(_on_lattice(part) for part in law.laws)
     return isinstance(law, Constant | Empirical)

@@ -1,4 +1,4 @@
-"""Failures: how much of the time workers are there, what crashes cost, and how often to write checkpoints."""
+"""Failures: the workers' availability, the cost of crashes, and intervals between checkpoints."""
 
 import math
 
@@ -7,51 +7,53 @@ import numpy as np
 from asyncsim.base.errors import require_nonnegative, require_positive
 from asyncsim.clusters.laws import Law, LawLike, as_law
 
-#: Points of the integrals over a law.
+#: Grid points of the integrals over a law.
 _POINTS = 200_000
 
 
 def availability(every: LawLike, lasts: LawLike) -> float:
-    """Return the part of the time without a spell: these come ``every`` so long, and last so long (renewal theory)."""
+    """Return the share of the time outside spells of mean ``lasts``, mean ``every`` apart."""
     up, down = as_law("every", every).mean, as_law("lasts", lasts).mean
     return up / (up + down)
 
 
 def mean_speed(every: LawLike, lasts: LawLike, speed: float) -> float:
-    """Return the mean speed of a worker with slow spells, 1 being that without; its rate is as much lower.
+    """Return the mean speed of a worker with slow spells, relative to its full speed.
 
-    Exact in the long run for a worker that only computes: a computation is an integral of the speed.
+    Exact in the long run for a worker that only computes: a computation is an integral of the
+    speed, so the rate of computations is proportional to it.
     """
-    there = availability(every, lasts)
-    return there + (1.0 - there) * require_nonnegative("speed", speed)
+    up_share = availability(every, lasts)
+    return up_share + (1.0 - up_share) * require_nonnegative("speed", speed)
 
 
 def crash_rate(compute: LawLike, every: float, lasts: float) -> float:
-    """Return how many computations a worker ends per second, if a crash ends them and it starts anew.
+    """Return the computations per second that a worker completes, if a crash restarts them.
 
-    With crashes after exponential times of mean ``M = every`` from when it came back, away for ``lasts`` on average,
-    and ``L = E[exp(-X / M)]`` of a computation ``X``::
+    With crashes at exponential times of mean ``M = every`` after each return, absences of mean
+    ``lasts``, and ``L = E[exp(-X / M)]`` of a computation ``X``::
 
         rate = availability * L / (M (1 - L))
 
-    Each attempt is done with probability ``L`` and takes ``M (1 - L)`` on average. Nothing but computing takes time.
+    Each attempt succeeds with probability ``L`` and takes ``M (1 - L)`` on average. Only computing
+    takes time.
     """
     law, mean = as_law("compute", compute), require_positive("every", every, "s")
-    done = laplace(law, 1.0 / mean)
-    return mean / (mean + require_nonnegative("lasts", lasts, "s")) * done / (mean * (1.0 - done))
+    success = laplace(law, 1.0 / mean)
+    return mean / (mean + require_nonnegative("lasts", lasts, "s")) * success / (mean * (1.0 - success))
 
 
 def laplace(law: Law, rate: float) -> float:
-    """Return ``E[exp(-rate X)]`` of a law, from its distribution function."""
+    """Compute ``E[exp(-rate X)]`` of a law, from its distribution function."""
     points = (np.arange(_POINTS) + 0.5) / _POINTS
     return float(np.mean(law.cdf(-np.log(points) / rate)))
 
 
 def young_interval(cost: float, every: float) -> float:
-    """Return Young's interval between two checkpoints that cost so many seconds: ``sqrt(2 cost every)``.
+    """Return Young's interval between two checkpoints of ``cost`` seconds: ``sqrt(2 cost every)``.
 
-    ``every``: mean seconds from one failure to the next, which come at exponential times. Good to first order, where
-    the cost is small beside it.
+    ``every``: mean seconds between failures, which come at exponential times. A first-order
+    formula, for a cost that is small beside it.
 
     References
     ----------
@@ -61,7 +63,9 @@ def young_interval(cost: float, every: float) -> float:
 
 
 def daly_interval(cost: float, every: float) -> float:
-    """Return Daly's interval, to higher order, without the checkpoint itself; ``every`` where a cost is twice that.
+    """Return Daly's interval, a higher-order formula; ``every`` if ``cost >= 2 every``.
+
+    The interval does not contain the checkpoint itself.
 
     ::
 
@@ -77,16 +81,17 @@ def daly_interval(cost: float, every: float) -> float:
 
 
 def checkpoint_efficiency(interval: float, cost: float, every: float, lasts: float = 0.0) -> float:
-    """Return the part of the time whose work is not lost, of a server that is always busy.
+    """Return the share of the time whose work is not lost, for a server that is always busy.
 
-    It works for ``interval`` seconds, writes a checkpoint for ``cost`` more, and so on; a failure, after exponential
-    times of mean ``every``, takes it back to the last checkpoint after ``lasts`` seconds, in which it does not fail::
+    It alternates between ``interval`` seconds of work and a checkpoint of ``cost`` seconds.
+    Failures come at exponential times of mean ``every``; each returns it to the last checkpoint
+    after ``lasts`` seconds without another failure::
 
         interval / ((every + lasts) (exp((interval + cost) / every) - 1))
 
     References
     ----------
-    Daly 2006, equation 20, with a restart that does not fail.
+    Daly 2006, equation 20, with a restart that cannot fail.
     """
     require_positive("interval", interval, "s")
     passes = (every + lasts) * math.expm1((interval + require_nonnegative("cost", cost, "s")) / every)

@@ -1,4 +1,4 @@
-"""Mean paths on a quadratic: implicit momentum, the elastic mean path, and when elastic averaging is stable.
+"""Mean paths on a quadratic: implicit momentum, elastic averaging, and limits of stability.
 
 ``step`` is the learning rate times the curvature. Momentum and paths assume independent exponential compute times of
 equal rate, no queue and atomic visits, so that each commit is by a uniformly random worker. Elastic stability assumes
@@ -20,12 +20,12 @@ from asyncsim.base.errors import (
     require_switch,
 )
 
-#: In which asynchronous SGD may be stable; see `stable_step`.
+#: Senses in which asynchronous SGD may be stable; see `stable_step`.
 SENSES = ("almost_sure", "mean_square", "mean")
-#: Of its numerical limit: steps that are tried, sequences of workers, commits of each sequence (at the least, and for
-#: each worker), and commits between two rescalings.
+#: The numerical limit: number of steps tried, sequences of workers, commits of each sequence (at
+#: least, and for each worker), and commits between two rescalings.
 _STEPS, _PATHS, _COMMITS, _COMMITS_OF_A_WORKER, _RESCALE = 13, 64, 4000, 200, 20
-#: Workers for which that takes half a minute.
+#: With more workers it takes more than half a minute.
 _MOST_WORKERS = 1_000
 
 
@@ -44,7 +44,7 @@ def implicit_momentum(workers: int) -> float:
 
 
 def implicit_momentum_path(workers: int, step: float, commits: int) -> np.ndarray:
-    """Return the exact mean of the central variable after each commit of asynchronous SGD on a quadratic.
+    """Return the exact mean of the central variable after each commit, on a quadratic.
 
     From 1, with minimum 0::
 
@@ -65,8 +65,8 @@ def implicit_momentum_path(workers: int, step: float, commits: int) -> np.ndarra
 def window_step(step: float, window: int, averaged: bool = False) -> float:
     """Return the step of one commit that carries ``window`` local steps: ``1 - (1 - step)**window``.
 
-    Exact for DOWNPOUR with plain local SGD on a quadratic. ``averaged`` divides by the window, as
-    methods do that normalise accumulated gradients (AGN).
+    Exact for DOWNPOUR with plain local SGD on a quadratic. ``averaged`` divides by the window, for
+    methods that normalise accumulated gradients (AGN).
     """
     step, window = require_nonnegative("step", step), require_count("window", window)
     require_switch("averaged", averaged)
@@ -93,10 +93,10 @@ def stable_step(workers: int, sense: str = "almost_sure") -> float:
     ``mean``          the mean of runs          ``2 (2n - 1)``               6, 38 and 398
     ================  ========================  ===========================  ========================
 
-    A run obeys the almost-sure limit, which is the default. Between the mean-square and the almost-sure limit runs
-    converge, and the rare ones that first grow dominate the mean square: gradient noise then has no finite variance.
-    The mean is the limit of `implicit_momentum_path`, where signs of diverging runs cancel; no run is near it. For one
-    worker all three are 2.
+    Each run obeys the almost-sure limit, the default. Between the mean-square and the almost-sure
+    limit runs converge, but rare runs that first grow dominate the mean square: gradient noise then
+    has no finite variance. The mean is the limit of `implicit_momentum_path`, where the signs of
+    diverging runs cancel; no run is near it. For one worker all three are 2.
 
     Parameters
     ----------
@@ -107,10 +107,10 @@ def stable_step(workers: int, sense: str = "almost_sure") -> float:
     -----
     A commit of worker ``i`` is ``x <- x - step r_i``, then ``r_i <- x``, with ``r_i`` its read: a product of random
     matrices. Mean: the roots of the recursion of `implicit_momentum_path`. Mean square: by symmetry the second moments
-    are those of ``x^2``, ``x r_i``, ``r_i^2`` and ``r_i r_j``; their map has the eigenvalue 1 where
+    are ``x^2``, ``x r_i``, ``r_i^2`` and ``r_i r_j``; their map has the eigenvalue 1 where
     ``n step^2 - step - 2 = 0``, so that the limit is ``(1 + sqrt(1 + 8 n)) / (2 n)``. Almost sure: the step at which
     the Lyapunov exponent of the product is zero, estimated from random sequences of workers with a fixed seed;
-    within about 1 %. Some seconds from a hundred workers on; at most a thousand workers.
+    within about 1 %. It takes seconds from a hundred workers on; at most a thousand workers.
     """
     n = require_count("workers", workers)
     if require_choice("sense", sense, SENSES) == "mean":
@@ -126,7 +126,7 @@ def stable_step(workers: int, sense: str = "almost_sure") -> float:
 
 @functools.lru_cache(256)
 def _almost_sure_step(workers: int, mean_square: float) -> float:
-    """Return the step at which the Lyapunov exponent is zero, interpolated between multiples of the lower bound."""
+    """Return the step at which the Lyapunov exponent is zero, interpolated between tried steps."""
     steps = mean_square * np.linspace(1, 1.5, _STEPS)
     random = np.random.default_rng(0)
     draws = random.integers(workers, size=(max(_COMMITS, _COMMITS_OF_A_WORKER * workers), _PATHS))
@@ -147,7 +147,7 @@ def _almost_sure_step(workers: int, mean_square: float) -> float:
 
 
 def elastic_path(workers: int, elasticity: float, contraction: float, commits: int) -> np.ndarray:
-    """Return the exact mean of the central variable after each exchange of asynchronous elastic averaging.
+    """Return the exact mean of the central variable after each asynchronous elastic exchange.
 
     With ``X`` the central variable, ``U`` the mean of the workers' variables after their last exchanges,
     both 1 at first, ``alpha`` the elasticity and ``c`` the contraction of the local steps in between::
@@ -170,10 +170,11 @@ def elastic_path(workers: int, elasticity: float, contraction: float, commits: i
 
 
 def elastic_stable_alpha(step: float) -> float:
-    """Return the largest elastic step at which asynchronous elastic averaging is stable: ``(4 - 2 step) / (4 - step)``.
+    """Return asynchronous elastic averaging's limit of stability, ``(4 - 2 step) / (4 - step)``.
 
-    For workers that take turns, each exchange followed by a gradient at the replica before it. It does not depend on
-    the number of workers: exact for odd ones, slightly low for even ones (0.667 for 0.708 with two and a step of 1).
+    The largest elastic step ``alpha`` for workers that take turns, each exchange followed by a
+    gradient at the replica before it. It does not depend on the number of workers: exact for odd
+    numbers, slightly low for even ones (0.667 instead of 0.708 with two and a step of 1).
 
     References
     ----------
@@ -185,7 +186,7 @@ def elastic_stable_alpha(step: float) -> float:
 
 
 def elastic_stable_beta(workers: int, step: float) -> float:
-    """Return the largest ``beta = workers * alpha`` at which synchronous elastic averaging is stable.
+    """Return the limit of stability ``beta = workers * alpha`` of synchronous elastic averaging.
 
     ::
 
@@ -193,15 +194,17 @@ def elastic_stable_beta(workers: int, step: float) -> float:
 
     Notes
     -----
-    The condition of Jury, ``2 alpha + beta (2 - step) < 4 - 2 step``, on the mean of the replicas and the central
-    variable; differences between replicas are no closer to their own limit.
+    Jury's condition, ``2 alpha + beta (2 - step) < 4 - 2 step``, on the mean of the replicas and
+    the central variable; differences between replicas do not reach their limit earlier.
     """
     step, n = _require_step(step), require_count("workers", workers)
     return n * (4 - 2 * step) / (2 + n * (2 - step))
 
 
 def elastic_round_robin(workers: int, step: float, alpha: float) -> np.ndarray:
-    """Return the map of a round in which each worker exchanges and then steps once, on replicas and central variable.
+    """Return the map of a round of exchanges one after the other, on replicas and central variable.
+
+    Each worker exchanges, then steps once.
 
     Stable if all eigenvalues are smaller than one in size. The central variable is the last row.
     """
@@ -217,7 +220,7 @@ def elastic_round_robin(workers: int, step: float, alpha: float) -> np.ndarray:
 
 
 def elastic_synchronous(workers: int, step: float, alpha: float) -> np.ndarray:
-    """Return the map of a round in which all workers exchange with the same central variable and step once.
+    """Return the map of a round in which all workers exchange at once, then step once.
 
     Stable if all eigenvalues are smaller than one in size. The central variable is the last row.
     """
@@ -232,5 +235,5 @@ def elastic_synchronous(workers: int, step: float, alpha: float) -> np.ndarray:
 
 def _require_step(step: float) -> float:
     if require_nonnegative("step", step) > 2:
-        raise InputError(f"step = {step!r}: must be at most 2, above which a worker alone diverges")
+        raise InputError(f"step = {step!r}: must be at most 2, above which even a single worker diverges")
     return float(step)

@@ -1,4 +1,4 @@
-"""The parameter server as a queue, and how long a cluster's workers spend where per commit, from mean times alone."""
+"""The parameter server as a queue, and the workers' times per commit, from mean times alone."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ class Repairman(NamedTuple):
     throughput: float  #: visits per second
     in_system: float  #: mean number of visits waiting or in service
     response: float  #: mean time from arrival to the end of service, seconds
-    utilisation: float  #: fraction of time that the server is busy
+    utilisation: float  #: share of the time that the server is busy
 
 
 def repairman(workers: int, think: float, service: float) -> Repairman:
@@ -67,8 +67,8 @@ def saturation_bound(workers: int, think: float, service: float) -> float:
     of operational analysis: Denning and Buzen 1978, ACM Comput. Surv. 10, 225.)
     """
     workers, think, service = _checked(workers, think, service)
-    alone = workers / (think + service)
-    return min(alone, 1 / service) if service > 0 else alone
+    unqueued = workers / (think + service)
+    return min(unqueued, 1 / service) if service > 0 else unqueued
 
 
 def knee(think: float, service: float) -> float:
@@ -90,9 +90,9 @@ def _checked(workers: int, think: float, service: float) -> tuple[int, float, fl
 
 
 def require_cluster(cluster: Cluster) -> None:
-    """Raise InputError unless that is a cluster."""
+    """Check the type of a cluster."""
     if not isinstance(cluster, Cluster):
-        raise InputError(f"cluster = {cluster!r}: must be a Cluster, asyncsim.Cluster(workers=100, compute=1.0) say")
+        raise InputError(f"cluster = {cluster!r}: must be a Cluster, such as asyncsim.Cluster(workers=100)")
 
 
 def alike(cluster: Cluster) -> bool:
@@ -106,7 +106,7 @@ def alike_network(cluster: Cluster) -> bool:
 
 
 def memoryless(cluster: Cluster) -> bool:
-    """Return whether all workers compute for exponential times alike, and their messages take no time."""
+    """Return whether all compute times are exponential with one mean, and messages take no time."""
     return isinstance(cluster.compute, Exponential) and cluster.window == 1 and max(journeys(cluster)) == 0
 
 
@@ -117,46 +117,47 @@ def queues(cluster: Cluster) -> bool:
 
 
 def waits_for_parts(cluster: Cluster) -> bool:
-    """Return whether the parts of a message, at several servers, may take different times."""
+    """Return whether the parts of a message at several servers may take different times."""
     laws = (cluster.service, *(law for way in (*cluster.ways, *cluster.near_ways) for law in way.latency))
     return cluster.servers > 1 and not all(isinstance(law, Constant) for law in laws)
 
 
 def pulls(cluster: Cluster) -> bool:
-    """Return whether workers read in a visit of its own before they write."""
+    """Return whether workers read in a separate visit before they write."""
     return cluster.separate_reads and cluster.protocol == "read_then_write"
 
 
 def demand(cluster: Cluster) -> float:
-    """Return how long (s) a commit's visits are served."""
+    """Return the service time (s) of a commit's visits."""
     return cluster.service.mean * (2 if cluster.separate_reads else 1)
 
 
 def computing(cluster: Cluster) -> list[float]:
-    """Return how long (s) each worker computes for a commit."""
+    """Return each worker's mean computing time (s) for a commit."""
     return [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
 
 
 def journeys(cluster: Cluster) -> list[float]:
-    """Return how long (s) the messages of each worker's commit travel on average, without waiting for a link."""
+    """Return the mean transfer time (s) of each worker's messages for a commit, without queues."""
     far_share, trips = 1 / cluster.far_every, 2 if pulls(cluster) else 1
-    found = np.zeros(cluster.workers)
+    seconds = np.zeros(cluster.workers)
     for share, ways in ((far_share, cluster.ways), (1 - far_share, cluster.near_ways)):
         for way in ways:
-            found += share * (np.array(way.means) * trips + np.array(way.transfer))
-    return found.tolist()
+            seconds += share * (np.array(way.means) * trips + np.array(way.transfer))
+    return seconds.tolist()
 
 
 def away(cluster: Cluster) -> list[float]:
-    """Return how long (s) each worker is away from the server for a commit."""
-    return [one + travel for one, travel in zip(computing(cluster), journeys(cluster), strict=True)]
+    """Return each worker's mean time (s) away from the server for a commit."""
+    return [compute + travel for compute, travel in zip(computing(cluster), journeys(cluster), strict=True)]
 
 
 def think_time(cluster: Cluster) -> float | None:
-    """Return the mean time (s) per commit that a worker spends away from the server.
+    """Return a worker's mean time (s) away from the server for a commit, the same for all workers.
 
-    None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
-    lets them wait or stops them. None without a server, and with several: workers wait for the last of them.
+    None if it is not a sum of stated means: with unlike workers, a shared link, or a policy that
+    makes workers wait or stops them. None without a server, and with several: workers wait for the
+    last of them.
     """
     require_cluster(cluster)
     if (

@@ -1,4 +1,4 @@
-"""How stale gradients are: the conservation identity, and the laws of staleness without a queue."""
+"""Staleness of gradients: the conservation identity, and the laws of staleness without a queue."""
 
 import math
 from collections.abc import Sequence
@@ -21,11 +21,13 @@ class GeometricStaleness(NamedTuple):
     shares: np.ndarray  #: each worker's share of the commits; also the success probability of its geometric law
     means: np.ndarray  #: each worker's mean staleness
     over_updates: float  #: mean over commits: always ``workers - 1``
-    over_workers: float  #: mean of ``means``: larger, as the slow workers count as much as the fast
+    over_workers: float  #: mean of ``means``: larger, because slow workers count like fast ones
 
 
 def conserved_staleness(commits: int, workers: int) -> int:
-    """Return the sum of all staleness and of the final ages of the open reads: ``commits * (workers - 1)``.
+    """Return the sum of all staleness and of the final ages of the open reads.
+
+    It is ``commits * (workers - 1)``.
 
     Exact on every path, for any times, speeds and queues, if each worker holds one read, all first
     reads are of version 0 at time 0, a commit and the next read are one atomic visit, and each commit
@@ -36,16 +38,16 @@ def conserved_staleness(commits: int, workers: int) -> int:
 
 
 def other_open_reads(read_version: Any, version_before: Any, versions: int) -> np.ndarray:
-    """Return how many other reads were open at each version increment.
+    """Count the other reads that were open at each version increment.
 
     The sum is the right-hand side of the conservation identity, which holds for any protocol and any
     policy: the staleness of everything consumed, plus the ages of the reads still open, is the sum
-    over the increments of the number of reads open then, the consumed ones left out.
+    over the increments of the number of other reads open then.
 
     Parameters
     ----------
     read_version : Int[array, "reads"]
-        The version that each read returned: one entry for each read, consumed or still open.
+        The version of each read, consumed or still open.
     version_before : Int[array, "reads"]
         The version just before the read's gradient was consumed (applied or discarded); ``versions``
         for the reads still open at the end.
@@ -53,35 +55,36 @@ def other_open_reads(read_version: Any, version_before: Any, versions: int) -> n
         The number of increments.
     """
     versions = require_count("versions", versions, 0)
-    opened, closed = _whole("read_version", read_version), _whole("version_before", version_before)
-    if opened.shape != closed.shape:
-        raise InputError(f"version_before: {closed.size} entries for {opened.size} reads; give one per read")
-    wrong = np.flatnonzero((opened < 0) | (closed < opened) | (closed > versions))
+    begin, end = _whole_numbers("read_version", read_version), _whole_numbers("version_before", version_before)
+    if begin.shape != end.shape:
+        raise InputError(f"version_before: {end.size} entries for {begin.size} reads; give one per read")
+    wrong = np.flatnonzero((begin < 0) | (end < begin) | (end > versions))
     if wrong.size:
         i = wrong[0]
         raise InputError(
-            f"read {i}: read_version = {opened[i]}, version_before = {closed[i]}: "
+            f"read {i}: read_version = {begin[i]}, version_before = {end[i]}: "
             f"must satisfy 0 <= read_version <= version_before <= {versions}"
         )
-    change = np.bincount(opened, minlength=versions + 1) - np.bincount(closed, minlength=versions + 1)
+    change = np.bincount(begin, minlength=versions + 1) - np.bincount(end, minlength=versions + 1)
     return np.cumsum(change)[:versions]
 
 
-def _whole(argument: str, value: Any) -> np.ndarray:
-    """Return whole numbers as an array; raise InputError for anything else."""
+def _whole_numbers(argument: str, value: Any) -> np.ndarray:
     try:
-        given = np.asarray(value)
-        fits = given.dtype.kind in "iuf" and bool((np.abs(given) < 2.0**63).all())  # which nan is not
+        array = np.asarray(value)
+        fits = array.dtype.kind in "iuf" and bool((np.abs(array) < 2.0**63).all())  # which nan is not
     except (TypeError, ValueError):
         fits = False
-    whole = given.astype(np.int64) if fits else None
-    if whole is None or not np.array_equal(whole, given):
+    integers = array.astype(np.int64) if fits else None
+    if integers is None or not np.array_equal(integers, array):
         raise InputError(f"{argument}: must hold whole numbers")
-    return whole
+    return integers
 
 
 def round_robin_staleness(commits: int, workers: int) -> np.ndarray:
-    """Return the staleness of each commit under equal constant times: 0, 1, ..., then always ``workers - 1``.
+    """Return the staleness of each commit under equal constant times.
+
+    It is 0, 1, ..., then always ``workers - 1``.
 
     Assumes one atomic visit per commit and a fixed order of simultaneous arrivals; a constant service
     time changes nothing.
@@ -98,7 +101,7 @@ def geometric_staleness(workers: int, staleness: Any) -> np.ndarray:
     slightly correlated.) Source: the memoryless model of Mitliagkas et al. 2016, arXiv 1605.09774.
     """
     success = 1 / require_count("workers", workers)
-    staleness = _whole("staleness", staleness)
+    staleness = _whole_numbers("staleness", staleness)
     probability = success * (1 - success) ** np.maximum(staleness, 0)
     return np.where(staleness >= 0, probability, 0.0)
 
@@ -110,7 +113,9 @@ def geometric_staleness_variance(workers: int) -> int:
 
 
 def expected_inverse_staleness(workers: int) -> float:
-    """Return the mean of ``1 / (staleness + 1)`` under the geometric law: ``ln(workers) / (workers - 1)``.
+    """Return the mean of ``1 / (staleness + 1)`` under the geometric law.
+
+    It is ``ln(workers) / (workers - 1)``.
 
     It is the mean factor by which methods that divide by staleness (DynSGD) shrink their steps.
     """
@@ -126,15 +131,15 @@ def heterogeneous_geometric_staleness(rates: Sequence[float]) -> GeometricStalen
 
     ``rates``: computations per second of each worker.
     """
-    given = require_list("rates", rates)
-    checked = np.array([require_positive(f"rates[{i}]", rate, "1/s") for i, rate in enumerate(given)])
+    numbers = require_list("rates", rates)
+    checked = np.array([require_positive(f"rates[{i}]", rate, "1/s") for i, rate in enumerate(numbers)])
     shares = checked / checked.sum()
     means = (1 - shares) / shares
-    return GeometricStaleness(shares, means, float(checked.size - 1), float(means.mean()))
+    return GeometricStaleness(shares, means, float(shares.size - 1), float(means.mean()))
 
 
 def batch_staleness(in_flight: int, batch: int) -> float:
-    """Return the mean staleness when the server makes a version of every ``batch`` gradients that arrive.
+    """Return the mean staleness if every ``batch`` arriving gradients make a version.
 
     ``(in_flight - 1) / batch``, for softsync, K-batch-async and FedBuff: workers read again at once, so
     ``in_flight`` gradients are always under way. Follows from the conservation identity, for any times.
@@ -187,22 +192,22 @@ def renewal_staleness_variance(law: Law | float | str, workers: int, points: int
         Law of the compute time; infinite variance gives ``inf``. Assumes the stationary regime: a law on
         a lattice that starts in step stays in step, and only the constant (variance 0) is exact.
     workers : int
-        All of that law, independent.
+        Number of independent workers with this law.
     points : int
         Grid on which the renewal equation is solved. The error falls as ``1 / points**2``, and as
-        ``1 / points`` for a law with atoms. At 4096 it is below 1e-3 of the result for coefficients of
-        variation up to 3, 2e-3 at 5 and 1.3e-2 at 10 for log-normal laws, whose tails go beyond the 64 means that the
-        grid spans (measured by refining it and lengthening its interval).
+        ``1 / points`` for a law with atoms. At 4096 it is below 1e-3 of the result for coefficients
+        of variation up to 3, 2e-3 at 5 and 1.3e-2 at 10 for log-normal laws, whose tails exceed the
+        64 means that the grid spans (measured by refining and lengthening it).
 
     References
     ----------
     Cox 1962, Renewal theory (variance of the stationary count); Xie 1989, Commun. Stat. Simul. 18, 281
     (the Riemann-Stieltjes scheme).
     """
-    law, others = as_law("law", law), require_count("workers", workers) - 1
+    law, partners = as_law("law", law), require_count("workers", workers) - 1
     if law.mean <= 0:
         raise InputError(f"law = {law}: must have a mean above zero")
-    if isinstance(law, Constant) or others == 0:
+    if isinstance(law, Constant) or partners == 0:
         return 0.0
     if not math.isfinite(law.std):
         return math.inf
@@ -210,7 +215,7 @@ def renewal_staleness_variance(law: Law | float | str, workers: int, points: int
     square_cv = (law.std / law.mean) ** 2
     excess = _renewal_function(law, x) - x / law.mean - (square_cv - 1) / 2
     integral = float(np.trapezoid(excess * (1 - law.cdf(x)), x))
-    return (others + 1) * others * square_cv + 2 * others * integral / law.mean
+    return (partners + 1) * partners * square_cv + 2 * partners * integral / law.mean
 
 
 def _renewal_function(law: Law, x: np.ndarray) -> np.ndarray:
@@ -221,13 +226,13 @@ def _renewal_function(law: Law, x: np.ndarray) -> np.ndarray:
     steps = np.zeros(len(x))  # steps[j] = m[j] - m[j - 1]
     m[0] = at[0] / (1 - at[0])  # durations of exactly zero renew at once
     for i in range(1, len(x)):
-        known = at[i] * (1 + m[0]) + steps[1:i] @ half[i - 1 : 0 : -1]
-        m[i] = (known - m[i - 1] * half[0]) / (1 - half[0])
+        explicit = at[i] * (1 + m[0]) + steps[1:i] @ half[i - 1 : 0 : -1]
+        m[i] = (explicit - m[i - 1] * half[0]) / (1 - half[0])
         steps[i] = m[i] - m[i - 1]
     return m
 
 
 def _cut_off(law: Law) -> float:
-    """Return a time beyond which a duration is negligible, or the longest affordable one."""
+    """Return a time beyond which a duration is negligible, or the longest affordable time."""
     candidates = law.mean * np.geomspace(1.0, _LONGEST_INTERVAL, 200)
     return float(candidates[np.argmax(np.append(1 - law.cdf(candidates[:-1]) < _NEGLIGIBLE, True))])
