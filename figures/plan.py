@@ -35,7 +35,7 @@ def plan(finished: Finished) -> Figure:
     axes = panels[0]
     seconds, unit = next(one for one in _UNITS if table["cost"].median() >= one[0] or one[0] == 1)
     kinds = table["policy"].where(table["collective"] == "none", table["policy"] + ", " + table["collective"])
-    looks = look.others(dict.fromkeys(kinds.sort_values()))
+    looks = look.category_looks(dict.fromkeys(kinds.sort_values()))
     markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
     for kind, one in looks.items():
         rows = table[kinds == kind]

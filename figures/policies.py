@@ -74,7 +74,7 @@ def loss(finished: Finished) -> Figure | None:
     quantity = finished.config["target_of"]
     panels_of = finished.summary[["workers", "window", "method"]].drop_duplicates().itertuples(index=False)
     found = [(int(workers), int(window), str(method)) for workers, window, method in panels_of]
-    looks = look.others(finished.summary["policy"].unique())
+    looks = look.category_looks(finished.summary["policy"].unique())
     figure, panels = look.new_grid(len(found), 2.7, sharey=True)
     curves_of = {one: _curves(finished, times, one, quantity) for one in found}
     every = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))

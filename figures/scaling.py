@@ -37,7 +37,7 @@ def scaling(finished: Finished) -> Figure:
     for rows, marker, label in ((published[vgg], "o", "VGG-A, published"), (published[~vgg], "s", "others, published")):
         color = look.BLACK if marker == "o" else look.GREY
         left.plot(rows["nodes"], rows["efficiency"], marker, color=color, markersize=4, label=label)
-    for name, one in look.others(dict.fromkeys(implied["overhead"])).items():
+    for name, one in look.category_looks(dict.fromkeys(implied["overhead"])).items():
         rows = implied[implied["overhead"] == name]
         line = one.line if one.line != "-" else ":"
         left.plot(

@@ -38,7 +38,7 @@ def throughput(finished: Finished) -> Figure:
     summary = summary.assign(method=summary["method"].astype(object).fillna(""))
     tasks = list(dict.fromkeys(summary["task"]))
     most = max(len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task"))
-    figure, panels = look.new_grid(len(tasks), 0.18 * most + 0.7, more=0.5)
+    figure, panels = look.new_grid(len(tasks), 0.18 * most + 0.7, extra_height=0.5)
     for axes, task in zip(panels, tasks, strict=True):
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))
