@@ -39,7 +39,7 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
     assert table.loc[1, "test_loss"] == table.loc[1, "single_loss"]
     # The mean of probabilities is never worse, in log loss, than its members are on average.
     assert table.loc[2, "test_loss"] < table.loc[2, "single_loss"]
-    assert "single_accuracy" in capsys.readouterr().out
+    assert "single accuracy" in capsys.readouterr().out
     assert (tmp_path / "out" / "ensembles.png").exists()
 
 
@@ -154,7 +154,7 @@ def test_its_figure(losses, tmp_path):
 
 def test_a_table_with_text_has_no_figure(tmp_path):
     folder = written(tmp_path / "out", {"sgd": [0.1, "foo"]})
-    with pytest.raises(InputError, match=r"summary\.csv has what is no number .*foo"):
+    with pytest.raises(InputError, match=r"summary\.csv has text in a column of numbers .*foo"):
         figures("ensembles").draw(folder)
 
 
