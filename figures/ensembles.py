@@ -5,8 +5,8 @@ The data come from ``python -m asyncsim.study ensembles``, which draws this figu
     python -m figures results/ensembles              # in a clone
     asyncsim figures results/ensembles     # installed
 
-``ensembles``: loss and accuracy on the test data of the averaged predictions of so many models, and of these models
-themselves.
+``ensembles``: test loss and test accuracy of the averaged predictions of several models, and of the
+single models.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from asyncsim.study.results import SUMMARY
 
 _COLUMNS = ("method", "seed", "models", "diverged", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
 _MEASURES = {"loss": "test loss (nats)", "accuracy": "test accuracy"}
-#: Lines of what is judged, by the beginnings of the columns that have it.
+#: Line and label of averaged and single predictions, by the prefix of their columns.
 _LINES: dict[str, tuple[Any, str]] = {
     "test": ("-", "averaged, with range"),
     "single": (":", "single, on average"),
@@ -34,36 +34,37 @@ _LINES: dict[str, tuple[Any, str]] = {
 
 
 def ensembles(finished: Finished) -> Figure:
-    """Draw losses and accuracies against the number of models."""
+    """Draw test losses and test accuracies against the number of models."""
     try:
-        # Without what failed.
+        # Failed runs have no models.
         return _ensembles(finished.summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models"))
     except ValueError as error:
         raise InputError(
-            f"folder = {str(finished.folder)!r}: its {SUMMARY} has what is no number ({error}); make it again"
+            f"folder = {str(finished.folder)!r}: its {SUMMARY} has text in a column of numbers ({error}); "
+            "run the study again"
         ) from error
 
 
 def _ensembles(summary: pd.DataFrame) -> Figure:
     figure, axes = look.new_figure(look.DOUBLE, 2.6, len(_MEASURES))
     looks = look.looks(dict.fromkeys(summary["method"]))
-    for own, (measure, label) in zip(axes, _MEASURES.items(), strict=True):
+    for panel, (measure, label) in zip(axes, _MEASURES.items(), strict=True):
         for marker, (method, how) in zip(look.MARKERS * len(looks), looks.items(), strict=False):
-            _panel(own, summary[summary["method"] == method], measure, how.color, marker)
+            _panel(panel, summary[summary["method"] == method], measure, how.color, marker)
         if summary[f"test_{measure}"].isna().all():
-            layout.say_inside(own, "no model was left: all diverged")
-            own.set_yticks([])
-        own.set_xlim(0.8, summary["models"].max() + 0.2)
-        own.set_xlabel("models that are averaged")
-        own.set_ylabel(label)
-        layout.whole_ticks(own.xaxis)
+            layout.say_inside(panel, "no model was left: all diverged")
+            panel.set_yticks([])
+        panel.set_xlim(0.8, summary["models"].max() + 0.2)
+        panel.set_xlabel("models that are averaged")
+        panel.set_ylabel(label)
+        layout.whole_ticks(panel.xaxis)
     named = [
         Line2D([], [], color=how.color, marker=marker, markersize=3.5, label=how.label)
         for marker, how in zip(look.MARKERS * len(looks), looks.values(), strict=False)
     ]
-    lines = [Line2D([], [], color=look.GREY, linestyle=line, label=what) for line, what in _LINES.values()]
+    lines = [Line2D([], [], color=look.GREY, linestyle=line, label=label) for line, label in _LINES.values()]
     handles = [*(named if len(named) > 1 else []), *lines]
-    layout.legend_below(figure, handles, [str(one.get_label()) for one in handles], columns=min(4, len(handles)))
+    layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], columns=min(4, len(handles)))
     method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
     seeds = over_seeds(summary["seed"].nunique(), "mean of")
     left_out = ", without those that diverged" if summary["diverged"].any() else ""
@@ -72,7 +73,7 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
 
 
 def _panel(axes: Axes, table: pd.DataFrame, measure: str, color: str, marker: str) -> None:
-    """Draw a method's mean over the seeds, and the range of the averaged predictions'."""
+    """Draw a method's means over the seeds, and the range of its averaged predictions."""
     for column, (line, _) in _LINES.items():
         over = table.groupby("models")[f"{column}_{measure}"].agg(["mean", "min", "max"]).dropna()
         if column != "test":

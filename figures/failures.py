@@ -5,7 +5,7 @@ The data come from ``python -m asyncsim.study failures``, which draws it itself.
     python -m figures results/failures              # in a clone
     asyncsim figures results/failures     # installed
 
-``goodput``: into what the workers' time went, a panel for each policy, a bar for each rate of deaths.
+``goodput``: the division of the workers' time, a panel for each policy, a bar for each rate of deaths.
 """
 
 from matplotlib.figure import Figure
@@ -17,19 +17,19 @@ from asyncsim.study import load
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
-#: The colours of the parts of the workers' time, as the study names them.
+#: Colours of the parts of the workers' time, in the order of the study's ``PARTS``.
 _COLORS = (look.SKY, look.ORANGE, look.BLUE, look.PURPLE, look.VERMILLION, look.GREY)
 
 
 def goodput(finished: Finished) -> Figure:
-    """Draw into what the workers' time went under each policy, at each rate of deaths."""
+    """Draw the division of the workers' time under each policy, at each rate of deaths."""
     parts = load("failures").PARTS
     columns = ("workers", "policy", "deaths", "throughput", *(part.name for part in parts))
     table = finished.table("goodput.csv", columns)
-    found = list(table.groupby(["workers", "policy"], sort=False))
-    height = 0.8 + (0.45 + 0.22 * table["deaths"].nunique()) * len(found)
-    figure, panels = look.new_figure(look.DOUBLE, height, 1, len(found), sharex=True)
-    for axes, ((workers, policy), rows) in zip(panels, found, strict=True):
+    groups = list(table.groupby(["workers", "policy"], sort=False))
+    height = 0.8 + (0.45 + 0.22 * table["deaths"].nunique()) * len(groups)
+    figure, panels = look.new_figure(look.DOUBLE, height, 1, len(groups), sharex=True)
+    for axes, ((workers, policy), rows) in zip(panels, groups, strict=True):
         bars = [(axis_of(part), color, rows[part.name]) for part, color in zip(parts, _COLORS, strict=True)]
         layout.stacked_bars(axes, bars, [f"{deaths:g}" for deaths in rows["deaths"]], rows["throughput"])
         axes.set_title(f"{policy}, {counted(int(workers), 'worker')}")
@@ -38,7 +38,7 @@ def goodput(finished: Finished) -> Figure:
     handles = layout.labelled(figure)
     layout.legend_below(figure, list(handles.values()), list(handles), 3)
     seeds = finished.summary["seed"].nunique()
-    layout.title(figure, f"what deaths of workers cost; {over_seeds(seeds, 'means over')}", look.DOUBLE)
+    layout.title(figure, f"cost of workers' deaths; {over_seeds(seeds, 'means over')}", look.DOUBLE)
     return figure
 
 

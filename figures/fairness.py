@@ -20,7 +20,7 @@ from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
-_TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random": "any, at random"}
+_TITLES = {"fifo": "first come, first served", "lowest_rank": "lowest rank first", "random": "random order"}
 
 
 def fairness(finished: Finished) -> Figure:
@@ -28,14 +28,14 @@ def fairness(finished: Finished) -> Figure:
     summary = finished.summary
     disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
     figure, axes = look.new_figure(max(look.SINGLE, 2.4 * len(disciplines)), 2.4, len(disciplines), sharey=True)
-    for own, discipline in zip(axes, disciplines, strict=True):
-        _panel(own, summary[summary["discipline"] == discipline])
-        own.set_title(_TITLES.get(discipline, discipline))
-        own.set_xlabel("worker")
+    for panel, discipline in zip(axes, disciplines, strict=True):
+        _panel(panel, summary[summary["discipline"] == discipline])
+        panel.set_title(_TITLES.get(discipline, discipline))
+        panel.set_xlabel("worker")
     axes[0].set_ylabel("share of the commits")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    layout.title(figure, "Who commits how often, by who is served next of those that wait")
+    layout.title(figure, "Share of the commits by the order in which the server serves waiting workers")
     return figure
 
 

@@ -5,7 +5,7 @@ Drawn from the results of the study ``leaders``, which draws them itself. To dra
     python -m figures lsgd                                   # in a clone
     asyncsim figures lsgd --results results        # installed
 
-The paper's own curves are not known as numbers, so there is none of them here.
+The paper's curves are not available as numbers, so the figures show only ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from asyncsim.study import load
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
-#: What the study's methods are called here, where that is not their label elsewhere.
+#: Labels of the study's methods that differ from `look.METHOD_LOOKS`.
 _LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}
 
 
@@ -40,13 +40,13 @@ def over_time(finished: Finished) -> Figure:
     for place, axes in enumerate(panels):
         n, window = workers[place // len(windows)], windows[place % len(windows)]
         for row in table[(table["workers"] == n) & (table["window"] == window)].itertuples():
-            one = looks[row.method]
+            appearance = looks[row.method]
             runs = _runs(finished, row)
             time, values = _curves(runs)
-            axes.fill_between(time, values.min(0), values.max(0), color=one.color, alpha=0.2, linewidth=0)
-            axes.plot(time, values.mean(0), color=one.color, linestyle=one.line, label=one.label)
+            axes.fill_between(time, values.min(0), values.max(0), color=appearance.color, alpha=0.2, linewidth=0)
+            axes.plot(time, values.mean(0), color=appearance.color, linestyle=appearance.line, label=appearance.label)
             if any(run.diverged_at is not None for run in runs):
-                axes.plot(time[-1], values.mean(0)[-1], color=one.color, clip_on=False, zorder=4, **DIVERGED)
+                axes.plot(time[-1], values.mean(0)[-1], color=appearance.color, clip_on=False, zorder=4, **DIVERGED)
         axes.set_yscale("log")
         layout.plain_logs(axes.yaxis)
         axes.set_xlim(0, None)
@@ -69,14 +69,16 @@ def periods(finished: Finished) -> Figure:
     looks = _looks(table)
     value = _quantity(table)
     for axes, n in zip(panels, workers, strict=True):
-        for turn, (method, one) in enumerate(looks.items()):
+        for turn, (method, appearance) in enumerate(looks.items()):
             rows = table[(table["workers"] == n) & (table["method"] == method)].sort_values("window")
             rows = rows[rows["diverged"] < rows["seeds"]]
             ends = [_ends(_runs(finished, row)) for row in rows.itertuples()]
             x = rows["window"] * 1.06 ** (turn - (len(looks) - 1) / 2)
-            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "label": one.label}
+            style: dict[str, Any] = {"color": appearance.color, "linestyle": appearance.line, "label": appearance.label}
             axes.plot(x, rows[value], marker=look.MARKERS[turn % len(look.MARKERS)], markersize=4, **style)
-            axes.vlines(x, [min(end) for end in ends], [max(end) for end in ends], color=one.color, linewidth=0.8)
+            axes.vlines(
+                x, [min(end) for end in ends], [max(end) for end in ends], color=appearance.color, linewidth=0.8
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         layout.plain_logs(axes.yaxis)
@@ -89,7 +91,7 @@ def periods(finished: Finished) -> Figure:
 
 
 def leaderships(finished: Finished) -> Figure:
-    """Draw how many of LSGD's elections each worker won, at each period; the seeds' means."""
+    """Draw each worker's share of LSGD's elections, at each period; means over the seeds."""
     table = finished.table("leaders.csv")
     rows = table[table["method"] == "lsgd"]
     if rows.empty:
@@ -101,11 +103,11 @@ def leaderships(finished: Finished) -> Figure:
     for axes, n in zip(panels, workers, strict=True):
         for row in rows[rows["workers"] == n].sort_values("window").itertuples():
             won = [np.bincount(leaders(run, n), minlength=n) / len(run.commits) for run in _runs(finished, row)]
-            # Each seed's from the most to the fewest: its workers are all alike.
-            shares = np.mean([np.sort(one)[::-1] for one in won], axis=0)
+            # Sorted within each seed, because its workers are interchangeable.
+            shares = np.mean([np.sort(wins)[::-1] for wins in won], axis=0)
             shade = shades[row.window]
-            kept = "one election" if np.isnan(row.kept) else f"kept in {row.kept:.0%}"
-            label = f"period {row.window}: {kept}"
+            retention = "one election" if np.isnan(row.kept) else f"kept in {row.kept:.0%}"
+            label = f"period {row.window}: {retention}"
             axes.plot(range(1, n + 1), shares, color=shade.color, marker=shade.marker, markersize=3.2, label=label)
         layout.whole_ticks(axes.xaxis)
         axes.axhline(1 / n, color=look.BLACK, linewidth=0.8, linestyle=":")
@@ -114,28 +116,27 @@ def leaderships(finished: Finished) -> Figure:
         axes.set_title(f"n = {n}", fontsize=8)
         axes.legend()
     panels[0].set_ylabel("share of elections")
-    what = (
+    remark = (
         f"{finished.config['problem']}; {over_seeds(_seeds(table), 'means over')}; dotted: 1/n; kept: the leader stays"
     )
-    layout.title(figure, f"LSGD's one leader; {what}")
+    layout.title(figure, f"LSGD's one leader; {remark}")
     return figure
 
 
 def _looks(table: pd.DataFrame) -> dict[str, Look]:
-    found = look.looks(dict.fromkeys(table["method"]))
-    if "lsgd_groups" in found:
-        found["lsgd_groups"] = look.METHOD_LOOKS["lsgd"]._replace(line="-.")
-    return {name: one._replace(label=_LABELS.get(name, one.label)) for name, one in found.items()}
+    looks = look.looks(dict.fromkeys(table["method"]))
+    if "lsgd_groups" in looks:
+        looks["lsgd_groups"] = look.METHOD_LOOKS["lsgd"]._replace(line="-.")
+    return {name: appearance._replace(label=_LABELS.get(name, appearance.label)) for name, appearance in looks.items()}
 
 
 def _runs(finished: Finished, row: Any) -> list[Run]:
-    """Return the runs of a row of the table."""
-    same = {name: getattr(row, name) for name in ("workers", "window", "method", "learning_rate")}
-    return finished.runs(**same)
+    selection = {name: getattr(row, name) for name in ("workers", "window", "method", "learning_rate")}
+    return finished.runs(**selection)
 
 
 def _curves(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """Return times and errors, ``[runs, evaluations]``, as far as all runs go."""
+    """Return times and errors, ``[runs, evaluations]``, up to the end of the shortest run."""
     length = min(len(run.evaluations) for run in runs)
     time = np.mean([run.evaluations["commit_time"][:length] for run in runs], axis=0)
     return time, np.array([_errors(run)[:length] for run in runs])
@@ -167,7 +168,7 @@ def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
     handles = layout.labelled(figure)
     if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
         text += "; crosses: a seed diverged"
-    ordered = [handles[one.label] for one in looks.values() if one.label in handles]
+    ordered = [handles[appearance.label] for appearance in looks.values() if appearance.label in handles]
     figure.legend(handles=ordered, loc="outside lower center", ncols=min(4, len(ordered)))
     layout.title(figure, text)
 

@@ -1,7 +1,7 @@
 """The figure of "Asynchrony begets momentum" (Mitliagkas et al. 2016, arXiv 1605.09774) from our own runs.
 
-The best explicit momentum against the number of workers, and how fast the loss falls by momentum. The data come from
-``python -m asyncsim.study best_momentum``, which draws this itself. To draw it again::
+The best explicit momentum against the number of workers, and the speed of learning against the momentum.
+The data come from ``python -m asyncsim.study best_momentum``, which draws this itself. To draw it again::
 
     python -m figures momentum                                    # in a clone
     asyncsim figures momentum --results results         # installed
@@ -19,17 +19,18 @@ _BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
 
 
 def momentum(finished: Finished) -> Figure:
-    """Draw the best momentum against the workers, and beside it against the momentum how fast the loss falls.
+    """Draw the best momentum against the number of workers, and the speed of learning against the momentum.
 
-    Of each momentum the learning rate with the least geometric mean loss over the seeds is shown. Without noise the
-    loss of a quadratic falls by the same factor again and again: the gradients for a tenth of it say how fast.
+    Each momentum is shown at the learning rate with the lowest geometric mean loss over the seeds.
+    Without noise the loss of a quadratic falls geometrically: the gradients per factor of ten measure
+    the speed.
     """
     config, summary = finished.config, finished.summary
     best = finished.table("best.csv", _BEST)
-    figure, (left, right) = look.new_figure(look.DOUBLE, 2.9, 2)
+    figure, (momentum_axes, speed_axes) = look.new_figure(look.DOUBLE, 2.9, 2)
     counts = best["workers"].to_numpy()
     beyond = [(best["server_momentum"] - best["lowest"]).clip(0), (best["highest"] - best["server_momentum"]).clip(0)]
-    left.errorbar(
+    momentum_axes.errorbar(
         counts,
         best["server_momentum"],
         beyond,
@@ -39,22 +40,22 @@ def momentum(finished: Finished) -> Figure:
         capsize=2,
         label="best explicit",
     )
-    left.plot(counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n")
-    left.axhline(0, color=look.BLACK, linewidth=0.6)
-    left.set_xscale("log")
-    layout.ticks_at(left.xaxis, counts)
-    left.set_xlabel("workers n")
-    left.set_ylabel("momentum")
-    left.legend()
+    momentum_axes.plot(counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n")
+    momentum_axes.axhline(0, color=look.BLACK, linewidth=0.6)
+    momentum_axes.set_xscale("log")
+    layout.ticks_at(momentum_axes.xaxis, counts)
+    momentum_axes.set_xlabel("workers n")
+    momentum_axes.set_ylabel("momentum")
+    momentum_axes.legend()
     shades = look.shades(counts.tolist())
     with np.errstate(divide="ignore"):
         decades = np.log10(summary["first_loss"] / summary["train_loss"])
     mean = decades.groupby([summary[name] for name in ("workers", "server_momentum", "learning_rate")]).mean()
-    most = mean.groupby(level=[0, 1]).max()
+    fastest = mean.groupby(level=[0, 1]).max()
     for count, shade in shades.items():
-        curve = most.loc[count]
+        curve = fastest.loc[count]
         curve = curve[np.isfinite(curve) & (curve > 0)]
-        right.plot(
+        speed_axes.plot(
             curve.index,
             config["gradients"] / curve,
             color=shade.color,
@@ -62,11 +63,11 @@ def momentum(finished: Finished) -> Figure:
             markersize=3,
             label=f"n = {count}",
         )
-    right.set_yscale("log")
-    layout.plain_logs(right.yaxis)
-    right.set_xlabel("explicit momentum on the server")
-    right.set_ylabel("gradients until a tenth of the loss")
-    right.legend(ncols=2)
+    speed_axes.set_yscale("log")
+    layout.plain_logs(speed_axes.yaxis)
+    speed_axes.set_xlabel("explicit momentum on the server")
+    speed_axes.set_ylabel("gradients until a tenth of the loss")
+    speed_axes.legend(ncols=2)
     seeds = over_seeds(summary["seed"].nunique(), "means and ranges of")
     gradients = counted(config["gradients"], "gradient")
     layout.title(figure, f"{config['problem']}, {gradients} at the best learning rate; {seeds}")

@@ -5,8 +5,8 @@ The data come from ``python -m asyncsim.study plan``, which draws it itself. To 
     python -m figures results/plan              # in a clone
     asyncsim figures results/plan     # installed
 
-``plan``: how long each combination needs against how stale it is; the Pareto front is a line, and its members are
-named. With replays, beside it the time until the target, with its range over seeds.
+``plan``: the staleness of each combination against its time; the Pareto front is a line with named
+members. With replays, a second panel has the times to the target, with their ranges over seeds.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from asyncsim.study.finished import Finished
 from asyncsim.study.planning import FEWEST_ROUNDS
 
 _COLUMNS = ("name", "policy", "collective", "cost", "cost_low", "cost_high", "staleness_mean", "front", "seeds")
-#: Members of the front that are named at their points.
+#: Members of the front with a number at their point and a name in the legend.
 _NAMED = 8
 #: Characters of a line of a name.
 _WIDTH = 26
@@ -28,16 +28,16 @@ _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s"))
 
 
 def plan(finished: Finished) -> Figure:
-    """Draw time against staleness, and with replays the times to the target."""
+    """Draw staleness against time, and with replays the times to the target."""
     config, table = finished.config, finished.table("plan.csv", _COLUMNS)
     replayed = table[table["time_to_target"].notna()] if "time_to_target" in table else table.head(0)
     figure, panels = look.new_figure(look.DOUBLE, 3.6, 2 if len(replayed) else 1)
     axes = panels[0]
-    seconds, unit = next(one for one in _UNITS if table["cost"].median() >= one[0] or one[0] == 1)
+    seconds, unit = next(scale for scale in _UNITS if table["cost"].median() >= scale[0] or scale[0] == 1)
     kinds = table["policy"].where(table["collective"] == "none", table["policy"] + ", " + table["collective"])
-    looks = look.others(dict.fromkeys(kinds.sort_values()))
+    looks = look.category_looks(dict.fromkeys(kinds.sort_values()))
     markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
-    for kind, one in looks.items():
+    for kind, appearance in looks.items():
         rows = table[kinds == kind]
         time = rows["cost"] / seconds
         spread = np.maximum(np.abs(rows[["cost_low", "cost_high"]].to_numpy().T / seconds - time.to_numpy()), 0)
@@ -46,7 +46,7 @@ def plan(finished: Finished) -> Figure:
             rows["staleness_mean"],
             xerr=spread,
             fmt=markers[kind],
-            color=one.color,
+            color=appearance.color,
             label=kind,
             markersize=4,
             alpha=0.8,

@@ -5,9 +5,9 @@ The data come from ``python -m asyncsim.study policies``, which draws them itsel
     python -m figures results/policies              # in a clone
     asyncsim figures results/policies     # installed
 
-``policies``: what the workers do with their time under each policy. ``loss``: training losses, or what the target is
-of, against simulated time, a panel for each method and window, each policy at its best learning rate; none where no
-gradients were computed.
+``policies``: the division of the workers' time under each policy. ``loss``: the target's measure, by
+default the training loss, against simulated time, a panel for each method and window, each policy at its
+best learning rate; not drawn if no gradients were computed.
 """
 
 import itertools
@@ -37,7 +37,7 @@ _COLUMNS = ("workers", "window", "policy", *Phases._fields, "in_vain", "throughp
 
 
 def time_spent(finished: Finished) -> Figure:
-    """Draw what workers do with their time, and which part of it is in vain: a bar for each policy."""
+    """Draw the division of the workers' time and its useless part, a bar for each policy."""
     table = finished.table("policies.csv", _COLUMNS)
     clusters = [group for _, group in table.groupby(["workers", "window"], sort=False)]
     figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(clusters), 1, len(clusters))
@@ -47,25 +47,25 @@ def time_spent(finished: Finished) -> Figure:
     panels[-1].set_xlabel("part of the workers' time")
     handles = layout.labelled(figure)
     layout.legend_below(figure, list(handles.values()), list(handles), 3)
-    layout.title(figure, f"what workers do under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
+    layout.title(figure, f"workers' time under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
     return figure
 
 
 def _parts(rows: pd.DataFrame) -> list[tuple[str, str, pd.Series]]:
-    """Return what workers do, its colour, and in which part of their time under each policy."""
-    others = [(doing, look.PHASES[phase], rows[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
+    """Return label, colour and share of the time, by policy, of each part of the workers' time."""
+    idle_parts = [(doing, look.PHASES[phase], rows[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
     useful = rows["computing"] - rows["in_vain"]
     return [
-        ("computing what is taken up", look.PHASES["computing"], useful),
+        ("computing accepted gradients", look.PHASES["computing"], useful),
         ("computing in vain", look.VERMILLION, rows["in_vain"]),
-        *others,
+        *idle_parts,
     ]
 
 
 def loss(finished: Finished) -> Figure | None:
-    """Draw the training losses under each policy against simulated time: a panel for each method, cluster and window.
+    """Draw the target's measure under each policy against simulated time, a panel for each method and cluster.
 
-    It is what the target is of, should that be something else. None if no gradients were computed.
+    Returns None if no gradients were computed.
     """
     if "method" not in finished.summary:
         return None
@@ -73,41 +73,41 @@ def loss(finished: Finished) -> Figure | None:
     times = finished.table("times.csv", ("workers", "window", "policy", "method", "learning_rate"))
     quantity = finished.config["target_of"]
     panels_of = finished.summary[["workers", "window", "method"]].drop_duplicates().itertuples(index=False)
-    found = [(int(workers), int(window), str(method)) for workers, window, method in panels_of]
-    looks = look.others(finished.summary["policy"].unique())
-    figure, panels = look.new_grid(len(found), 2.7, sharey=True)
-    curves_of = {one: _curves(finished, times, one, quantity) for one in found}
-    every = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
-    scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
+    groups = [(int(workers), int(window), str(method)) for workers, window, method in panels_of]
+    looks = look.category_looks(finished.summary["policy"].unique())
+    figure, panels = look.new_grid(len(groups), 2.7, sharey=True)
+    curves_of = {group: _curves(finished, times, group, quantity) for group in groups}
+    all_curves = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
+    scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(all_curves)
     for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=True):
         scale_losses(axes, *scale)
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
         draw_target(axes, finished.config, quantity)
-        shown = [f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}"]
-        layout.panel_title(axes, "; ".join(shown + coincidences(curves, named)))
+        title_parts = [f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}"]
+        layout.panel_title(axes, "; ".join(title_parts + coincidences(curves, named)))
     for axes in panels[::2]:
         axes.set_ylabel(axis_of(quantity))
     handles = layout.labelled(figure)
-    if any(curve.ends for curve in every):
+    if any(curve.ends for curve in all_curves):
         (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)
-    layout.legend_below(figure, list(handles.values()), list(handles), 2 * min(2, len(found)))
+    layout.legend_below(figure, list(handles.values()), list(handles), 2 * min(2, len(groups)))
     layout.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
     return figure
 
 
-def _curves(finished: Finished, times: pd.DataFrame, one: tuple[int, int, str], quantity: str) -> dict[str, Curve]:
-    """Return the curves under each policy at its best rate, of a number of workers, a window and a method."""
-    workers, window, method = one
-    found = {}
+def _curves(finished: Finished, times: pd.DataFrame, group: tuple[int, int, str], quantity: str) -> dict[str, Curve]:
+    """Return the curves under each policy at its best rate; ``group``: workers, window and method."""
+    workers, window, method = group
+    curves = {}
     for row in times[(times["workers"] == workers) & (times["window"] == window)].itertuples():
         rate = {} if pd.isna(row.learning_rate) else {"method.learning_rate": row.learning_rate}
-        own = finished.rows(workers=workers, window=window, policy=row.policy, method=method, **rate)
-        if row.method == method and len(own):
-            names = own.drop_duplicates("seed")["run_folder"]
-            found[str(row.policy)] = evaluation_curve([finished.run(name) for name in names], measure=quantity)
-    return found
+        rows = finished.rows(workers=workers, window=window, policy=row.policy, method=method, **rate)
+        if row.method == method and len(rows):
+            names = rows.drop_duplicates("seed")["run_folder"]
+            curves[str(row.policy)] = evaluation_curve([finished.run(name) for name in names], measure=quantity)
+    return curves
 
 
 def _cluster(table: pd.DataFrame, workers: int, window: int) -> str:
@@ -115,9 +115,9 @@ def _cluster(table: pd.DataFrame, workers: int, window: int) -> str:
     return counted(int(workers), "worker") + (f", window {window}" if several else "")
 
 
-def _seeds(finished: Finished, what: str = "mean and range of") -> str:
+def _seeds(finished: Finished, statistic: str = "mean and range of") -> str:
     counts = finished.summary.groupby(["workers", "window", "policy"])["seed"].nunique()
-    return over_seeds(int(counts.max()), what, int(counts.min()))
+    return over_seeds(int(counts.max()), statistic, int(counts.min()))
 
 
 draw = drawer("policies", ("workers", "policy", "status"), policies=time_spent, loss=loss)

@@ -5,8 +5,8 @@ The data come from ``python -m asyncsim.study replicas``, which draws this itsel
     python -m figures results/replicas              # in a clone
     asyncsim figures results/replicas     # installed
 
-``replicas``: error on the test data, or loss on the training data, against gradients, simulated time and communications
-of a worker; each method at its best learning rate.
+``replicas``: test error, or training loss, against gradients, simulated time and communications of a
+worker; each method at its best learning rate.
 """
 
 import numpy as np
@@ -38,10 +38,14 @@ def replicas(finished: Finished) -> Figure:
         if len(rows):
             drawn[row.method] = _curves(finished, rows, error)
     if not drawn:
-        what = "its summary.csv has no run of replicas.csv"
-        raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
+        reason = "its summary.csv has no run of replicas.csv"
+        raise InputError(f"folder = {str(finished.folder)!r}: {reason}; {finished.remedy}")
     looks |= {"data_parallel": Look(look.BLACK, "-", ""), "averaging": Look(look.ORANGE, (0, (5, 1, 1, 1)), "")}
-    looks = {name: one._replace(label=_LABELS.get(name, one.label)) for name, one in looks.items() if name in drawn}
+    looks = {
+        name: appearance._replace(label=_LABELS.get(name, appearance.label))
+        for name, appearance in looks.items()
+        if name in drawn
+    }
     for axes, along in zip(panels, ("gradients", "simulated time (s)", "communications of a worker"), strict=True):
         axes.set_yscale("log")
         for name, curves in drawn.items():
@@ -50,8 +54,8 @@ def replicas(finished: Finished) -> Figure:
         axes.axhline(1 - config["target"] if error else config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
         axes.set_xlabel(along)
         layout.plain_logs(axes.yaxis)
-    # Somewhat longer than those run that seldom communicate: the others need many times as long.
-    ends = [float(np.nanmax(one["simulated time (s)"].step)) for one in drawn.values()]
+    # Twice the time of the fastest method: data-parallel SGD takes many times as long as the rest.
+    ends = [float(np.nanmax(by_axis["simulated time (s)"].step)) for by_axis in drawn.values()]
     panels[1].set_xlim(0, 2 * min(ends))
     panels[2].set_xscale("log")
     layout.plain_logs(panels[2].xaxis)
@@ -61,22 +65,24 @@ def replicas(finished: Finished) -> Figure:
     layout.legend_below(figure, lines, [looks[name].label for name in drawn], 6)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = f"{counted(config['workers'], 'worker')}, period {config['window']}"
-    labels = {name: one.label for name, one in looks.items()}
-    same = coincidences({name: one["simulated time (s)"] for name, one in drawn.items()}, labels)
+    labels = {name: appearance.label for name, appearance in looks.items()}
+    overlaps = coincidences({name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels)
     best = "each at the best of its learning rates"
-    layout.title(figure, "; ".join([f"{config['problem']}, {workers}", seeds, best, *same]))
+    layout.title(figure, "; ".join([f"{config['problem']}, {workers}", seeds, best, *overlaps]))
     return figure
 
 
 def _curves(finished: Finished, rows: pd.DataFrame, error: bool) -> dict[str, Curve]:
-    """Return a method's curve along each axis; along its communications only if it has any."""
+    """Return a method's curve along each axis; along communications only if it has any."""
     tables = [finished.run(name).evaluations for name in rows["run_folder"]]
-    values = pd.concat([1 - one["test_accuracy"] if error else one["train_loss"] for one in tables], axis=1)
+    values = pd.concat(
+        [1 - evaluations["test_accuracy"] if error else evaluations["train_loss"] for evaluations in tables], axis=1
+    )
     values = values.where(np.isfinite(values))
     along = {}
     workers = int(rows["own_workers"].iloc[0])
     for name, column in (("gradients", "gradients"), ("simulated time (s)", "commit_time"), ("", "commit")):
-        steps = np.maximum.accumulate(pd.concat([one[column] for one in tables], axis=1).mean(axis=1))
+        steps = np.maximum.accumulate(pd.concat([evaluations[column] for evaluations in tables], axis=1).mean(axis=1))
         if name:
             along[name] = curve_over_seeds(steps, steps, values, [])
         elif workers > 1:  # a logarithmic axis has no zero

@@ -5,9 +5,9 @@ The data come from ``python -m asyncsim.study robustness``, which draws this its
     python -m figures results/robustness              # in a clone
     asyncsim figures results/robustness     # installed
 
-``robustness``: on the left the accuracy in the worst case over the attacks against the number of Byzantine workers,
-each rule at its best rate: without any, what the rule costs; where it falls, where it breaks. On the right the accuracy
-under each attack with the most Byzantine workers.
+``robustness``: on the left the test accuracy under the worst attack against the number of Byzantine
+workers, each rule at its best rate. Its value at zero shows the cost of a rule, its fall the breaking
+point. On the right the test accuracy under each attack with the most Byzantine workers.
 """
 
 import numpy as np
@@ -20,40 +20,42 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "byzantine", "attack", "learning_rate", "test_accuracy")
-#: Below this the cells of the table are dark.
+#: Cells with accuracies below this are dark and get white numbers.
 _DARK = 0.6
 
 
 def robustness(finished: Finished) -> Figure:
-    """Draw worst cases against the number of Byzantine workers, and all attacks of the most."""
+    """Draw worst cases against the number of Byzantine workers, and every attack at the largest number."""
     worst, accuracy = (finished.table(name, _COLUMNS) for name in ("worst.csv", "accuracy.csv"))
     names = list(worst["method"].unique())
     looks = look.looks(names)
-    figure, (left, right) = look.new_figure(look.DOUBLE, 3.2, 2)
+    figure, (accuracy_axes, attack_axes) = look.new_figure(look.DOUBLE, 3.2, 2)
     for name in names:
         rows = worst[worst["method"] == name].sort_values("byzantine")
         marker = dict(marker="o", markersize=3, color=looks[name].color, linestyle=looks[name].line)
-        left.plot(rows["byzantine"], rows["test_accuracy"], label=name, **marker)
-    left.set_xlabel(f"Byzantine workers of {finished.config['workers']}")
-    left.set_ylabel(f"{axis_of('test_accuracy')}, worst case")
-    left.set_ylim(0, 1)
-    layout.whole_ticks(left.xaxis)
+        accuracy_axes.plot(rows["byzantine"], rows["test_accuracy"], label=name, **marker)
+    accuracy_axes.set_xlabel(f"Byzantine workers of {finished.config['workers']}")
+    accuracy_axes.set_ylabel(f"{axis_of('test_accuracy')}, worst case")
+    accuracy_axes.set_ylim(0, 1)
+    layout.whole_ticks(accuracy_axes.xaxis)
 
-    most = worst["byzantine"].max()
-    chosen = worst[worst["byzantine"] == most].set_index("method")["learning_rate"]
-    cases = accuracy[accuracy["byzantine"] == most]
+    largest = worst["byzantine"].max()
+    chosen = worst[worst["byzantine"] == largest].set_index("method")["learning_rate"]
+    cases = accuracy[accuracy["byzantine"] == largest]
     cases = cases[cases["learning_rate"] == cases["method"].map(chosen)]
     table = cases.pivot(index="method", columns="attack", values="test_accuracy").reindex(names)
     table = table[list(cases["attack"].unique())]
-    right.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="cividis", aspect="auto")
+    attack_axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for (row, column), value in np.ndenumerate(table.to_numpy()):
         text = "-" if np.isnan(value) else f"{value:.2f}"
-        right.text(column, row, text, ha="center", va="center", color="white" if value < _DARK else "black")
-    right.set_xticks(range(len(table.columns)), [text.partition("(")[0].replace("_", "\n") for text in table.columns])
-    right.set_yticks(range(len(names)), names)
-    right.grid(False)
-    layout.panel_title(right, f"accuracy under each attack of {counted(int(most), 'worker')}")
-    handles, labels = left.get_legend_handles_labels()
+        attack_axes.text(column, row, text, ha="center", va="center", color="white" if value < _DARK else "black")
+    attack_axes.set_xticks(
+        range(len(table.columns)), [text.partition("(")[0].replace("_", "\n") for text in table.columns]
+    )
+    attack_axes.set_yticks(range(len(names)), names)
+    attack_axes.grid(False)
+    layout.panel_title(attack_axes, f"test accuracy under each attack of {counted(int(largest), 'worker')}")
+    handles, labels = accuracy_axes.get_legend_handles_labels()
     layout.legend_below(figure, handles, labels, 3)
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
     layout.title(

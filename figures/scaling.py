@@ -5,8 +5,8 @@ The data come from ``python -m asyncsim.study scaling``, which draws it itself. 
     python -m figures results/scaling              # in a clone
     asyncsim figures results/scaling     # installed
 
-``scaling``: the efficiency against the number of nodes, computed and published, with overheads that are fitted to one
-published point; and the layers' computing and communication on the largest cluster.
+``scaling``: the efficiency against the number of nodes, computed and published, with overheads fitted to
+one published point; and each layer's computation and communication on the largest cluster.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("nodes", "way", "efficiency")
-#: Of ways to divide the work.
+#: Colour and line of each way to divide the work.
 _LOOKS = {"data parallel": (look.VERMILLION, "--"), "hybrid": (look.BLUE, "-")}
 
 
@@ -29,46 +29,51 @@ def scaling(finished: Finished) -> Figure:
         finished.table("published.csv", ("speed_up",)),
         finished.table("implied.csv", ("overhead", "nodes", "speed_up")),
     )
-    figure, (left, right) = look.new_figure(look.DOUBLE, 3.3, 2)
+    figure, (efficiency_axes, layer_axes) = look.new_figure(look.DOUBLE, 3.3, 2)
     for way, (color, line) in _LOOKS.items():
         rows = summary[summary["way"] == way].sort_values("nodes")
-        left.plot(rows["nodes"], rows["efficiency"], color=color, linestyle=line, label=f"{way}, computed")
+        efficiency_axes.plot(rows["nodes"], rows["efficiency"], color=color, linestyle=line, label=f"{way}, computed")
     vgg = published["network"] == "VGG-A"
     for rows, marker, label in ((published[vgg], "o", "VGG-A, published"), (published[~vgg], "s", "others, published")):
         color = look.BLACK if marker == "o" else look.GREY
-        left.plot(rows["nodes"], rows["efficiency"], marker, color=color, markersize=4, label=label)
-    for name, one in look.others(dict.fromkeys(implied["overhead"])).items():
+        efficiency_axes.plot(rows["nodes"], rows["efficiency"], marker, color=color, markersize=4, label=label)
+    for name, appearance in look.category_looks(dict.fromkeys(implied["overhead"])).items():
         rows = implied[implied["overhead"] == name]
-        line = one.line if one.line != "-" else ":"
-        left.plot(
-            rows["nodes"], rows["speed_up"] / rows["nodes"], color=one.color, linestyle=line, linewidth=0.8, label=name
+        line = appearance.line if appearance.line != "-" else ":"
+        efficiency_axes.plot(
+            rows["nodes"],
+            rows["speed_up"] / rows["nodes"],
+            color=appearance.color,
+            linestyle=line,
+            linewidth=0.8,
+            label=name,
         )
-    left.set_xscale("log", base=2)
-    left.set_xticks(sorted({*summary["nodes"], *implied["nodes"]}))
-    left.xaxis.set_major_formatter("{x:.0f}")
-    left.set_ylim(0, 1.05)
-    left.set_xlabel("nodes")
-    left.set_ylabel("speed-up / nodes")
-    most = int(summary["nodes"].max())
+    efficiency_axes.set_xscale("log", base=2)
+    efficiency_axes.set_xticks(sorted({*summary["nodes"], *implied["nodes"]}))
+    efficiency_axes.xaxis.set_major_formatter("{x:.0f}")
+    efficiency_axes.set_ylim(0, 1.05)
+    efficiency_axes.set_xlabel("nodes")
+    efficiency_axes.set_ylabel("speed-up / nodes")
+    largest = int(summary["nodes"].max())
     names = list(dict.fromkeys(layers["layer"].str.partition(".")[0]))
     place = np.arange(len(names))
     for way, (color, _) in _LOOKS.items():
-        rows = layers[(layers["nodes"] == most) & (layers["way"] == way)]
+        rows = layers[(layers["nodes"] == largest) & (layers["way"] == way)]
         stage = rows["layer"].str.partition(".")[0]
         spent = rows.groupby(stage)[["computing", "communicating"]].sum().loc[names] * 1e3
         offset = -0.2 if way == "data parallel" else 0.2
-        right.plot(
+        layer_axes.plot(
             spent["communicating"], place + offset, "D", color=color, markersize=3, label=f"communicating, {way}"
         )
-    right.barh(place, spent["computing"], color="#d9d9d9", label="computing")
-    right.set_xscale("log")
-    layout.plain_logs(right.xaxis)
-    right.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
-    right.set_ylim(len(names) - 0.4, -0.6)
-    right.set_xlabel(f"milliseconds of an iteration on {most} nodes")
-    handles, labels = left.get_legend_handles_labels()
-    others, said = right.get_legend_handles_labels()
-    layout.legend_below(figure, handles + others, labels + said, 3)
+    layer_axes.barh(place, spent["computing"], color="#d9d9d9", label="computing")
+    layer_axes.set_xscale("log")
+    layout.plain_logs(layer_axes.xaxis)
+    layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
+    layer_axes.set_ylim(len(names) - 0.4, -0.6)
+    layer_axes.set_xlabel(f"milliseconds of an iteration on {largest} nodes")
+    handles, labels = efficiency_axes.get_legend_handles_labels()
+    layer_handles, layer_labels = layer_axes.get_legend_handles_labels()
+    layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
     layout.title(figure, f"{config['network']}, {config['examples']} examples a node; {assumed}", look.DOUBLE)
     return figure

@@ -5,9 +5,9 @@ The data come from ``python -m asyncsim.study staleness``, which draws these fig
     python -m figures results/staleness              # in a clone
     asyncsim figures results/staleness     # installed
 
-``staleness``: how stale commits are, and theory. ``loss``: minibatch loss against simulated time and worker steps.
-``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the server over time; a row for
-each cluster where methods need different ones.
+``staleness``: histogram of the staleness, with theory. ``loss``: minibatch loss against simulated time and
+worker steps. ``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the
+server over time, a row for each cluster.
 """
 
 import os
@@ -51,42 +51,42 @@ _LOSS_WIDTH = 4.8
 
 
 class SharedTraces(NamedTuple):
-    """The traces that some methods share, one per seed."""
+    """Traces that several methods share, one per seed."""
 
     methods: tuple[str, ...]
     traces: tuple[Trace, ...]
 
     @property
     def workers(self) -> int:
-        """How many workers they have."""
+        """Number of workers of the traces."""
         return self.traces[0].workers
 
 
 class Results(NamedTuple):
-    """What the study wrote."""
+    """Configuration, traces and runs of the study."""
 
     config: dict[str, Any]
-    timings: list[SharedTraces]  #: first the one with the most workers; of several, the one that the most methods share
+    timings: list[SharedTraces]  #: by decreasing number of workers, then of methods
     runs: dict[str, list[Run]]  #: by method, one per seed
 
     @property
     def workers(self) -> int:
-        """Workers of the study; a method may have had fewer."""
+        """Number of workers of the study; a method may have fewer."""
         return self.timings[0].workers
 
-    def over_seeds(self, what: str) -> str:
-        """Return over how many seeds figures are; a study that was interrupted may have fewer of some methods."""
+    def over_seeds(self, statistic: str) -> str:
+        """Format the number of seeds for titles; an interrupted study may have fewer of some methods."""
         counts = [len(runs) for runs in self.runs.values()]
-        return over_seeds(max(counts), what, min(counts))
+        return over_seeds(max(counts), statistic, min(counts))
 
     @property
     def labels(self) -> dict[str, str]:
-        """The methods' labels, with the number of workers where it is not the study's."""
-        labels = {name: one.label for name, one in look.looks(self.runs).items()}
+        """The methods' labels, with the number of workers if it differs from the study's."""
+        labels = {name: appearance.label for name, appearance in look.looks(self.runs).items()}
         for timing in self.timings:
             if timing.workers != self.workers:
-                few = counted(timing.workers, "worker")
-                labels |= {name: f"{labels[name]}, {few}" for name in timing.methods}
+                workers_text = counted(timing.workers, "worker")
+                labels |= {name: f"{labels[name]}, {workers_text}" for name in timing.methods}
         return labels
 
     @property
@@ -96,17 +96,14 @@ class Results(NamedTuple):
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw all figures of a folder of results, into the folder.
-
-    Returns A PNG and a PDF of each figure.
-    """
+    """Draw all figures of a folder of results into the folder; return the PNG and the PDF of each."""
     folder = Path(folder)
     results = read(folder)
-    written = []
+    paths = []
     with look.style():
         for name, figure in FIGURES.items():
-            written += look.save(figure(results), folder / name)
-    return written
+            paths += look.save(figure(results), folder / name)
+    return paths
 
 
 def read(folder: Path) -> Results:
@@ -115,19 +112,19 @@ def read(folder: Path) -> Results:
     Raises
     ------
     InputError
-        There are none, or they are incomplete.
+        The folder has no results, or incomplete ones.
     """
-    found = finished.read(folder, "staleness", _COLUMNS)
-    rows = found.summary[_COLUMNS]
-    traces = {name: found.trace(name) for name in rows["trace_file"].unique()}
+    stored = finished.read(folder, "staleness", _COLUMNS)
+    rows = stored.summary[_COLUMNS]
+    traces = {name: stored.trace(name) for name in rows["trace_file"].unique()}
     runs: dict[str, list[Run]] = {}
     for row in rows.itertuples():
-        runs.setdefault(str(row.method), []).append(found.run(str(row.run_folder)))
-    return Results(found.config, _timings(rows, traces), runs)
+        runs.setdefault(str(row.method), []).append(stored.run(str(row.run_folder)))
+    return Results(stored.config, _timings(rows, traces), runs)
 
 
 def staleness(results: Results) -> Figure:
-    """Draw the histogram of the staleness with theory, for each timing that has any."""
+    """Draw the histogram of the staleness with theory, a panel for each group of traces."""
     timings = results.asynchronous
     figure, panels = look.new_grid(len(timings), 2.5)
     for axes, timing in zip(panels, timings, strict=True):
@@ -142,7 +139,7 @@ def staleness(results: Results) -> Figure:
 def loss(results: Results) -> Figure:
     """Draw the minibatch losses against simulated time and against worker steps, cut off far above the first.
 
-    One panel with both axes if a worker step takes the same time all along and for all methods, else one for each.
+    One panel with both axes if worker steps take equal times for all methods, otherwise two panels.
     """
     curves = {name: curve_of(runs, _losses, "mean", results.workers) for name, runs in results.runs.items()}
     sizes = (look.DOUBLE, 2.7), (_LOSS_WIDTH, 3.0)
@@ -154,9 +151,9 @@ def loss(results: Results) -> Figure:
 
 
 def energy(results: Results) -> Figure:
-    """Draw the energy of the central variable over that of the proxy, and where the two are equal.
+    """Draw the ratio of the central variable's energy to the proxy's, and the line of equality.
 
-    Of the commits by which the central variable had moved since the worker's read (see
+    Only commits before which the central variable has moved since the worker's read count (see
     `asyncsim.study.outcome.energy_ratios`).
     """
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
@@ -173,16 +170,16 @@ def energy(results: Results) -> Figure:
 
 
 def queue(results: Results) -> Figure:
-    """Draw the first visits and the visits at the server over time, of the first seed; a row for each timing."""
+    """Draw the first seed's timeline and visits at the server over time, a row for each group of traces."""
     timings = results.asynchronous
     figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
     for row, timing in zip(figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True):
         trace = timing.traces[0]
-        left, right = row.subplots(1, 2)
-        plots.timeline(left, trace)
-        plots.queue_length(right, trace)
-        whose = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        layout.title(row, f"{whose}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
+        timeline_axes, queue_axes = row.subplots(1, 2)
+        plots.timeline(timeline_axes, trace)
+        plots.queue_length(queue_axes, trace)
+        prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
+        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
     return figure
 
 
@@ -191,7 +188,7 @@ FIGURES = {"staleness": staleness, "loss": loss, "energy": energy, "queue": queu
 
 
 def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[SharedTraces]:
-    """Group methods by the clusters of their traces, in order; every group with one trace per seed."""
+    """Group methods by the clusters of their traces; every group has one trace per seed."""
     groups: dict[Any, dict[str, list[str]]] = {}
     for row in rows.itertuples():
         cluster = traces[str(row.trace_file)].cluster
@@ -213,7 +210,7 @@ def _energy_ratios(commits: pd.DataFrame) -> np.ndarray:
 
 
 def _longest_time(results: Results) -> float:
-    """Return the simulated time of the traces of all workers; a lone worker needs as many times longer."""
+    """Return the longest simulated time among traces with all workers; a lone worker would take far longer."""
     timings = [timing for timing in results.timings if timing.workers == results.workers]
     return max(float(trace.frame["commit_time"].iloc[-1]) for timing in timings for trace in timing.traces)
 
@@ -228,22 +225,22 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str, curves: 
     layout.legend_below(figure, handles, labels, columns)
     commits = trace_length(results.runs[results.timings[0].methods[0]])
     steps = commits / bins(commits, results.workers) / results.workers
-    each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
+    point_text = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
     seeds = results.over_seeds("mean and range of")
     policies = {timing.traces[0].policy for timing in results.asynchronous}
-    # Where methods have their own, these are named with their histograms of staleness.
+    # Several policies are named in the panels of the staleness histograms.
     named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]
     setting = ", ".join([counted(results.workers, "worker"), *named])
-    same = coincidences(curves, results.labels)
-    layout.title(figure, "; ".join([f"{results.config.get('problem', '')}, {setting}", seeds, each, *same]))
+    overlaps = coincidences(curves, results.labels)
+    layout.title(figure, "; ".join([f"{results.config.get('problem', '')}, {setting}", seeds, point_text, *overlaps]))
 
 
 def _labels(methods: Sequence[str]) -> str:
-    return ", ".join(one.label for one in look.looks(methods).values())
+    return ", ".join(appearance.label for appearance in look.looks(methods).values())
 
 
 def _cluster(trace: Trace) -> str:
-    """Return what the cluster is, to be broken between its parts, and between the laws of a list of them."""
+    """Describe the cluster, with line breaks allowed only between its parts and between listed laws."""
     if trace.cluster is None:
         return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
     glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))

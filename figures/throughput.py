@@ -5,8 +5,8 @@ The data come from ``python -m asyncsim.study throughput``, which draws this fig
     python -m figures results/throughput              # in a clone
     asyncsim figures results/throughput     # installed
 
-``throughput``: how many commits, gradients or visits each contender makes per second, by task, workers and method; the
-median of the turns and a line from the slowest to the quickest.
+``throughput``: commits, gradients or visits per second of each contender, by task, workers and method; the
+median of the turns and a line from the slowest to the fastest.
 """
 
 import pandas as pd
@@ -33,32 +33,34 @@ _TITLES = {"trace": "simulation", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
 
 def throughput(finished: Finished) -> Figure:
     """Draw the rates: a panel for each task, a line for each number of workers and method."""
-    # The file cannot tell a task without a method from a missing one.
+    # In the file an empty method is read as missing.
     summary = finished.summary
     summary = summary.assign(method=summary["method"].astype(object).fillna(""))
     tasks = list(dict.fromkeys(summary["task"]))
-    most = max(len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task"))
-    figure, panels = look.new_grid(len(tasks), 0.18 * most + 0.7, more=0.5)
+    case_count = max(len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task"))
+    figure, panels = look.new_grid(len(tasks), 0.18 * case_count + 0.7, extra_height=0.5)
     for axes, task in zip(panels, tasks, strict=True):
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))
         axes.set_xlabel("visits / s" if task == "trace" else "commits or gradients / s")
     handles = layout.labelled(figure)
     figure.legend(handles=[handles[name] for name in _MARKS if name in handles], loc="outside lower center", ncols=3)
-    layout.title(figure, "Median of the turns; lines from the slowest to the quickest")
+    layout.title(figure, "Median of the turns; lines from the slowest to the fastest")
     return figure
 
 
 def _panel(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw one task: a line of text for each case, in it a point for each contender."""
+    """Draw one task: a row for each case, with a point for each contender."""
     names = look.looks([name for name in dict.fromkeys(rows["method"]) if name])
     cases = list(dict.fromkeys(zip(rows["method"], rows["workers"], strict=True)))
     for name, (color, marker) in _MARKS.items():
-        own = rows[rows["contender"] == name]
-        places = [cases.index(case) for case in zip(own["method"], own["workers"], strict=True)]
+        contender_rows = rows[rows["contender"] == name]
+        places = [cases.index(case) for case in zip(contender_rows["method"], contender_rows["workers"], strict=True)]
         if places:
-            axes.hlines(places, own["per_second_min"], own["per_second_max"], color=color, linewidth=1)
-            axes.plot(own["per_second"], places, marker, color=color, markersize=4, label=name)
+            axes.hlines(
+                places, contender_rows["per_second_min"], contender_rows["per_second_max"], color=color, linewidth=1
+            )
+            axes.plot(contender_rows["per_second"], places, marker, color=color, markersize=4, label=name)
     axes.set_xscale("log")
     axes.set_xlim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
     wide = rows["per_second_max"].max() > 30 * rows["per_second_min"].min()

@@ -5,8 +5,8 @@ The data come from ``python -m asyncsim.study validate``, which draws this figur
     python -m figures results/validate              # in a clone
     asyncsim figures results/validate     # installed
 
-``agreement``: how far each recording's losses and parameters are from those of its replays, commit by commit; and the
-bar.
+``agreement``: differences between each recording's losses and parameters and its replays, commit by
+commit, and the bar.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ _REPLAYS = {
     "forced": (look.BLUE, "forced, from checkpoint to checkpoint", 5),
     "free": (look.VERMILLION, "free", 3),
 }
-#: Where what is exactly equal is drawn, below one unit of round-off.
+#: Position of exact equality on the axis, below one unit of round-off.
 _EQUAL = {"float32": 1e-10, "float64": 1e-18}
 
 
@@ -40,28 +40,28 @@ def agreement(finished: Finished) -> Figure:
     figure, axes = look.new_figure(width, 3.9, columns, 2, sharex=True, sharey=True)
     for column, (method, runs) in enumerate(tables.items()):
         label = look.looks([method])[method].label
-        for row, what in enumerate(("loss", "params")):
-            own = axes[row * columns + column]
-            _panel(own, runs, what, float(summary["bar"].iloc[0]), _EQUAL[_precision(summary)])
-            own.set_title(label if row == 0 else "")
+        for row, quantity in enumerate(("loss", "params")):
+            panel = axes[row * columns + column]
+            _panel(panel, runs, quantity, float(summary["bar"].iloc[0]), _EQUAL[_precision(summary)])
+            panel.set_title(label if row == 0 else "")
     for row, text in enumerate(("losses differ by", "parameters differ by")):
         axes[row * columns].set_ylabel(text)
     equal, top = _EQUAL[_precision(summary)], axes[0].get_ylim()[1]
     decades = np.arange(np.log10(equal) + 2, np.log10(top))
     decades = decades[:: max(1, round(len(decades) / 5))]
-    # Shared by all panels. Equality has a place of its own, below the scale.
+    # Shared by all panels. Equality has a separate tick below the scale.
     axes[0].set_yticks([equal, *10**decades], ["equal", *(f"$10^{{{decade:.0f}}}$" for decade in decades)])
     axes[0].set_ylim(equal / 4, top)
-    for own in axes:
-        own.minorticks_off()
-        own.axhline(10 * equal, color=look.GREY, lw=0.4)
-    for own in axes[columns:]:
-        own.set_xlabel("commits")
-        layout.whole_ticks(own.xaxis, "auto")
+    for panel in axes:
+        panel.minorticks_off()
+        panel.axhline(10 * equal, color=look.GREY, lw=0.4)
+    for panel in axes[columns:]:
+        panel.set_xlabel("commits")
+        layout.whole_ticks(panel.xaxis, "auto")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1, markerscale=2)
     recordings = f"{len(summary)} recordings of real processes" if len(summary) > 1 else "a recording of real processes"
-    layout.title(figure, f"What {recordings} and the replays of their order differ by, {_precision(summary)}")
+    layout.title(figure, f"Differences between {recordings} and the replays of their order, {_precision(summary)}")
     return figure
 
 
@@ -69,16 +69,18 @@ def _precision(summary: pd.DataFrame) -> str:
     return str(summary["precision"].iloc[0])
 
 
-def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float, equal: float) -> None:
+def _panel(axes: Axes, runs: list[pd.DataFrame], quantity: str, bar: float, equal: float) -> None:
     """Draw the differences of each recording."""
     for name, (color, label, size) in _REPLAYS.items():
-        column = f"{what}_{name}"
+        column = f"{quantity}_{name}"
         curves = [table.dropna(subset=column) for table in runs]
         for number, table in enumerate(curves):
             drawn = np.clip(table[column], equal, None)
-            shown = label if number == 0 else None
-            line = "none" if what == "loss" else "-"
-            axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", mew=0, ms=size, ls=line, lw=0.6)
+            legend_label = label if number == 0 else None
+            line = "none" if quantity == "loss" else "-"
+            axes.plot(
+                table["commit"], drawn, color=color, label=legend_label, marker=".", mew=0, ms=size, ls=line, lw=0.6
+            )
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")
 

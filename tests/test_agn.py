@@ -225,5 +225,5 @@ def test_published_numbers_are_beside_the_thesis_task_alone(results, change):
     markers = {line.get_marker() for axes in figures["collapse"].axes for line in axes.lines if len(line.get_xdata())}
     assert "s" not in markers and "o" in markers
     assert "^" not in {line.get_marker() for axes in figures["staleness"].axes for line in axes.lines}
-    with pytest.raises(InputError, match="its problem, its cluster or its gradients are not those of the thesis"):
+    with pytest.raises(InputError, match="its problem, its cluster or its gradients differ from the thesis"):
         agn.FIGURES["times"].draw(found)

@@ -194,7 +194,7 @@ def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):
     assert goal(measure="train_come", best="most").of == goal().of == "train_loss"
     assert goal(measure="test_loss", target_of="train_accuracy").of == "train_accuracy"
     compare.run(judged(seeds=1, target=5.0, tune=None))
-    assert "note: the start meets a train loss of 5 already in 1 of 1 seeds; give a lower --target" in (
+    assert "note: the start meets a training loss of 5 already in 1 of 1 seeds; give a lower --target" in (
         capsys.readouterr().err
     )
 
@@ -274,7 +274,7 @@ def test_figures_draw_the_measure_in_one_panel_and_name_curves_that_coincide():
     options = {"workers": 2, "steps": 30, "seeds": 2, "methods": tuple(twins), "problem": "digits(hidden=[8])"}
     folder, _ = compare.run(compare.Config(**options, measure="test_accuracy", compute="1"))
     figure = figures.curves(read(folder, "compare"))
-    assert len(figure.axes) == 1 and figure.axes[0].get_ylabel() == "accuracy on the test data"
+    assert len(figure.axes) == 1 and figure.axes[0].get_ylabel() == "test accuracy"
     assert "one and other coincide" in figure.get_suptitle().replace("\n", " ")
     table = pd.read_csv(folder / compare.TABLE)
     assert table["same_as_above"].tolist() == [False, True]

@@ -154,7 +154,7 @@ def test_its_figure(losses, tmp_path):
 
 def test_a_table_with_text_has_no_figure(tmp_path):
     folder = written(tmp_path / "out", {"sgd": [0.1, "foo"]})
-    with pytest.raises(InputError, match=r"summary\.csv has what is no number .*foo"):
+    with pytest.raises(InputError, match=r"summary\.csv has text in a column of numbers .*foo"):
         figures("ensembles").draw(folder)
 
 

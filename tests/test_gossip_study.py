@@ -67,7 +67,7 @@ def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsy
     config = read(out, "gossip").config
     assert (config["target"], config["target_of"]) == (0.3, "train_loss")
     said = capsys.readouterr().out
-    assert "until a train loss of 0.3" in said and " rate " in said and "consensus distance" in said
+    assert "until a training loss of 0.3" in said and " rate " in said and "consensus distance" in said
 
 
 def test_a_slow_link_is_one_of_worker_0():

@@ -67,7 +67,7 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     assert [name for name, _ in data["figures"]] == ["curves"]
     summary = data["tables"][-1]
     assert summary["name"] == "summary.csv"
-    assert dict(zip(summary["columns"], summary["words"], strict=True))["train_loss"] == "loss on the training data"
+    assert dict(zip(summary["columns"], summary["words"], strict=True))["train_loss"] == "training loss"
     assert sorted(one["title"] for one in data["animation"]["films"]) == ["downpour, seed 0", "gem, seed 0"]
     assert page.write_page(animated).read_text().count("<svg") == 0  # figures are images, apart from the page
 

@@ -245,7 +245,7 @@ def test_a_target_within_few_rounds_is_no_answer(capsys):
     table = read(folder, "plan").table(plan.PLAN)
     assert (table["time_to_target"] < np.inf).all() and (table["rounds_to_target"] < FEWEST_ROUNDS).any()
     printed = capsys.readouterr().out
-    assert "which of 2 replayed is the first to reach a train loss of 1.5 on quadratic is not said: " in printed
+    assert "which of 2 replayed is the first to reach a training loss of 1.5 on quadratic is not said: " in printed
     assert f"within {FEWEST_ROUNDS} rounds of the workers; give a lower --target.\n" in printed
     assert "best at the largest rate of --tune, 0.3: '" in printed
     right = figures("plan").plan(read(folder, "plan")).axes[1]

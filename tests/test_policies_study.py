@@ -110,7 +110,7 @@ def test_the_bars_are_the_parts_of_the_time(results):
     drawn = {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
     np.testing.assert_allclose(drawn["computing in vain"], table["in_vain"])
     np.testing.assert_allclose(
-        np.add(drawn["computing what is taken up"], drawn["computing in vain"]), table["computing"]
+        np.add(drawn["computing accepted gradients"], drawn["computing in vain"]), table["computing"]
     )
     np.testing.assert_allclose(drawn["held by the policy"], table["held"])
     np.testing.assert_allclose(np.sum(list(drawn.values()), axis=0), 1)

@@ -31,5 +31,5 @@ def test_all_compute_as_many_gradients_and_communicate_as_often_as_they_say(tmp_
     best = finished.summary.groupby(["method", "learning_rate"])["train_loss"].mean().unstack().idxmin(axis=1)
     np.testing.assert_array_equal(table["learning_rate"], best[table.index])
     said = capsys.readouterr()
-    assert (tmp_path / "mine" / "replicas.png").exists() and "until a train loss of 7" in said.out
+    assert (tmp_path / "mine" / "replicas.png").exists() and "until a training loss of 7" in said.out
     assert "note: best at the l" in said.err and "; a rate beyond it may be better" in said.err

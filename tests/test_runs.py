@@ -384,7 +384,7 @@ def test_no_best_is_named_of_runs_that_are_unlike(place):
         (folder / "config.json").write_text(json.dumps({"study": "stability", "cells": cells}))
         (folder / "summary.csv").write_text("\n".join(["workers,method,seed,status,train_loss", *rows[:count]]) + "\n")
     headlines = {entry.folder.name: entry.headline for entry in index.entries()}
-    assert headlines == {"one": "train loss 0.250 gem", "two": "train loss 0.250 to 0.850, by workers"}
+    assert headlines == {"one": "training loss 0.250 gem", "two": "training loss 0.250 to 0.850, by workers"}
 
 
 def test_an_unfinished_study_says_so_everywhere(there, capsys):
@@ -426,7 +426,7 @@ def test_runs_and_traces_are_plotted(there):
     runs = list(opened.runs.values())
     figure = plots.compare(runs)
     (axes,) = figure.axes
-    assert axes.get_xlabel() == "simulated time (s)" and axes.get_ylabel() == "loss on the training data"
+    assert axes.get_xlabel() == "simulated time (s)" and axes.get_ylabel() == "training loss"
     assert len(axes.get_lines()) == 2
     assert isinstance(runs[0].plot(against="step"), matplotlib.figure.Figure)
     assert len(opened.traces["seed0"].plot().axes) == 2

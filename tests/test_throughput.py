@@ -110,7 +110,7 @@ def test_gradients_alone_are_the_problems_gradients(task, way, size):
 
 def test_gradients_alone_are_whole_pieces_in_the_quickest_batching(monkeypatch):
     alone = contenders.GradientsAlone(PROBLEMS["quadratic"](), workers=8)
-    assert [alone.whole(count, (4, "map", 2)) for count in (1, 11, 13, 28)] == [8, 8, 16, 32]
+    assert [alone.rounded(count, (4, "map", 2)) for count in (1, 11, 13, 28)] == [8, 8, 16, 32]
     assert alone.run(30, (4, "vmap", 2)) > 0 and alone.run(30, (1, "call", 2)) > 0
 
     def run(count, batching):

@@ -1,1 +1,1 @@
-"""What the study ``throughput`` compares the package with, and how it measures."""
+"""Baselines of the study ``throughput``, and the timing of contenders in turns."""

@@ -1,4 +1,4 @@
-"""The replay and what it is compared with: the gradients alone, and the loop that one would write in JAX."""
+"""The contenders of the benchmark: the replay, the gradients alone, and the usual hand-written loop in JAX."""
 
 import heapq
 import os
@@ -25,13 +25,13 @@ from asyncsim.replays.replay import Replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.cell import meet
 
-#: Methods for which the usual loops are written.
+#: Methods that the usual loops implement.
 USUAL = ("downpour", "gem")
-#: Random images in the place of MNIST's: how long they take does not depend on what they show.
+#: Number of random images that replace MNIST: timing does not depend on their content.
 _IMAGES = 60_000
-#: Sizes of pieces tried for the gradients alone, and the gradients whose minibatches are laid out beforehand.
+#: Sizes of pieces to try for the gradients alone; gradients whose minibatches are planned beforehand.
 _PIECES, _PLANNED = (1, 8, 64), 256
-#: Commits per second that no replay reaches, so that its turn does not become too long where gradients cost nothing.
+#: Commits per second that no replay reaches: it limits a turn's length where gradients cost nothing.
 _MOST_COMMITS = 300_000
 
 
@@ -50,38 +50,39 @@ def make_problem(task: str) -> Problem:
 def contenders(
     case: Case, problem: Problem, gradients: "GradientsAlone", seconds: float, torch_loop: Any = None
 ) -> list[Contender]:
-    """Return the replay, the gradients alone and, for the methods that have them, the usual loops.
+    """Build the contenders: the replay, the gradients alone and, for the methods in `USUAL`, the usual loops.
 
-    ``gradients`` have been `GradientsAlone.tune`d; turns take about so many ``seconds``; ``torch_loop`` is the
-    class ``TorchLoop`` of `pytorch`, if PyTorch is installed.
+    ``gradients``: already tuned. ``seconds``: approximate length of a turn. ``torch_loop``: the class
+    ``TorchLoop`` of `pytorch`, if PyTorch is installed.
     """
-    # A rate at which the quadratic does not diverge with so many workers.
+    # At this rate the quadratic does not diverge with this number of workers.
     method = METHODS[case.method](learning_rate=0.5 / max(100, case.workers))
     cluster = Cluster(case.workers, Gamma(mean=1.0, cv=0.2), service=Constant(0.0))
     commits = max(1, round(seconds / (1 / gradients.per_second + 1 / _MOST_COMMITS)))
-    found = [
+    entries = [
         Contender("replay", commits, replaying(case, meet(cluster, method.timing), method, problem, commits)),
-        Contender("gradients alone", gradients.whole(gradients.per_second * seconds), gradients.run),
+        Contender("gradients alone", gradients.rounded(gradients.per_second * seconds), gradients.run),
     ]
     for name, kind in (("usual loop, JAX", UsualLoop), ("usual loop, PyTorch", torch_loop)):
         if case.method in USUAL and kind is not None:
             loop = kind(method, problem, cluster)
-            found.append(Contender(name, loop.tune(seconds), loop.run))
-    return found
+            entries.append(Contender(name, loop.tune(seconds), loop.run))
+    return entries
 
 
 def replaying(case: Case, cluster: Cluster, method: Method, problem: Problem, commits: int) -> Callable[[int], float]:
-    """Return what replays one trace, anew in every turn, on one device and without evaluations.
+    """Build the timed replay of one trace, repeated in every turn, on one device and without evaluations.
 
-    A turn is a sample of a long run: what happens once a run is left out, namely compiling, making the state, and the
-    first commit of each worker, at which it draws its first epoch. To plan the trace grows with its length and counts.
+    A turn samples a long run, so costs that occur once a run are excluded: compilation, the initial
+    state, and each worker's first commit, at which it draws its first epoch. Planning the trace grows
+    with its length and is included.
     """
     first, device = cluster.workers, jax.local_devices()[:1]
 
     def make(trace: Any, problem: Problem) -> Replay:
         return Replay(trace, method, problem, stops=np.unique([first, len(trace.accepted)]), devices=device)
 
-    # What a replay of one parameter takes longer to make than one of a short trace.
+    # The cost of planning: how much longer a replay of one parameter takes to build for the long trace.
     toy, traces = quadratic([1.0]), [simulate(cluster, length) for length in (first + commits, first)]
     long, short = (min(timed(make, trace, toy) for _ in range(3)) for trace in traces)
 
@@ -102,91 +103,91 @@ def replaying(case: Case, cluster: Cluster, method: Method, problem: Problem, co
 
 
 class GradientsAlone:
-    """Gradients at the parameters of distinct workers, in the best of several batchings, and no update.
+    """Gradients at the parameters of distinct workers, without updates, in the fastest batching.
 
-    A batching is (size, way, threads): how many distinct workers' gradients make a piece, whether they are computed one
-    after the other (``"map"``) or as one batch (``"vmap"``) in a compiled loop over pieces, or one by one by a call
-    each (``"call"``: a CPU shares a long gradient among its cores only outside of loops), and how many threads compute
-    side by side. The loss, its minibatches and the rows of parameters are a replay's. ``best`` is the quickest batching
-    that `tune` found and ``per_second`` its rate then.
+    A batching is (size, way, threads). ``size``: workers whose gradients form a piece. ``way``: within a
+    compiled loop over pieces, sequential (``"map"``) or one batch (``"vmap"``); or one call per gradient
+    (``"call"``: a CPU splits a long gradient among its cores only outside loops). ``threads``: threads
+    that compute concurrently. Loss, minibatches and parameter rows are those of a replay. `tune` sets
+    ``best``, the fastest batching, and ``per_second``, its rate.
     """
 
     def __init__(self, problem: Problem, workers: int, seed: int = 0):
         self._problem, self._workers, self._seed = problem, workers, seed
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
         start, self._unravel = ravel_pytree(params)
-        # A row for each worker, as in a replay: what of them is in a cache is then as there.
+        # One row per worker, so that caches behave as in a replay.
         self._params, self._key = jnp.tile(start, (workers, 1)), jax.random.key(seed)
         self._data = jax.tree.map(jnp.asarray, problem.train)
         self._programs: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.best, self.per_second = (1, "map", 1), 0.0
 
     def run(self, count: int, batching: tuple[int, str, int] | None = None) -> float:
-        """Compute ``whole(count)`` gradients; return how many seconds they took."""
+        """Compute ``rounded(count)`` gradients; return the seconds."""
         size, way, threads = batching or self.best
         program, jobs = self._program(size, way)
-        pieces = self.whole(count, batching) // size // threads
+        pieces = self.rounded(count, batching) // size // threads
 
         def part(thread: int) -> None:
-            given, begin = (self._params, self._data, self._key, jobs), thread * pieces
+            arguments, begin = (self._params, self._data, self._key, jobs), thread * pieces
             if way == "call":
-                jax.block_until_ready([program(*given, np.int32(begin + index))[0] for index in range(pieces)])
+                jax.block_until_ready([program(*arguments, np.int32(begin + index))[0] for index in range(pieces)])
             else:
-                program(*given, np.int32(begin), np.int32(pieces)).block_until_ready()
+                program(*arguments, np.int32(begin), np.int32(pieces)).block_until_ready()
 
         with ThreadPoolExecutor(threads) as pool:
             return timed(lambda: list(pool.map(part, range(threads))))
 
-    def whole(self, count: float, batching: tuple[int, str, int] | None = None) -> int:
-        """Return a count rounded to whole pieces for each thread."""
+    def rounded(self, count: float, batching: tuple[int, str, int] | None = None) -> int:
+        """Round a count to whole pieces for each thread."""
         size, _, threads = batching or self.best
         return max(1, round(count / size / threads)) * size * threads
 
     def tune(self, seconds: float) -> None:
-        """Time every batching for about so many seconds; keep the quickest."""
+        """Time every batching for about ``seconds``; keep the fastest."""
         for size in sorted({min(size, self._workers) for size in _PIECES}):
             for way in ("map", "vmap") if size > 1 else ("map", "call"):
                 for threads in sorted({1, os.cpu_count() or 1}):
                     batching = size, way, threads
                     run = partial(self.run, batching=batching)
-                    amount = self.whole(calibrate(run, seconds / 2, size * threads), batching)
+                    amount = self.rounded(calibrate(run, seconds / 2, size * threads), batching)
                     rate = amount / min(run(amount) for _ in range(2))
                     if rate > self.per_second:
                         self.best, self.per_second = batching, rate
 
     def _program(self, size: int, way: str) -> tuple[Any, Any]:
-        """Return a compiled loop over pieces, and the workers, job numbers and rows of the planned pieces."""
+        """Compile a loop over pieces; return it with the workers, job numbers and rows of the planned pieces."""
         if (size, way) in self._programs:
             return self._programs[size, way]
-        # Pieces of distinct workers, which go through all workers in random order again and again.
+        # Pieces of distinct workers, cycling through all workers in random order.
         pieces = -(-max(_PLANNED, self._workers) // size)
         shuffled = Streams(self._seed, "gradients").generator(0).permutation(self._workers)
         worker, job = np.resize(shuffled, pieces * size), np.arange(pieces * size) // self._workers
         flat = worker.astype(np.int32), job.astype(np.int32), minibatches(self._problem, self._workers)(worker, job)
         jobs = jax.tree.map(lambda leaf: jnp.asarray(leaf.reshape(pieces, size, *leaf.shape[1:])), flat)
 
-        def one(params, data, key, jobs, index):
-            now = jax.tree.map(lambda leaf: leaf[index % leaf.shape[0]], jobs)
-            return self._piece(way, params, data, key, now)
+        def piece_gradients(params, data, key, jobs, index):
+            piece_jobs = jax.tree.map(lambda leaf: leaf[index % leaf.shape[0]], jobs)
+            return self._piece(way, params, data, key, piece_jobs)
 
         def loop(params, data, key, jobs, begin, count):
             def piece(index, carry):
                 total, before = carry
-                losses, gradients = one(params, data, key, jobs, begin + index)
-                # A number of the piece before, too small to change the sum; but no compiler knows, so that all of that
-                # piece has to be in memory.
-                kept = sum(leaf.reshape(-1)[-1] for leaf in jax.tree.leaves(before))
-                return total + jnp.sum(losses) + 1e-30 * kept, gradients
+                losses, gradients = piece_gradients(params, data, key, jobs, begin + index)
+                # A value from the previous piece, too small to change the sum. The compiler cannot know
+                # that, so it must compute and store the whole piece.
+                dependency = sum(leaf.reshape(-1)[-1] for leaf in jax.tree.leaves(before))
+                return total + jnp.sum(losses) + 1e-30 * dependency, gradients
 
             shapes = jax.eval_shape(self._unravel, params[0])
             nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), shapes)
             return jax.lax.fori_loop(0, count, piece, (jnp.zeros((), params.dtype), nothing))[0]
 
-        return self._programs.setdefault((size, way), (jax.jit(one if way == "call" else loop), jobs))
+        return self._programs.setdefault((size, way), (jax.jit(piece_gradients if way == "call" else loop), jobs))
 
     @whole_products()
     def _piece(self, way: str, params: Any, data: Any, key: Any, jobs: Any) -> tuple[Any, Any]:
-        """Return the losses and the gradients, with a leading axis, of a piece."""
+        """Compute the losses and the gradients of a piece, with a leading axis."""
 
         def gradient(x, worker, job, rows):
             batch = jax.tree.map(lambda leaf: leaf[rows], data)
@@ -197,13 +198,13 @@ class GradientsAlone:
             worker, job, rows = (leaf[0] for leaf in jobs)
             return gradient(params[worker], worker, job, rows)
         if way == "map":
-            return jax.lax.map(lambda one: gradient(params[one[0]], *one), jobs)
+            return jax.lax.map(lambda job: gradient(params[job[0]], *job), jobs)
         # Rows are copied one by one: gathering them takes longer.
         return jax.vmap(gradient)(jax.lax.map(lambda worker: params[worker], jobs[0]), *jobs)
 
 
 def events(cluster: Cluster, commits: int, seed: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield who computes what next, as pairs of worker and job, from a heap of the times at which jobs end.
+    """Yield pairs of worker and job in the order in which jobs end, from a heap of end times.
 
     Delays are drawn from the compute laws beforehand; the server is instantaneous.
     """
@@ -212,13 +213,13 @@ def events(cluster: Cluster, commits: int, seed: int = 0) -> Iterator[tuple[int,
     heap = [(of_worker[0], i, 0) for i, of_worker in enumerate(times)]
     heapq.heapify(heap)
     for _ in range(commits):
-        now, i, job = heap[0]
+        time, i, job = heap[0]
         yield i, job
-        heapq.heapreplace(heap, (now + times[i][job + 1], i, job + 1))
+        heapq.heapreplace(heap, (time + times[i][job + 1], i, job + 1))
 
 
 def minibatches(problem: Problem, workers: int, seed: int = 0) -> Callable[[Any, Any], np.ndarray]:
-    """Return what says which examples some jobs take: none where a problem has no data."""
+    """Return a function from workers and jobs to the rows of their minibatches; empty without data."""
     batches = problem.batch_indices(seed, workers)
     if batches is None:
         return lambda worker, job: np.zeros((len(worker), 0), np.int32)
@@ -228,7 +229,7 @@ def minibatches(problem: Problem, workers: int, seed: int = 0) -> Callable[[Any,
 class UsualLoop:
     """A heap of events, one jitted gradient and one jitted update per event, separate arrays per worker.
 
-    It keeps the losses and nothing else: ``central`` and ``losses`` are what the last run came to.
+    It records only losses; ``central`` and ``losses`` are the results of the last run.
     """
 
     def __init__(self, method: Method, problem: Problem, cluster: Cluster, seed: int = 0):
@@ -239,7 +240,7 @@ class UsualLoop:
         self._start, self._data = self.central, jax.tree.map(jnp.asarray, problem.train)
         self.losses: list[jax.Array] = []
 
-        # One array for all that a visit knows: every argument more costs a transfer per event.
+        # One array for all fields of a visit: every further argument costs a transfer per event.
         def visit_of(facts):
             return Visit(facts[0], facts[1], facts[2], facts[3], time=jnp.float32(0), local_steps=jnp.int32(1))
 
@@ -264,11 +265,11 @@ class UsualLoop:
         self._gradient, self._update = gradient, update
 
     def tune(self, seconds: float) -> int:
-        """Return how many commits take about so many seconds."""
+        """Return the number of commits that take about ``seconds``."""
         return calibrate(self.run, seconds)
 
     def run(self, commits: int) -> float:
-        """Run some commits from the start; return how many seconds they took."""
+        """Run ``commits`` commits from the start; return the seconds."""
         return timed(self._run, commits)
 
     def _run(self, commits: int) -> None:

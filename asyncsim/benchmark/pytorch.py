@@ -22,8 +22,8 @@ Tensors = list[torch.Tensor]
 class TorchLoop:
     """A heap of events, autograd, and updates in place on separate tensors per worker: DOWNPOUR or GEM.
 
-    It computes on a GPU where JAX does and this build of PyTorch can. ``central`` and ``losses`` are what the last run
-    came to.
+    Computes on a GPU if JAX does and this build of PyTorch can. ``central`` and ``losses`` are the
+    results of the last run.
     """
 
     def __init__(self, method: Method, problem: Problem, cluster: Cluster, seed: int = 0):
@@ -43,7 +43,7 @@ class TorchLoop:
         }
 
     def tune(self, seconds: float) -> int:
-        """Use one thread or all processors, whichever is quicker; return the commits that take about so long."""
+        """Use one thread or all processors, whichever is faster; return the commits that take ``seconds``."""
         amounts = {}
         for count in {1, os.cpu_count() or 1}:
             torch.set_num_threads(count)
@@ -53,13 +53,13 @@ class TorchLoop:
         return amounts[best]
 
     def run(self, commits: int) -> float:
-        """Run some commits from the start; return how many seconds they took.
+        """Run ``commits`` commits from the start; return the seconds.
 
-        To make what workers keep is no part of a long run's time.
+        Creating the workers' state is excluded, as it is negligible in a long run.
         """
-        coming = {i for i, _ in events(self._cluster, commits, self._seed)}
-        workers = {i: [tensor.clone().requires_grad_() for tensor in self._start] for i in coming}
-        return timed(self._run, commits, workers, {i: self._state(self._start) for i in coming})
+        active = {i for i, _ in events(self._cluster, commits, self._seed)}
+        workers = {i: [tensor.clone().requires_grad_() for tensor in self._start] for i in active}
+        return timed(self._run, commits, workers, {i: self._state(self._start) for i in active})
 
     def _run(self, commits: int, workers: dict[int, Tensors], states: dict[int, Any]) -> None:
         central, losses = [tensor.clone() for tensor in self._start], []
@@ -70,8 +70,8 @@ class TorchLoop:
             gradients = torch.autograd.grad(loss, params)
             with torch.no_grad():
                 self._update(central, gradients, states[i], **self._hyperparameters)
-                for own, new in zip(params, central, strict=True):
-                    own.copy_(new)
+                for parameter, value in zip(params, central, strict=True):
+                    parameter.copy_(value)
             losses.append(loss.detach())
         self.central, self.losses = central, torch.stack(losses).cpu().numpy()  # which waits for the device
 
@@ -98,7 +98,7 @@ def _gem(central, gradients, state, learning_rate, momentum, kappa, pi_max, vari
         x.addcmul_(pi, update)
 
 
-#: By method, its update and what each worker keeps for it.
+#: By method, its update and the initial state of each worker.
 _METHODS: dict[str, tuple[Callable[..., None], Callable[[Tensors], Any]]] = {
     "downpour": (_downpour, lambda central: None),
     "gem": (_gem, lambda central: [(torch.zeros_like(x), x.clone()) for x in central]),

@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 class Case(NamedTuple):
-    """What was run: a task, on a cluster of so many workers, with a method (empty where there is none)."""
+    """A benchmarked case: a task, a number of workers and a method (empty for a timing without one)."""
 
     task: str
     workers: int
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """One side of a comparison: ``run(amount)`` returns how many seconds that many visits or commits took."""
+    """One side of a comparison: ``run(amount)`` returns the seconds of ``amount`` visits or commits."""
 
     name: str
     amount: int
@@ -36,9 +36,9 @@ class Contender(NamedTuple):
 
 
 def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> pd.DataFrame:
-    """Let the contenders run in turns, after one call each that compiles and does not count.
+    """Time the contenders in turns, after one uncounted call each that compiles.
 
-    Returns a row per contender with the median, least and most over the turns; see `COLUMNS`.
+    Returns a row per contender with the median, minimum and maximum over the turns; see `COLUMNS`.
     """
     for contender in contenders:
         tell(f"{case}: first call of {contender.name}")
@@ -46,7 +46,7 @@ def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> pd.Dat
     rates = np.empty((repeats, len(contenders)))
     for turn in range(repeats):
         tell(f"{case}: turn {turn + 1} of {repeats}")
-        # There and back, so that nobody always comes first or after the same one.
+        # Forwards and backwards: no contender always runs first, or after the same predecessor.
         for index in range(len(contenders))[:: -1 if turn % 2 else 1]:
             _, amount, run = contenders[index]
             rates[turn, index] = amount / run(amount)
@@ -58,19 +58,19 @@ def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> pd.Dat
 
 
 def calibrate(run: Callable[[int], float], seconds: float, amount: int = 4) -> int:
-    """Return the amount that takes about so many seconds, found with runs that grow from ``amount``."""
+    """Return the amount that takes about ``seconds``, by runs that grow from ``amount``."""
     run(amount)  # compiles
     while True:
-        # The better of two: another process may have held up one.
+        # The faster of two, because another process may delay either.
         took = min(run(amount) for _ in range(2))
-        wanted = max(1, round(amount * seconds / max(took, 1e-6)))
-        if took >= seconds / 8 or wanted <= amount:
-            return wanted
-        amount = min(wanted, 16 * amount)
+        target = max(1, round(amount * seconds / max(took, 1e-6)))
+        if took >= seconds / 8 or target <= amount:
+            return target
+        amount = min(target, 16 * amount)
 
 
 def timed(run: Callable[..., Any], *arguments: Any) -> float:
-    """Return how many seconds a call takes."""
+    """Return the seconds of a call."""
     started = time.perf_counter()
     run(*arguments)
     return time.perf_counter() - started

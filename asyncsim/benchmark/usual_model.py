@@ -14,8 +14,8 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Uniform
 from asyncsim.simulation.delays import delays
 
-#: What a row of `UsualModel.rows` holds. ``version`` is the one after the visit, ``others`` the number of other reads
-#: that were open at that instant; all else is as in a trace's frame.
+#: Columns of `UsualModel.rows`. ``version``: after the visit. ``others``: number of other open reads at
+#: that instant. The rest is as in a trace's frame.
 COLUMNS = (
     *("worker", "start_time", "arrive_time", "serve_time", "commit_time"),
     *("read_version", "read_time", "version", "outcome", "others"),
@@ -23,15 +23,15 @@ COLUMNS = (
 
 
 class UsualModel:
-    """One run of a cluster, until the server has taken up so many messages.
+    """One run of a cluster, until the server has accepted ``commits`` messages.
 
-    All protocols, disciplines but ``lock_free``, networks and timing policies are covered. Under a policy laws have to
-    be continuous: of simultaneous events only the order at a new version is defined. ``rows`` are the commits in order,
-    with those that were discarded or cancelled (see `COLUMNS`); ``reads`` are those of each worker that are open at the
-    end, as pairs of version and time.
+    Covers all protocols, networks, timing policies and disciplines except ``lock_free``. Under a policy
+    the laws must be continuous: among simultaneous events only the order at a new version is defined.
+    ``rows``: the commits in order, including discarded and cancelled ones (see `COLUMNS`). ``reads``:
+    each worker's open reads at the end, as pairs of version and time.
 
-    One of several servers has a clock ``env`` in common with the others, which the caller runs; ``stream`` ends the
-    names of its random streams.
+    Several servers share a clock ``env``, which the caller runs; ``stream`` ends the names of this
+    server's random streams.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class UsualModel:
                 yield from down(i, loaded=not reads_apart)
 
     def _visit(self, i):
-        """Wait for the server and be served; return when the visit began and when it was served."""
+        """Wait for the server and be served; return the times of arrival and of service."""
         arrive = self.env.now
         rank = {"priority": i} if self.cluster.discipline == "lowest_rank" else {}
         with self.server.request(**rank) as turn:
@@ -120,7 +120,7 @@ class UsualModel:
         self.open += 1
 
     def _way(self, law, transfer, purpose, seed):
-        """Return a generator function for a message's way, or None if it takes no time."""
+        """Return a generator function for a message's travel, or None if it takes no time."""
         env, latency = self.env, delays([law] * self.cluster.workers, seed, purpose)
         no_latency = law == Constant(0.0)
         link = simpy.Resource(env) if self.cluster.shared_bandwidth else None
@@ -128,17 +128,17 @@ class UsualModel:
             return None
 
         def travel(worker, loaded=True):
-            alone = transfer if loaded and link is None else 0.0
+            transfer_time = transfer if loaded and link is None else 0.0
             if loaded and link is not None:
                 with link.request() as turn:
                     yield turn
                     yield env.timeout(transfer)
-            if not no_latency or alone:
-                yield env.timeout(latency(worker) + alone)
+            if not no_latency or transfer_time:
+                yield env.timeout(latency(worker) + transfer_time)
 
         return travel
 
-    # What the server decides
+    # Decisions of the server
 
     def _apply(self):
         self.taken += 1
@@ -164,7 +164,7 @@ class UsualModel:
             self.buffered = 0
         else:
             self.taken += 1
-        # Those who wait look only when it may be their turn, or their order would change.
+        # Wake the waiting workers only when it may be their turn; earlier wake-ups would change their order.
         if min(self.clock) > slowest if self.policy.name == "bounded_staleness" else complete:
             changed, self.changed = self.changed, self.env.event()
             changed.succeed()
@@ -194,20 +194,20 @@ class UsualModel:
         if self.policy.name in ("first_of", "barrier") and outcome == "buffered":
             yield self.changed
         elif outcome == "applied" and not self._ahead(i):
-            yield self.env.timeout(0)  # those who waited go on first
+            yield self.env.timeout(0)  # workers that waited resume first
         while self._ahead(i):
             yield self.changed
         if outcome == "applied" and self.stops:
-            for other in sorted(self.computing):
-                if self._outdated(self.reads[other][0][0]):
-                    self.processes[other].interrupt()
+            for worker in sorted(self.computing):
+                if self._outdated(self.reads[worker][0][0]):
+                    self.processes[worker].interrupt()
 
     def _ahead(self, i):
         return self.policy.name == "bounded_staleness" and self.clock[i] - min(self.clock) > self.policy.bound
 
 
 class RandomResource(simpy.Resource):
-    """Serves one at a time; among those that wait each is as likely as the others."""
+    """A resource that serves one request at a time, chosen uniformly among the waiting ones."""
 
     def __init__(self, env, seed, stream):
         super().__init__(env)

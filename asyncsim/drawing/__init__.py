@@ -1,1 +1,1 @@
-"""What the figures of all studies and papers share: one `look`, `curves` of runs, and command lines."""
+"""Shared parts of all figures: the style (`look`), `curves` of runs, plots of traces, command lines."""

@@ -21,10 +21,10 @@ _BINS = 100
 
 
 class Curve(NamedTuple):
-    """A quantity of one method over its runs, binned: shape ``[bins]``; nan where no run has a value.
+    """A quantity of one method, binned over its runs: shape ``[bins]``; nan where no run has a value.
 
-    ``low`` and ``high`` are the least and the most of the seeds; ``mean`` is over those that have not diverged by then.
-    ``ends`` are time, step and last value of the runs that diverged.
+    ``low`` and ``high``: minimum and maximum over the seeds. ``mean``: over the seeds that have not
+    diverged by then. ``ends``: time, step and last value of the diverged runs.
     """
 
     time: np.ndarray
@@ -36,12 +36,12 @@ class Curve(NamedTuple):
 
 
 def bins(commits: int, workers: int) -> int:
-    """Return how many points the curve of a trace has."""
+    """Return the number of points of a trace's curve."""
     return min(_BINS, max(10, commits // workers), commits)
 
 
 def trace_length(runs: Sequence[Run]) -> int:
-    """Return how many commits the traces of some runs have; a run that diverged has fewer."""
+    """Return the number of commits in the runs' traces; a diverged run has fewer."""
     return max(int(run.config.get("commits", len(run.commits))) for run in runs)
 
 
@@ -55,10 +55,9 @@ _LONGEST_VALUE = 40
 
 
 def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group the runs of each name that differ in their seeds only; return the groups by labels.
+    """Group runs that differ only in their seeds; return the groups by label.
 
-    If the runs of a name also differ in other arguments, their labels have the arguments in brackets:
-    ``gem(kappa=2)``.
+    Runs with one name and different arguments get the arguments in brackets: ``gem(kappa=2)``.
     """
     lines: dict[str, list[Run]] = {}
     for name in dict.fromkeys(names):
@@ -77,7 +76,7 @@ def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Ru
 
 
 def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
-    """Return for each run the entries of its configuration in which the runs differ, as text."""
+    """Format, for each run, the entries of its configuration in which the runs differ."""
     texts: list[dict[str, str]] = [{} for _ in runs]
     differing: set[str] = set()
     for name in dict.fromkeys(name for run in runs for name in run.config if name not in ignored):
@@ -97,7 +96,7 @@ def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    """Return a text that a label has room for; a checksum stands for the end of a long one."""
+    """Shorten a text to the length of a label; a checksum replaces the end."""
     if len(text) <= _LONGEST_VALUE:
         return text
     return f"{text[:_LONGEST_VALUE]}... {zlib.crc32(text.encode()):08x}"
@@ -112,10 +111,10 @@ def curve_of(
 ) -> Curve:
     """Bin a quantity by commits, and average the bins over the runs of one method.
 
-    ``runs``: one per seed. ``quantity``: from `Run.commits` to one value per commit; values that are not finite are
-    left out. ``average``: {"mean", "median"}, of the commits of a bin. ``workers``: commits that count as one worker
-    step. ``bin_steps``: worker steps of a bin, the last of which may be shorter; by default as many as make `bins` of
-    them.
+    ``runs``: one per seed. ``quantity``: maps `Run.commits` to one value per commit; non-finite
+    values are dropped. ``average``: {"mean", "median"}, over the commits of a bin. ``workers``:
+    commits per worker step. ``bin_steps``: worker steps per bin (the last bin may be shorter); by
+    default the curve has `bins` points.
     """
     tables = [run.commits[["commit", "commit_time"]].assign(value=quantity(run.commits)) for run in runs]
     return _curve(runs, tables, average, workers, bin_steps)
@@ -131,8 +130,8 @@ def diagnostic_curve(
 ) -> Curve:
     """Bin a recorded diagnostic by commits, and average the bins over the runs of one method.
 
-    ``runs``, ``workers``, ``bin_steps``: as `curve_of` has them. ``quantity``, ``tensor``: as `Run.diagnostics` has
-    them; no tensor for all parameters. ``quantile``: None for a share or a sum.
+    ``runs``, ``workers``, ``bin_steps``: as in `curve_of`. ``quantity``, ``tensor``: as in
+    `Run.diagnostics`; an empty tensor stands for all parameters. ``quantile``: None for shares and sums.
     """
     tables = []
     for run in runs:
@@ -146,14 +145,14 @@ def diagnostic_curve(
 def evaluation_curve(
     runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None, measure: str = "train_loss"
 ) -> Curve:
-    """Return a quantity of one method's runs at their evaluations; a value that is not finite is none.
+    """Average a quantity over one method's runs at their evaluations; non-finite values are missing.
 
-    ``runs``: one per seed. ``steps``: what counts as the step of each evaluation, run by run; by default the commits by
-    then. ``measure``: a column of `Run.evaluations`, or ``"final_loss"``, the mean loss of the minibatches since the
-    evaluation before.
+    ``runs``: one per seed. ``steps``: the step of each evaluation, run by run; by default its commit.
+    ``measure``: a column of `Run.evaluations`, or ``"final_loss"``, the mean minibatch loss since the
+    previous evaluation.
     """
     named = [run.evaluations["commit"] for run in runs] if steps is None else steps
-    found = []
+    tables = []
     for run, step in zip(runs, named, strict=True):
         if measure == "final_loss":
             ends = run.evaluations["commit"].to_numpy()
@@ -162,14 +161,16 @@ def evaluation_curve(
             values = means.reindex(range(len(ends)))
         else:
             values = run.evaluations[measure]
-        found.append(run.evaluations[["commit_time"]].assign(step=step, loss=values.where(np.isfinite(values))))
+        tables.append(run.evaluations[["commit_time"]].assign(step=step, loss=values.where(np.isfinite(values))))
     ends = [
-        (float(one["commit_time"].iloc[-1]), float(one["step"].iloc[-1]), float(one["loss"].dropna().iloc[-1]))
-        for run, one in zip(runs, found, strict=True)
+        (float(table["commit_time"].iloc[-1]), float(table["step"].iloc[-1]), float(table["loss"].dropna().iloc[-1]))
+        for run, table in zip(runs, tables, strict=True)
         if run.diverged_at is not None
     ]
-    time, step, losses = (pd.concat([one[name] for one in found], axis=1) for name in ("commit_time", "step", "loss"))
-    # Once a seed has diverged the means are of the others, which may be earlier: a line does not go back.
+    time, step, losses = (
+        pd.concat([table[name] for table in tables], axis=1) for name in ("commit_time", "step", "loss")
+    )
+    # After a seed diverges, the mean time of the remaining seeds may drop; a line must not go back.
     time, step = (np.maximum.accumulate(values.mean(axis=1)) for values in (time, step))
     return curve_over_seeds(time, step, losses, ends)
 
@@ -177,27 +178,27 @@ def evaluation_curve(
 def curve_over_seeds(
     time: ArrayLike, step: ArrayLike, values: pd.DataFrame, ends: list[tuple[float, float, float]]
 ) -> Curve:
-    """Return the curve of some points: their values have a column for each seed, NaN where that has none."""
+    """Build a curve from ``values`` with one column per seed, NaN where the seed has no value."""
     with np.errstate(over="ignore"):  # a mean of losses near the largest number is infinite
         mean = values.mean(axis=1).to_numpy()
     low, high = values.min(axis=1).to_numpy(), values.max(axis=1).to_numpy()
     return Curve(np.asarray(time), np.asarray(step), mean, low, high, ends)
 
 
-def steady_time(curves: Mapping[str, Curve], apart: float = 1.0) -> tuple[float, float] | None:
-    """Return seconds per worker step, and the time of step zero, if they are the same all along for all methods.
+def steady_time(curves: Mapping[str, Curve], tolerance: float = 1.0) -> tuple[float, float] | None:
+    """Fit seconds per worker step and the time of step zero; return None unless they fit all methods.
 
-    The two horizontal axes then say the same: no point is further from its place than a hundredth of the axis, and step
-    zero, where nothing is drawn, no further from time zero than ``apart`` steps.
+    Time and steps can then share one axis: no point is displaced by more than a hundredth of the
+    axis, and step zero by at most ``tolerance`` steps from time zero.
     """
-    known = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
+    times = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
     steps = [curve.step[np.isfinite(curve.time)] for curve in curves.values()]
-    time, step = np.concatenate(known), np.concatenate(steps)
+    time, step = np.concatenate(times), np.concatenate(steps)
     if np.ptp(time) == 0 or np.ptp(step) == 0:
         return None
-    each, zero = (float(value) for value in np.polyfit(step, time, 1))
-    steady = np.abs(zero + each * step - time).max() < 0.01 * time.max() and abs(zero) <= apart * each
-    return (each, zero) if steady else None
+    per_step, zero = (float(value) for value in np.polyfit(step, time, 1))
+    steady = np.abs(zero + per_step * step - time).max() < 0.01 * time.max() and abs(zero) <= tolerance * per_step
+    return (per_step, zero) if steady else None
 
 
 def _curve(
@@ -215,7 +216,7 @@ def _curve(
 
 
 def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFrame:
-    """Return ``time`` and ``value`` of each bin; nan for those after the end of a run that diverged."""
+    """Return ``time`` and ``value`` of each bin; nan in bins after the end of a diverged run."""
     values = table["value"].to_numpy(np.float64)
     finite = pd.DataFrame(
         {"time": table["commit_time"].to_numpy(), "value": np.where(np.isfinite(values), values, np.nan)}
@@ -226,21 +227,21 @@ def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFram
 
 
 def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, float]:
-    """Return time, step and value at which a run diverged; an infinite value if there was no other."""
-    known = binned["value"].dropna()
+    """Return time, step and last finite value of a diverged run; infinity if none was finite."""
+    finite = binned["value"].dropna()
     time = float(run.commits["commit_time"].iloc[-1])
-    return time, len(run.commits) / workers, float(known.iloc[-1]) if len(known) else np.inf
+    return time, len(run.commits) / workers, float(finite.iloc[-1]) if len(finite) else np.inf
 
 
-#: Losses above so many times the first are cut off: a run that diverges would flatten all others.
+#: The axis ends at this multiple of the first loss: a diverging run would flatten all others.
 _CUT = 100.0
-#: On a linear axis fewer times the first, or the depth below zero: all that is less becomes one line beside them.
+#: The same multiple on a linear axis, of the first loss or of the depth below zero.
 _LINEAR_CUT = 3.0
-#: A logarithmic axis shows bands down to such a part of the least mean; one seed that collapses would flatten the rest.
+#: A logarithmic axis shows bands down to this part of the lowest mean: one collapsed seed would flatten the rest.
 _DEPTH = 1e-3
-#: The smallest and the largest value that a logarithmic axis shows: its ticks lie outside, and must be numbers, too.
+#: The smallest and the largest value on a logarithmic axis: its ticks lie outside and must be finite, too.
 _SMALLEST, _LARGEST = 1e-280, 1e280
-#: What a horizontal axis shows, in words.
+#: Labels of the horizontal axis.
 ALONG = {"time": "simulated time (s)", "step": "worker steps (commits per worker)"}
 #: The mark where a run diverged.
 DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
@@ -256,12 +257,12 @@ def draw_curves(
 ) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
-    ``axes``: with its final limits of the vertical axis: a cross beyond them is drawn at their edge. ``curves``,
-    ``labels``: by the names of the methods. ``against``: {"time", "step"}, what the horizontal axis shows. ``until``:
-    where it ends; a cross beyond that is not drawn. ``looks``: by the names of the curves, if these are no methods.
+    ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their edge.
+    ``curves``, ``labels``: by method. ``against``: {"time", "step"}, the horizontal axis. ``until``:
+    its end; a cross beyond it is not drawn. ``looks``: by curve, if the curves are no methods.
     """
-    for name, one in (looks or look.looks(curves)).items():
-        draw_curve(axes, curves[name], one._replace(label=labels[name]), against, until)
+    for name, appearance in (looks or look.looks(curves)).items():
+        draw_curve(axes, curves[name], appearance._replace(label=labels[name]), against, until)
     axes.set_xlim(0, until)
     axis_along(axes, against)
 
@@ -276,14 +277,14 @@ def draw_along(
     steps: str = ALONG["step"],
     rising: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw curves against simulated time and against steps, and say of each how far it leaves the first panel.
+    """Draw curves against simulated time and against steps, and note how far each leaves the first panel.
 
-    ``sizes``: of two panels, and of the one (inches) that is enough where time and steps say the same: if there is a
-    ``steady`` time, as `steady_time` returns it. ``scale``: of the vertical axis, with its limits. ``until``: where the
-    axis of time ends. ``steps``: what the axis of steps shows, in words. ``rising``: whether the curves rise.
+    ``sizes``: inches of two panels, and of the single panel that suffices with a ``steady`` time (see
+    `steady_time`). ``scale``: scale and limits of the vertical axis. ``until``: end of the time axis.
+    ``steps``: label of the axis of steps. ``rising``: whether the curves rise.
     """
-    two, alone = sizes
-    figure, panels = look.new_figure(*two, 2, sharey=True) if steady is None else look.new_figure(*alone)
+    two_panels, one_panel = sizes
+    figure, panels = look.new_figure(*two_panels, 2, sharey=True) if steady is None else look.new_figure(*one_panel)
     for axes, against in zip(panels, ("time", "step"), strict=False):
         scale_losses(axes, *scale)
         draw_curves(axes, curves, labels, against, until if against == "time" else None)
@@ -316,51 +317,50 @@ def axis_along(axes: Any, against: str) -> None:
 def draw_curve(
     axes: Axes,
     curve: Curve,
-    one: look.Look,
+    appearance: look.Look,
     against: str,
     until: float | None = None,
     marks: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw mean and range of a curve, and a cross where a run diverged.
 
-    ``axes``, ``against``, ``until``: as `draw_curves` has them. ``marks``: the line's markers, as matplotlib has them;
-    by default none.
+    ``axes``, ``against``, ``until``: as in `draw_curves`. ``marks``: matplotlib's marker arguments.
     """
-    # Only where there is something: a line would break at every bin that is empty.
-    known = np.isfinite(curve.mean)
-    x = _along(curve, against)[known]
-    axes.fill_between(x, curve.low[known], curve.high[known], color=one.color, alpha=0.2, linewidth=0)
+    # Empty bins would break the line.
+    finite = np.isfinite(curve.mean)
+    x = _along(curve, against)[finite]
+    axes.fill_between(x, curve.low[finite], curve.high[finite], color=appearance.color, alpha=0.2, linewidth=0)
     if marks is None:
         marks = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
-    axes.plot(x, curve.mean[known], color=one.color, linestyle=one.line, label=one.label, **marks)
+    axes.plot(x, curve.mean[finite], color=appearance.color, linestyle=appearance.line, label=appearance.label, **marks)
     for time, step, value in curve.ends:
         end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
         if until is None or end <= until:
-            axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
+            axes.plot(end, height, color=appearance.color, clip_on=False, zorder=4, **DIVERGED)
 
 
 def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
-    """Draw a line of the first column of a table, a mean say, and the range from its ``min`` to its ``max`` around."""
+    """Draw a table's first column as a line and the range from its ``min`` to its ``max`` as a band."""
     axes.fill_between(table.index, table["min"], table["max"], color=color, alpha=0.2, linewidth=0)
     axes.plot(table.index, table.iloc[:, 0], color=color, **line)
 
 
 def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:
-    """Draw what is to be reached by the options of a study, if it is of the quantity on the axes and in view."""
+    """Draw a study's target, if it is a value of ``quantity`` and within the axes."""
     target, (low, high) = options["target"], axes.get_ylim()
     if options.get("target_of") in (None, quantity) and low <= target <= high:
         axes.axhline(target, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
 
 
 def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
-    """Return which curves hide each other: the groups of those whose points are the same to a thousandth."""
+    """Group the curves that hide each other: their points agree to a thousandth."""
     groups: list[list[str]] = []
     for name, curve in curves.items():
         for group in groups:
             first = curves[group[0]]
             if len(first.mean) == len(curve.mean) and all(
-                np.allclose(one, other, rtol=1e-3, atol=0, equal_nan=True)
-                for one, other in zip(first[:3], curve[:3], strict=True)
+                np.allclose(reference, candidate, rtol=1e-3, atol=0, equal_nan=True)
+                for reference, candidate in zip(first[:3], curve[:3], strict=True)
             ):
                 group.append(name)
                 break
@@ -370,46 +370,45 @@ def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
 
 
 def coincidences(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> list[str]:
-    """Say which curves hide each other, in words for a title."""
+    """Describe which curves hide each other, for a title."""
     return [f"{' and '.join(labels[name] for name in group)} coincide" for group in coinciding(curves)]
 
 
 def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
-    """Add an axis of steps on top of one of time, of which both say the same; see `steady_time`."""
-    each, zero = steady
-    ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
+    """Add an axis of steps on top of the axis of time; see `steady_time`."""
+    per_step, zero = steady
+    ways: Any = (lambda time: (time - zero) / per_step, lambda step: zero + per_step * step)
     second = axes.secondary_xaxis("top", functions=ways)
     axis_along(second, "step")
     second.set_xlabel(label)
 
 
 def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
-    """Return scale and limits of losses, cut off far above the first: logarithmic unless a mean is not above zero.
+    """Choose scale and limits for losses: logarithmic if all means are positive, cut far above the first.
 
-    Bands are in view as far as they are not much lower than the means; `mark_below` tells how far others go.
+    Bands are in view unless they lie far below the means; `mark_below` notes their depth.
     """
     curves = list(curves)
     means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
     if not len(means):
         return "linear", 0.0, 1.0
     first = [abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0]
-    least = means.min()
-    if least > 0:
+    lowest = means.min()
+    if lowest > 0:
         low, high = log_limits(curves, room=1.3)
-        most = min(means.max(), _CUT * min(first, default=np.inf))
-        return "log", low, min(high, max(most, least, low) * 1.3)
-    most = min(means.max(), _LINEAR_CUT * (max([*first, -least]) or np.inf))
-    height = (most - least) or 1.0
-    lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=least) for curve in curves), least - height)
-    return "linear", lowest - 0.05 * height, most + 0.05 * height
+        highest = min(means.max(), _CUT * min(first, default=np.inf))
+        return "log", low, min(high, max(highest, lowest, low) * 1.3)
+    highest = min(means.max(), _LINEAR_CUT * (max([*first, -lowest]) or np.inf))
+    height = (highest - lowest) or 1.0
+    lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=lowest) for curve in curves), lowest - height)
+    return "linear", lowest - 0.05 * height, highest + 0.05 * height
 
 
 def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0) -> tuple[float, float]:
-    """Return the limits of a logarithmic axis that shows the means of some curves, and their bands below them.
+    """Choose limits of a logarithmic axis that shows the curves' positive means and their bands.
 
-    ``curves``: their means above zero are in view, and their bands as far as they are not much lower; `mark_below`
-    tells how far others go. ``among``: further values to be shown; one at least, if no mean may be above zero.
-    ``room``: how many times further the axis goes.
+    Bands far below the means are cut; `mark_below` notes their depth. ``among``: further values to
+    show, at least one if no mean is positive. ``room``: factor by which the axis extends beyond.
     """
     curves = list(curves)
     means = _above_zero([np.asarray(among), *(curve.mean for curve in curves)])
@@ -425,56 +424,53 @@ def mark_beyond(
     against: str,
     looks: Mapping[str, look.Look] | None = None,
 ) -> None:
-    """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides.
+    """Note the maximum of each curve that leaves the axes at the top, between their left and right limits.
 
     ``looks`` as in `draw_curves`.
     """
     (begin, end), top, rows = axes.get_xlim(), axes.get_ylim()[1], 0
-    for name, one in (looks or look.looks(curves)).items():
+    for name, appearance in (looks or look.looks(curves)).items():
         x, mean = _along(curves[name], against), curves[name].mean
         beyond = (mean > top) & (begin <= x) & (x <= end)
         if not beyond.any():
             continue
         text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
-        side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
-        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": one.color}
-        axes.annotate(text, (last, top), (aside, -4 - 9 * rows), textcoords="offset points", **style)
+        side, offset = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
+        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": appearance.color}
+        axes.annotate(text, (last, top), (offset, -4 - 9 * rows), textcoords="offset points", **style)
         rows += 1
 
 
 def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
-    """Say of each band that leaves the axes at the bottom how far it goes; to zero on a logarithmic axis, say.
-
-    As `mark_beyond` it looks only between the sides of the axes.
-    """
+    """Note the minimum of each band that leaves the axes at the bottom, between their left and right limits."""
     (begin, end), bottom, rows = axes.get_xlim(), axes.get_ylim()[0], 0
-    for name, one in look.looks(curves).items():
+    for name, appearance in look.looks(curves).items():
         x = _along(curves[name], against)
-        least = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
-        if least >= bottom:
+        lowest = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
+        if lowest >= bottom:
             continue
-        text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
-        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": one.color}
+        text = f"\u2193 {labels[name]}, some seed down to {lowest:.0e}".replace(" 0e+00", " 0")
+        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": appearance.color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(text, (0, 0), (3, 2 + 9 * rows), **place, **style)
         rows += 1
 
 
 def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], rising: bool = False) -> None:
-    """Say of each curve that goes on beyond the right side of an axis of time how long it takes, or of all together.
+    """Note the duration of each curve that continues beyond the right end of a time axis.
 
-    ``rising``: the curves do, so that there is room at the bottom and none at the top.
+    If all do, one note has their range. ``rising``: the curves rise, so that there is room at the bottom.
     """
-    end, known = axes.get_xlim()[1], look.looks(curves)
-    last = {name: float(np.nanmax(curves[name].time, initial=0.0)) for name in known}
+    end, appearances = axes.get_xlim()[1], look.looks(curves)
+    last = {name: float(np.nanmax(curves[name].time, initial=0.0)) for name in appearances}
     notes = [
-        (f"{labels[name]} \u2192 {number_text(last[name])} s", one.color)
-        for name, one in known.items()
+        (f"{labels[name]} \u2192 {number_text(last[name])} s", appearance.color)
+        for name, appearance in appearances.items()
         if last[name] > 1.001 * end
     ]
-    if len(notes) == len(known) > 1:
-        ends = dict.fromkeys(number_text(one) for one in (min(last.values()), max(last.values())))
+    if len(notes) == len(appearances) > 1:
+        ends = dict.fromkeys(number_text(time) for time in (min(last.values()), max(last.values())))
         notes = [(f"all \u2192 {' to '.join(ends)} s", look.BLACK)]
     for row, (text, color) in enumerate(notes):
         style: dict[str, Any] = {"ha": "right", "va": "bottom" if rising else "top", "fontsize": 7, "color": color}
@@ -484,10 +480,9 @@ def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
 
 
 def _along(curve: Curve, against: str) -> np.ndarray:
-    """Return what the horizontal axis shows of a curve, ``against`` time or worker steps."""
     return curve.time if against == "time" else curve.step
 
 
 def _above_zero(values: Sequence[np.ndarray]) -> np.ndarray:
-    together = np.concatenate(values)
-    return together[np.isfinite(together) & (together > 0)]
+    numbers = np.concatenate(values)
+    return numbers[np.isfinite(numbers) & (numbers > 0)]

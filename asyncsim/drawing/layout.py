@@ -1,4 +1,4 @@
-"""Room on a figure for titles and legends, ticks that can be read, and words where nothing is drawn."""
+"""Titles and legends that fit their figure, readable ticks, and notes on empty axes."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,35 +16,35 @@ from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
 
 #: Characters of a title across a single column.
 _TITLE_WIDTH = 50
-#: What the vertical axis of a panel takes of its width (inches).
-_BESIDE = 0.5
+#: Width of a panel's vertical axis (inches).
+_SIDE_MARGIN = 0.5
 #: Lines of a title that every figure has room for.
 _TITLE_LINES = 2
 #: Width of a letter of a legend, on average, and of a handle with the space around it (inches).
 _LETTER, _LEGEND_HANDLE = 0.052, 0.5
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
-#: Height of each row that comes on top (inches).
+#: Height of each further row (inches).
 _LEGEND_ROW_HEIGHT = 0.15
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
-    """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink.
+    """Add a legend below all axes; for many rows the figure grows, so that its axes do not shrink.
 
-    Labels that are too long for ``columns`` side by side have fewer; those longer than the figure have several lines.
+    Long labels have fewer than ``columns`` side by side; labels wider than the figure are wrapped.
     """
     width = figure.get_figwidth()
     longest = max(map(len, labels), default=0)
     columns = max(1, min(columns, int(width / (_LETTER * longest + _LEGEND_HANDLE))))
     labels = [wrapped(label, (width - _LEGEND_HANDLE) / _LETTER) for label in labels]
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
-    more = rows - _LEGEND_ROWS
-    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, more))
+    extra_rows = rows - _LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, extra_rows))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
-    """Add a legend at the top of axes with their final limits, and make room for it there, so that it hides nothing."""
+    """Add a legend at the top of axes with final limits; raise the upper limit so that it hides nothing."""
     handles, _ = axes.get_legend_handles_labels()
     inches = 0.8 * axes.get_window_extent().height / _figure_of(axes).dpi
     room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
@@ -55,9 +55,9 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
 
 
 def legend_under(axes: Axes, label: float = 0.4) -> None:
-    """Add a legend under axes and the label of their horizontal axis (which is so high, in inches) in a taller figure.
+    """Add a legend under axes and their horizontal label (``label`` inches high); the figure grows.
 
-    For those whose limits mean something, so that `legend_inside` cannot make room between them.
+    For axes with meaningful limits, which `legend_inside` must not move.
     """
     figure, (handles, _) = _figure_of(axes), axes.get_legend_handles_labels()
     figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * len(handles))
@@ -68,15 +68,15 @@ def legend_under(axes: Axes, label: float = 0.4) -> None:
 def stacked_bars(
     axes: Axes, parts: Iterable[tuple[str, str, Any]], names: Sequence[str], rates: Iterable[float]
 ) -> None:
-    """Draw the parts of the workers' time, a bar for each name from the top down, and beside it the commits a second.
+    """Draw how workers divide their time, one bar per name from the top down, and the commits per second.
 
-    ``parts``: label, colour and the values of all bars; those of next to no part of any bar are not drawn.
+    ``parts``: label, colour and the values of all bars; negligible parts are not drawn.
     """
-    places, left = np.arange(len(names)), np.zeros(len(names))
+    places, starts = np.arange(len(names)), np.zeros(len(names))
     for label, color, part in parts:
         if (values := np.clip(part, 0, None)).max() >= LEAST_SHARE:
-            axes.barh(places, values, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
-            left = left + np.asarray(values)
+            axes.barh(places, values, left=starts, color=color, edgecolor="white", linewidth=0.5, label=label)
+            starts = starts + np.asarray(values)
     axes.set_yticks(places, names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1)
@@ -86,7 +86,7 @@ def stacked_bars(
 
 
 def labelled(figure: Figure) -> dict[str, Any]:
-    """Return the handles of all panels of a figure by their labels: a panel may lack some of them."""
+    """Collect the legend handles of all panels of a figure by label."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -94,16 +94,13 @@ def labelled(figure: Figure) -> dict[str, Any]:
 
 
 def say_inside(axes: Axes, text: str) -> None:
-    """Write in the middle of empty axes why they are empty."""
+    """Write the reason in the middle of empty axes."""
     axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
 
 
-def whole_ticks(axis: Any, most: int | Literal["auto"] = 10) -> None:
-    """Put ticks at whole numbers only, at most ``most``; one is enough, where matplotlib would add others.
-
-    With ``"auto"`` as many as have room, however many digits they have.
-    """
-    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+def whole_ticks(axis: Any, limit: int | Literal["auto"] = 10) -> None:
+    """Put ticks at whole numbers only: at least one, at most ``limit`` (``"auto"``: while there is room)."""
+    axis.set_major_locator(MaxNLocator(limit, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
 
 
 def ticks_at(axis: Any, values: Iterable[Any]) -> None:
@@ -114,54 +111,53 @@ def ticks_at(axis: Any, values: Iterable[Any]) -> None:
 
 
 def plain_logs(axis: Any) -> None:
-    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades.
+    """Label a logarithmic axis with plain numbers; below two and a half decades at 1, 2 and 5.
 
-    At others where fewer than three of these are in view.
+    If fewer than three of these are in view, matplotlib chooses the ticks.
     """
     low, high = axis.get_view_interval()
     if np.log10(high / low) < 2.5:
         plain = LogLocator(10, subs=(1.0, 2.0, 5.0))
-        seen = [tick for tick in plain.tick_values(low, high) if low <= tick <= high]
-        axis.set_major_locator(plain if len(seen) > 2 else MaxNLocator(5))
+        visible = [tick for tick in plain.tick_values(low, high) if low <= tick <= high]
+        axis.set_major_locator(plain if len(visible) > 2 else MaxNLocator(5))
         axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
 
 def title(figure: Any, text: str, width: float | None = None) -> None:
-    """Set the title of a figure, or of a part of one that is so wide (inches), in as few lines as fit.
+    """Set the wrapped title of a figure, or of a part of it that is ``width`` inches wide.
 
-    A figure whose title has many lines gets taller. Its parts are rows of the same height.
+    For many lines the figure grows. Its parts are rows of equal height.
     """
     inches = figure.get_figwidth() if width is None else width
-    said, whole = wrapped(text, _TITLE_WIDTH * inches / SINGLE), figure.get_figure(root=True)
-    parts = [figure] if figure is whole else whole.subfigs
-    _make_room(whole, said, [part.get_suptitle() for part in parts], len(parts))
-    figure.suptitle(said, **TITLE)
+    wrapped_text, root = wrapped(text, _TITLE_WIDTH * inches / SINGLE), figure.get_figure(root=True)
+    parts = [figure] if figure is root else root.subfigs
+    _make_room(root, wrapped_text, [part.get_suptitle() for part in parts], len(parts))
+    figure.suptitle(wrapped_text, **TITLE)
 
 
 def panel_title(axes: Axes, text: str) -> None:
-    """Set the title of a panel that shares its figure with those beside it, in as few lines as fit above it.
-
-    A figure in which it has many gets taller.
-    """
+    """Set the wrapped title of a panel beside other panels; for many lines the figure grows."""
     place: Any = axes.get_subplotspec()  # there is one, as all axes here come from `new_figure`
     figure = _figure_of(axes)
-    inches = figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
-    said = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
+    inches = figure.get_figwidth() / place.get_gridspec().ncols - _SIDE_MARGIN
+    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
     side = matplotlib.rcParams["axes.titlelocation"]
-    _make_room(figure, said, [one.get_title(side) for one in figure.axes if _row(one) == _row(axes)])
-    axes.set_title(said)
+    _make_room(
+        figure, wrapped_text, [neighbour.get_title(side) for neighbour in figure.axes if _row(neighbour) == _row(axes)]
+    )
+    axes.set_title(wrapped_text)
 
 
 def _row(axes: Any) -> range:
     return axes.get_subplotspec().rowspan
 
 
-def _make_room(figure: Figure, said: str, beside: Iterable[str], rows: int = 1) -> None:
-    """Make every row of a figure taller for a title, unless the titles beside it have done so."""
-    lines = [1 + text.count("\n") for text in (said, *beside)]
-    more = lines[0] - max([_TITLE_LINES, *lines[1:]])
-    figure.set_figheight(figure.get_figheight() + rows * TITLE_LINE_HEIGHT * max(0, more))
+def _make_room(figure: Figure, title_text: str, neighbours: Iterable[str], rows: int = 1) -> None:
+    """Make every row of a figure taller for a title, unless its neighbours' titles have done so."""
+    lines = [1 + text.count("\n") for text in (title_text, *neighbours)]
+    extra_lines = lines[0] - max([_TITLE_LINES, *lines[1:]])
+    figure.set_figheight(figure.get_figheight() + rows * TITLE_LINE_HEIGHT * max(0, extra_lines))
 
 
 def _figure_of(axes: Axes) -> Figure:

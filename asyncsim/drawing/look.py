@@ -1,7 +1,7 @@
 """The style of all figures: sizes, colours, the looks of methods, and writing a figure.
 
-Colours are Okabe and Ito's, which the colour-blind can tell apart; methods differ in their lines as well. Sizes are
-those of a paper's columns, at which everything stays readable::
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; methods differ in their lines
+as well. Sizes are the columns of a paper, at which all text stays readable::
 
     with look.style():
         figure, (axes,) = look.new_figure(look.SINGLE, 2.5)
@@ -41,7 +41,7 @@ SINGLE, DOUBLE = 3.4, 7.0
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
-#: Colours of what workers do, by the fields of `asyncsim.traces.trace_summary.Phases`; a reply on its way is pale.
+#: Colours of the workers' phases, by the fields of `asyncsim.traces.trace_summary.Phases`; a travelling reply is pale.
 PHASES = {
     "computing": SKY,
     "sending": BLUE,
@@ -77,15 +77,15 @@ _STYLE = {
 
 
 class Look(NamedTuple):
-    """How a method is drawn."""
+    """Colour, line and label of a method in figures."""
 
     color: str  #: as matplotlib has it, and so the marker
     line: Any
     label: str  #: for legends
 
 
-#: Looks of methods by their names; others have what `looks` finds. A family has a colour, its members have lines.
-#: Where a figure has several of a family, `looks` gives all but the first another colour.
+#: Looks of methods by name; `looks` assigns the rest. A family shares a colour, its members differ in lines.
+#: In a figure with several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),
@@ -129,7 +129,7 @@ METHOD_LOOKS = {
     "adpsgd": Look(PURPLE, (0, (6, 1)), "AD-PSGD"),
 }
 _PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
-#: Colours and lines left for methods that the table does not know.
+#: Colours and lines of methods outside the table.
 _COLORS = (ORANGE, PURPLE, SKY, GREY)
 _LINES = ((0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (2.5, 1)))
 # The first four differ in both: those who cannot see the colours see the lines.
@@ -137,64 +137,67 @@ _FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in en
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each method in a figure, all different up to twelve that the table does not know.
+    """Assign each method of a figure its look; up to twelve methods outside `METHOD_LOOKS` all differ.
 
-    An entry with arguments in its name, ``gem(kappa=2)``, is of the family of its method. Of a family the first has its
-    colour; the others take colours that are free, and the family's once there are none.
-    Of a method that the table does not know the name chooses the colour, and the next one if another in ``names`` has
-    that already. Figures that are to agree are drawn with the looks of all their methods.
+    A name with arguments, ``gem(kappa=2)``, belongs to its method's family. The first of a family has
+    its colour; the rest take unused colours, then the family's. A method outside the table gets a
+    colour by its name, or the next one if that is used. For figures that must agree, pass the methods
+    of all of them.
     """
     names = list(names)
-    found = {name: one for name, one in METHOD_LOOKS.items() if name in names}
+    chosen = {name: appearance for name, appearance in METHOD_LOOKS.items() if name in names}
     for name in names:
         method, _, arguments = name.partition("(")
         if arguments and method in METHOD_LOOKS:
-            one = METHOD_LOOKS[method]
-            found[name] = one._replace(label=f"{one.label} ({arguments.replace('_', ' ')}")
-    firsts = {one.color: name for name, one in reversed(found.items())}
+            appearance = METHOD_LOOKS[method]
+            chosen[name] = appearance._replace(label=f"{appearance.label} ({arguments.replace('_', ' ')}")
+    firsts = {appearance.color: name for name, appearance in reversed(chosen.items())}
     free = iter([color for color in _PALETTE if color not in firsts])
-    for name, one in found.items():
-        if firsts[one.color] != name:
-            found[name] = one._replace(color=next(free, one.color))
-    colors, drawn = {one.color for one in found.values()}, {(one.color, one.line) for one in found.values()}
-    taken = {place for place, one in enumerate(_FREE) if one in drawn}
-    for name in sorted(set(names) - set(found)):
-        wanted = zlib.crc32(name.encode()) % 4
-        places = sorted([*range(wanted, len(_FREE)), *range(wanted)], key=lambda place: _FREE[place][0] in colors)
-        place = next((place for place in places if place not in taken), wanted)
-        taken.add(place)
-        found[name] = Look(*_FREE[place], name.replace("_", " "))
-    return {name: found[name] for name in names}
+    for name, appearance in chosen.items():
+        if firsts[appearance.color] != name:
+            chosen[name] = appearance._replace(color=next(free, appearance.color))
+    colors, drawn = (
+        {appearance.color for appearance in chosen.values()},
+        {(appearance.color, appearance.line) for appearance in chosen.values()},
+    )
+    used = {place for place, appearance in enumerate(_FREE) if appearance in drawn}
+    for name in sorted(set(names) - set(chosen)):
+        preferred = zlib.crc32(name.encode()) % 4
+        places = sorted([*range(preferred, len(_FREE)), *range(preferred)], key=lambda place: _FREE[place][0] in colors)
+        place = next((place for place in places if place not in used), preferred)
+        used.add(place)
+        chosen[name] = Look(*_FREE[place], name.replace("_", " "))
+    return {name: chosen[name] for name in names}
 
 
-#: Colours and lines of things that are no methods and have no order; neighbours differ in both.
-_COLORS_OF_OTHERS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-_LINES_OF_OTHERS = ("-", "--", "-.", ":")
+#: Colours and lines of unordered categories; neighbours differ in both.
+_CATEGORY_COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_CATEGORY_LINES = ("-", "--", "-.", ":")
 
 
-def others(names: Iterable[str]) -> dict[str, Look]:
-    """Return looks for things that are no methods and have no order, policies say; all differ up to 28."""
-    colors, lines = itertools.cycle(_COLORS_OF_OTHERS), itertools.cycle(_LINES_OF_OTHERS)
+def category_looks(names: Iterable[str]) -> dict[str, Look]:
+    """Assign looks to unordered categories that are no methods, for instance policies; up to 28 differ."""
+    colors, lines = itertools.cycle(_CATEGORY_COLORS), itertools.cycle(_CATEGORY_LINES)
     return {name: Look(next(colors), next(lines), name) for name in names}
 
 
 class Shade(NamedTuple):
-    """How a value in a row of them is drawn, a number of workers say: a colour and a marker."""
+    """Colour and marker of a value on an ordered scale, for instance a number of workers."""
 
     color: str
     marker: str
 
 
-#: Markers of things that are drawn together, in this order.
+#: Markers of entries that are drawn together, in this order.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
-#: Of the map of colours, what is dark enough on white.
+#: The part of the colour map that is dark enough on white.
 _DARK = (0.0, 0.83)
 
 
 def shades(values: Iterable[Hashable]) -> dict[Any, Shade]:
-    """Return a look for each of some values in their order, from dark to light, so that grey print keeps the order.
+    """Assign colours from dark to light to ordered values, so that grey print keeps the order.
 
-    The markers differ up to ten.
+    Up to ten markers differ.
     """
     values = list(values)
     colors = matplotlib.colormaps["viridis"](np.linspace(*_DARK, max(2, len(values))))
@@ -202,15 +205,15 @@ def shades(values: Iterable[Hashable]) -> dict[Any, Shade]:
 
 
 def style() -> AbstractContextManager[Any]:
-    """Return the context in which figures have the house look, whatever the user's own settings."""
+    """Return the context in which figures have the house style, whatever the user's settings."""
     return matplotlib.style.context(["default", _STYLE])
 
 
 class LiteralFigure(Figure):
-    """A figure in which texts that are no mathematics, a method called ``x$_$y`` say, are drawn as they are."""
+    """A figure that draws text with invalid mathematics, for instance a method ``x$_$y``, literally."""
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure."""
+        """Draw the figure after switching off mathematics in texts that matplotlib cannot parse."""
         for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
             if isinstance(axis.get_major_formatter(), FixedFormatter | StrCategoryFormatter):
                 axis.get_ticklabels()  # names beside an axis become texts only now
@@ -222,7 +225,7 @@ class LiteralFigure(Figure):
 
 @functools.cache
 def _is_drawable(text: str) -> bool:
-    """Return whether matplotlib can draw what stands between dollar signs in a text."""
+    """Return whether matplotlib can parse the mathematics of a text."""
     try:
         return "$" not in text or MathTextParser("path").parse(text) is not None
     except ValueError:
@@ -232,23 +235,23 @@ def _is_drawable(text: str) -> bool:
 def new_figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
+    """Create a figure of a size in inches and its axes, row by row; ``options`` go to ``Figure.subplots``."""
     figure = LiteralFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def new_grid(count: int, row_height: float, more: float = 0.0, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, two side by side, in rows of a height (inches); ``more`` is added to all."""
+def new_grid(count: int, row_height: float, extra_height: float = 0.0, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Create a figure of ``count`` panels, two side by side; heights in inches, ``extra_height`` added once."""
     columns = min(2, count)
     rows = -(-count // columns)
     width = SINGLE if columns == 1 else DOUBLE
-    figure, panels = new_figure(width, row_height * rows + more, columns, rows, **options)
+    figure, panels = new_figure(width, row_height * rows + extra_height, columns, rows, **options)
     for axes in panels[count:]:
         axes.remove()
     return figure, panels[:count]
 
 
-#: How the title of a figure is set.
+#: Placement of a figure's title.
 TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 #: The height of a line of a title (inches).
 TITLE_LINE_HEIGHT = 0.134
@@ -257,7 +260,7 @@ TITLE_LINE_HEIGHT = 0.134
 class _Collection(NamedTuple):
     """The figures that are saved inside `collecting`."""
 
-    figures: list[tuple[str, bytes]]  #: their names and their SVG
+    figures: list[tuple[str, bytes]]  #: name and SVG
     remark: str  #: the end of each title: that the study is unfinished
     files: bool  #: whether PNG and PDF are written
 
@@ -267,9 +270,9 @@ _COLLECTION: ContextVar[_Collection | None] = ContextVar("collection", default=N
 
 @contextlib.contextmanager
 def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str, bytes]]]:
-    """Yield a list that gets the name and the SVG of each figure that is saved inside: for a page.
+    """Collect the name and the SVG of each figure that is saved inside the context, for a page.
 
-    ``remark``: a line that is added to the title of each. ``files``: write the PNG and the PDF of each as well.
+    ``remark``: a line added to each title. ``files``: also write PNG and PDF.
     """
     collection = _Collection([], remark, files)
     token = _COLLECTION.set(collection)
@@ -280,7 +283,7 @@ def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str,
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
-    """Write a figure as ``path.png`` and ``path.pdf``: no dates inside, so the same figure gives the same bytes.
+    """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the same bytes.
 
     Raises
     ------
@@ -291,7 +294,7 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
         "png": {"Software": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }
-    written = []
+    paths = []
     _without_empty_logarithms(figure)
     collection = _COLLECTION.get() or _Collection([], "", files=True)
     if collection.remark:
@@ -299,26 +302,26 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
         figure.suptitle(f"{figure.get_suptitle()}\n{collection.remark}".lstrip(), **TITLE)
     for kind, metadata in nothing.items() if collection.files else ():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
-        drawn = io.BytesIO()  # as matplotlib, of a disk that is full, raises whatever comes after
+        drawn = io.BytesIO()  # on a full disk matplotlib would raise unrelated errors
         with style():
             figure.savefig(drawn, format=kind, metadata=metadata)
-        written.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue())))
+        paths.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue())))
     if _COLLECTION.get() is not None:
         drawn, name = io.BytesIO(), Path(path).name
         with style(), matplotlib.rc_context({"svg.hashsalt": name}):
             figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
         collection.figures.append((name, drawn.getvalue()))
-    return written
+    return paths
 
 
 def _without_empty_logarithms(figure: Figure) -> None:
-    """Make axes linear that are logarithmic and have no value above zero: matplotlib does not draw them."""
+    """Make logarithmic axes without positive values linear: matplotlib does not draw them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Data has no positive values")  # while one axis still has none
         for axes in figure.axes:
-            # Axes that share one have its scale, and its ticks, by what any of them shows.
+            # Shared axes have one scale, whichever of them has positive values.
             x, y = axes.get_shared_x_axes().get_siblings(axes), axes.get_shared_y_axes().get_siblings(axes)
-            if axes.get_xscale() == "log" and not any(np.isfinite(one.dataLim.minposx) for one in x):
+            if axes.get_xscale() == "log" and not any(np.isfinite(shared.dataLim.minposx) for shared in x):
                 axes.set_xscale("linear")
-            if axes.get_yscale() == "log" and not any(np.isfinite(one.dataLim.minposy) for one in y):
+            if axes.get_yscale() == "log" and not any(np.isfinite(shared.dataLim.minposy) for shared in y):
                 axes.set_yscale("linear")

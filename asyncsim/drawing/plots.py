@@ -1,7 +1,7 @@
-"""Plots of one trace: how stale commits are, who does what at first, how long the queue is; theory drawn over them.
+"""Plots of one trace: staleness, the workers' timeline, the queue; with theory drawn over them.
 
-The functions draw on axes that are given to them, in a notebook or in ``figures/``; none of them simulates. `compare`
-draws runs beside each other, and `overview` what `Trace.plot` returns. `asyncsim.drawing.look` has the style of the
+The functions draw on existing axes, in a notebook or in ``figures/``; none of them simulates. `compare`
+draws several runs, `overview` the figure of `Trace.plot`. `asyncsim.drawing.look` has the style of the
 paper figures.
 """
 
@@ -28,16 +28,17 @@ from asyncsim.drawing.curves import (
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
 from asyncsim.replays.run import Run
+from asyncsim.study.columns import axis_of
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
 from asyncsim.traces.columns import ACCEPTED, GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import counted_messages, phases, warm_up_of
 
-#: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
+#: Bars of a histogram and bins of a curve, readable at paper size.
 _BARS = 50
 _BINS = 120
-#: What workers do in a timeline; services last, as their edges lie over what is beside them.
+#: Labels of the phases in a timeline; services last, because their edges overlap their neighbours.
 _DOING = {
     "computing": "computes",
     "sending": "sends",
@@ -47,7 +48,7 @@ _DOING = {
     "served": "served",
     "away": "is away",
 }
-#: A band that reaches so many times higher than the means would flatten them, and is not drawn.
+#: A band that reaches above this multiple of the means would flatten them, and is not drawn.
 _FLATTENING = 2.5
 #: A histogram shows all but this share of the commits at its far end.
 _TAIL = 0.003
@@ -62,14 +63,14 @@ def compare(
 ) -> Figure:
     """Draw a measure of runs at their evaluations on the same axes: mean and range over the seeds.
 
-    Runs of one label that differ in their seeds only are a line. All others are lines of their own, whose labels name
-    the arguments that differ.
+    Runs with one label that differ only in their seeds form a line. Any further difference makes
+    separate lines, whose labels name the differing arguments.
 
     Parameters
     ----------
     runs : Run or list of Run
     measure : str
-        A column of `Run.evaluations` that all of them have.
+        A column of every run's `Run.evaluations`.
     against : {"time", "step"}
         Simulated time, or commits over workers.
     labels : list of str, optional
@@ -80,18 +81,18 @@ def compare(
     Raises
     ------
     InputError
-        There is no run, or one lacks the measure, or the labels are not as many as the runs.
+        There is no run, a run lacks the measure, or the number of labels differs from that of runs.
     """
-    together = require_list("runs", [runs] if isinstance(runs, Run) else runs)
-    for run in together:
+    all_runs = require_list("runs", [runs] if isinstance(runs, Run) else runs)
+    for run in all_runs:
         if not isinstance(run, Run):
             raise InputError(f"runs: {run!r} is no Run; give what asyncsim.replay returns, or Run.load")
         require_choice("measure", measure, [name for name in run.evaluations if name.startswith(("train_", "test_"))])
     require_choice("against", against, ("time", "step"))
-    names = [str(run.config.get("method", "run")) for run in together] if labels is None else list(labels)
-    if len(names) != len(together):
-        raise InputError(f"labels: {len(names)} for {counted(len(together), 'run')}; give one for each")
-    groups = runs_by_line(list(map(str, names)), together)
+    names = [str(run.config.get("method", "run")) for run in all_runs] if labels is None else list(labels)
+    if len(names) != len(all_runs):
+        raise InputError(f"labels: {len(names)} for {counted(len(all_runs), 'run')}; give one for each")
+    groups = runs_by_line(list(map(str, names)), all_runs)
     with look.style():
         figure, (axes,) = look.new_figure(look.SINGLE, 2.8)
         curves = {
@@ -104,44 +105,43 @@ def compare(
             axes.set_ylim(*limits)
             if scale == "log":
                 layout.plain_logs(axes.yaxis)
-        looks = look.looks(groups) if labels is None else look.others(groups)
-        for name, one in looks.items():
-            draw_curve(axes, curves[name], one, against)
+        looks = look.looks(groups) if labels is None else look.category_looks(groups)
+        for name, appearance in looks.items():
+            draw_curve(axes, curves[name], appearance, against)
         axes.set_xlim(0, None)
         axis_along(axes, against)
-        of = "test" if measure.startswith("test_") else "training"
-        axes.set_ylabel(f"{measure.partition('_')[2].replace('_', ' ')} on the {of} data")
+        axes.set_ylabel(axis_of(measure))
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
-        problems = dict.fromkeys(str(run.config["problem"]) for run in together if "problem" in run.config)
+        problems = dict.fromkeys(str(run.config["problem"]) for run in all_runs if "problem" in run.config)
         sizes = [len(group) for group in groups.values()]
-        same = coincidences(curves, {name: one.label for name, one in looks.items()})
+        overlaps = coincidences(curves, {name: appearance.label for name, appearance in looks.items()})
         first = ", ".join(problems) if title is None else title
-        layout.title(figure, "; ".join([first, over_seeds(max(sizes), fewest=min(sizes)), *same]))
+        layout.title(figure, "; ".join([first, over_seeds(max(sizes), fewest=min(sizes)), *overlaps]))
     return figure
 
 
 def overview(trace: Trace) -> Figure:
-    """Draw how stale the commits of a trace are and what its workers do at first, side by side: `Trace.plot`."""
+    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`."""
     with look.style():
-        figure, (left, right) = look.new_figure(look.DOUBLE, 2.8, 2)
-        staleness_histogram(left, trace)
-        timeline(right, trace, 12)
+        figure, (histogram_axes, timeline_axes) = look.new_figure(look.DOUBLE, 2.8, 2)
+        staleness_histogram(histogram_axes, trace)
+        timeline(timeline_axes, trace, 12)
     return figure
 
 
 def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: int | None = None) -> None:
-    """Draw how often each staleness occurs, with the closed form over it where its assumptions hold.
+    """Draw the distribution of staleness, with the closed form over it where its assumptions hold.
 
-    Elsewhere the conserved mean, with the standard deviation without a queue if that is known, or the bounds of the
-    mean. A trace without a cluster shows its own mean. If the largest staleness is out of view, the legend names it and
-    the axis says how many commits lie beyond its end.
+    Elsewhere the conserved mean, with the queue-free standard deviation if that is known, or the bounds
+    of the mean. Without a cluster only the trace's mean is shown. If the largest staleness is out of
+    view, the legend names it and the axis counts the commits beyond its end.
 
-    ``traces``: several of one cluster, with different seeds, are drawn together. ``warm_up``: commits left out at the
-    start of each; by default as `Trace.summary` does.
+    ``traces``: several traces of one cluster, with different seeds, are pooled. ``warm_up``: commits
+    dropped at the start of each; by default as in `Trace.summary`.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
-    kept = [counted_messages(trace, warm_up_of(trace, warm_up))["staleness"].to_numpy() for trace in traces]
-    staleness = np.concatenate(kept)
+    per_trace = [counted_messages(trace, warm_up_of(trace, warm_up))["staleness"].to_numpy() for trace in traces]
+    staleness = np.concatenate(per_trace)
     cluster = traces[0].cluster
     computations = min(len(trace.accepted) / trace.workers for trace in traces)
     theory = None if cluster is None else staleness_theory(cluster, computations)
@@ -151,7 +151,7 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
     edges = np.arange(-0.5, last + width + 0.5, width)
     shares = np.histogram(staleness, edges)[0] / (len(staleness) * width)
     # Of each trace, as a study's table has them.
-    mean, std = (float(np.mean([f(one) for one in kept])) for f in (np.mean, np.std))
+    mean, std = (float(np.mean([f(values) for values in per_trace])) for f in (np.mean, np.std))
     measured = f"{_origin(traces[0])}: mean {number_text(mean)}, std {number_text(std)}"
     if staleness.max() > edges[-1]:
         measured += f", most {staleness.max()}"
@@ -168,48 +168,48 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
 
 
 def beyond(values: np.ndarray, end: float) -> str:
-    """Return what the label of an axis says of the commits beyond its end: ``; 3 of 12,345 beyond`` it, or nothing."""
+    """Format the number of commits beyond the end of an axis: ``; 3 of 12,345 beyond``, or nothing."""
     cut_off = int((values > end).sum())
     return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond \u2192" if cut_off else ""
 
 
 def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits: float = 3) -> None:
-    """Draw what workers do during their first ``visits`` visits: computing, sending, waiting, served.
+    """Draw the phases of workers during their first ``visits`` visits: computing, sending, waiting, served.
 
-    ``workers`` are those that are drawn, or how many: the first ones, or some from the first to the last if they are
-    unlike each other. A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of
-    is drawn as well: a worker that is never served waits to the end. A worker of a prescribed trace may compute several
-    jobs at once; they overlap.
+    ``workers``: their numbers, or how many: the first, or spread from first to last if workers differ.
+    A short stroke marks each commit, a cross each discarded or cancelled message. Jobs without a commit
+    are drawn as well: a worker that is never served waits to the end. In a prescribed trace the jobs of
+    one worker may overlap.
     """
-    shown = _shown(trace, workers)
+    drawn = _timeline_workers(trace, workers)
     require_positive("visits", visits)
-    place = {worker: row for row, worker in enumerate(shown)}
+    place = {worker: row for row, worker in enumerate(drawn)}
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
     end = float(trace.frame["commit_time"].iloc[last])
-    doing = phases(trace, shown)
-    tells = not trace.frame["send_time"].isna().all()
-    labels = {**_DOING, "computing": "computes" if tells else "computes, sends"}
+    doing = phases(trace, drawn)
+    send_times_known = not trace.frame["send_time"].isna().all()
+    labels = {**_DOING, "computing": "computes" if send_times_known else "computes, sends"}
     for phase, label in labels.items():
         # With an edge: most services are too short for their own width to be seen.
         edge = 0.7 if phase == "served" else 0
         _bars(axes, place, getattr(doing, phase), end, PHASES[phase], label, edge)
-    ended = trace.frame[trace.frame["worker"].isin(shown) & (trace.frame["commit_time"] <= end)]
-    made = ended[ended["outcome"].isin(ACCEPTED)]
-    row = made["worker"].map(place)
-    axes.vlines(made["commit_time"], row - 0.18, row + 0.18, color=BLACK, linewidth=0.9, zorder=3)
+    ended = trace.frame[trace.frame["worker"].isin(drawn) & (trace.frame["commit_time"] <= end)]
+    accepted = ended[ended["outcome"].isin(ACCEPTED)]
+    row = accepted["worker"].map(place)
+    axes.vlines(accepted["commit_time"], row - 0.18, row + 0.18, color=BLACK, linewidth=0.9, zorder=3)
     axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")
-    lost = ended.drop(made.index)
+    lost = ended.drop(accepted.index)
     if len(lost):
         style: dict[str, Any] = {"color": BLACK, "marker": "x", "markersize": 3, "linestyle": "none", "zorder": 3}
         axes.plot(lost["commit_time"], lost["worker"].map(place), **style, label="lost")
     axes.set_xlim(0, end)
-    count = len(shown)
+    count = len(drawn)
     axes.set_ylim(count - 0.4, -0.6)
     ticks = range(0, count, 1 if count < 6 else 2 if count < 12 else 5)
-    axes.set_yticks(ticks, [str(shown[row]) for row in ticks])
+    axes.set_yticks(ticks, [str(drawn[row]) for row in ticks])
     axes.set_xlabel(_time_label(trace))
-    which = f"first {count}" if shown == list(range(count)) else str(count)
-    axes.set_ylabel("worker" if count == trace.workers else f"worker ({which} of {trace.workers})")
+    selection = f"first {count}" if drawn == list(range(count)) else str(count)
+    axes.set_ylabel("worker" if count == trace.workers else f"worker ({selection} of {trace.workers})")
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
         loc="lower left",
@@ -223,10 +223,10 @@ def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits
 
 
 def queue_length(axes: Axes, trace: Trace) -> None:
-    """Draw the visits at the server, waiting or in service, over time, with what theory says of their mean.
+    """Draw the number of visits at the server, waiting or in service, over time, with the theory's mean.
 
-    A long trace is drawn as means over short intervals, with a band from the least to the most in each unless it would
-    flatten the means. A prescribed trace has no server. Where workers send each other messages, those in flight.
+    A long trace is drawn as means over short intervals, with a band from minimum to maximum unless it
+    would flatten the means. A prescribed trace has no server. With gossip, the messages in flight.
     """
     axes.set_xlabel(_time_label(trace))
     axes.set_ylabel("messages in flight" if trace.protocol == GOSSIP else "visits at the server")
@@ -244,8 +244,8 @@ def queue_length(axes: Axes, trace: Trace) -> None:
         axes.set_ylabel(f"{axes.get_ylabel()},\nmeans (up to {in_system.max()} at once)")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
-        least = "" if expected.exact else "at least "
-        label = f"long-run {expected.name}: mean {least}{number_text(expected.in_system)}"
+        bound = "" if expected.exact else "at least "
+        label = f"long-run {expected.name}: mean {bound}{number_text(expected.in_system)}"
         axes.axhline(expected.in_system, color=BLACK, linestyle="--", linewidth=1, label=label)
     axes.set_xlim(0, time[-1])
     highest = max(top, 0 if expected is None else expected.in_system) * 1.05
@@ -256,7 +256,7 @@ def queue_length(axes: Axes, trace: Trace) -> None:
 
 
 def waits(axes: Axes, trace: Trace) -> None:
-    """Draw for how long each worker waited for each other, a share of the trace's time; without a server."""
+    """Draw how long each worker waited for every other one, as a share of the time; without a server."""
     share = trace.waits() / trace.frame["commit_time"].iloc[-1]
     image = axes.imshow(share, cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_xlabel("for worker")
@@ -267,7 +267,7 @@ def waits(axes: Axes, trace: Trace) -> None:
 
 
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
-    """Return the largest staleness in view: all but a thin tail, and the theory's mean with some room."""
+    """Choose the largest staleness in view: all but a thin tail, and the theory's mean with some room."""
     last = float(np.quantile(staleness, 1 - _TAIL))
     if theory is not None and theory.mean_bounds[1] < np.inf:
         last = max(last, theory.mean_bounds[1] + 1.2 * (theory.std or 0.0))
@@ -294,8 +294,8 @@ def _draw_staleness_theory(
         return
     name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
     conserved = theory.mean_law == "conserved"
-    what = "conserved mean" if conserved else f"mean of {theory.mean_law}"
-    label = f"long-run {what}: {name}{round(theory.mean, 1):g}"
+    mean_name = "conserved mean" if conserved else f"mean of {theory.mean_law}"
+    label = f"long-run {mean_name}: {name}{round(theory.mean, 1):g}"
     if conserved and starved:
         label += "\nwith workers that never commit"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
@@ -307,7 +307,7 @@ def _draw_staleness_theory(
 
 
 def _origin(trace: Trace) -> str:
-    """Return where a trace comes from, as a word."""
+    """Name the origin of a trace: prescribed, recorded or simulated."""
     if trace.protocol == "prescribed":
         return "prescribed"
     return "recorded" if trace.cluster is None else "simulated"
@@ -319,7 +319,7 @@ def _time_label(trace: Trace) -> str:
 
 
 def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str) -> float:
-    """Draw a step function, a long one as means over intervals; return how far up there is something to see."""
+    """Draw a step function, a long one as means over intervals; return the largest value drawn."""
     most_of_all = f", most {in_system.max()}"
     if len(time) <= 2 * _BINS:
         label += most_of_all
@@ -328,28 +328,33 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str
     edges = np.linspace(0.0, time[-1], _BINS + 1)
     area = np.concatenate([[0.0], np.cumsum(in_system[:-1] * np.diff(time))])
     means = np.diff(np.interp(edges, time, area)) / np.diff(edges)
-    # Within an interval the function takes its value at the left edge, and those of the steps inside.
+    # Within an interval the function takes its value at the left edge, and the values of later steps.
     points = np.unique(np.concatenate([time, edges]))
     values = in_system[np.searchsorted(time, points, side="right") - 1]
     first = np.searchsorted(points, edges[:-1])
-    least, most = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
-    each = f"{edges[1]:.2g} s"
-    drawn = most.max() <= _FLATTENING * means.max()
+    lowest, highest = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
+    interval = f"{edges[1]:.2g} s"
+    drawn = highest.max() <= _FLATTENING * means.max()
     if drawn:
-        style: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": f"least to most within {each}"}
-        axes.stairs(most, edges, baseline=least, fill=True, **style)
-    label = f"{origin}, means over {each}: {label}{most_of_all if drawn else ''}"
+        style: dict[str, Any] = {
+            "color": BLUE,
+            "alpha": 0.2,
+            "linewidth": 0,
+            "label": f"least to most within {interval}",
+        }
+        axes.stairs(highest, edges, baseline=lowest, fill=True, **style)
+    label = f"{origin}, means over {interval}: {label}{most_of_all if drawn else ''}"
     axes.plot((edges[1:] + edges[:-1]) / 2, means, color=BLUE, linewidth=0.8, label=label)
-    return float(most.max() if drawn else means.max())
+    return float(highest.max() if drawn else means.max())
 
 
-def _shown(trace: Trace, workers: int | Iterable[int]) -> list[int]:
-    """Return the workers that a timeline has, in its order."""
+def _timeline_workers(trace: Trace, workers: int | Iterable[int]) -> list[int]:
+    """Choose the workers of a timeline, in its order."""
     if isinstance(workers, Iterable) and not isinstance(workers, str):
-        shown = [require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)]
-        if not shown or len(set(shown)) < len(shown) or max(shown) >= trace.workers:
-            raise InputError(f"workers = {shown}: must be some of 0 to {trace.workers - 1}, each once")
-        return shown
+        chosen = [require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)]
+        if not chosen or len(set(chosen)) < len(chosen) or max(chosen) >= trace.workers:
+            raise InputError(f"workers = {chosen}: must be some of 0 to {trace.workers - 1}, each once")
+        return chosen
     count = min(require_count("workers", workers), trace.workers)
     cluster = trace.cluster
     if cluster is None or alike(cluster):
@@ -360,7 +365,7 @@ def _shown(trace: Trace, workers: int | Iterable[int]) -> list[int]:
 def _bars(
     axes: Axes, place: Mapping[int, int], intervals: Any, until: float, color: str, label: str, edge: float = 0
 ) -> None:
-    """Draw the intervals that begin before a time, in the row that is the place of their worker."""
+    """Draw the intervals that begin before ``until``, each in the row of its worker."""
     intervals = intervals[intervals["begin"] < until]
     if intervals.empty:
         return

@@ -180,7 +180,8 @@ def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> s
         means = {key: mean for key, mean in means.items() if math.isfinite(mean)}
         if not means:
             continue
-        name, unit = column.replace("_", " "), " s" if column == "time_to_target" else ""
+        name = column.replace("train_", "training_").replace("_", " ")
+        unit = " s" if column == "time_to_target" else ""
         if unlike:
             ends = dict.fromkeys(map(number_text, (min(means.values()), max(means.values()))))
             return f"{name} {' to '.join(ends)}{unit}, by {', '.join(unlike)}"

@@ -78,8 +78,8 @@ class Target(NamedTuple):
     hold: int = 0  #: evaluations after the first that meets it at which it must be met, too
 
     def __str__(self) -> str:
-        part, _, kind = self.of.partition("_")
-        return f"a {part} {kind.replace('_', ' ')} of {self.value:g}"
+        measure = self.of.replace("train_", "training_").replace("_", " ")
+        return f"a {measure} of {self.value:g}"
 
     def held(self) -> str:
         """Return in words what counts as reaching it."""

@@ -1,7 +1,7 @@
 """Figures of Hermans' thesis and of "Accumulated Gradient Normalization" (arXiv 1710.02368) from our own runs.
 
-Drawn from folders of results; with the numbers that the thesis prints (``published.csv``) beside those of its own task,
-MNIST with its perceptron::
+Drawn from folders of results; for the thesis' task, MNIST with its perceptron, its printed numbers
+(``published.csv``) are drawn beside ours::
 
     python -m figures agn                                   # in a clone: all that there are results for
     python -m figures agn --only collapse --results results

@@ -1,4 +1,4 @@
-"""DOWNPOUR's collapse with more workers or longer windows, and how stale the commits of each cluster are."""
+"""DOWNPOUR's collapse with more workers or longer windows, and the staleness in each cluster."""
 
 import itertools
 from typing import Any
@@ -15,12 +15,12 @@ from .tables import is_thesis, published_grid, setting
 
 #: Of ten classes.
 _CHANCE, _OF_TEN_CLASSES = 10.0, ("digits", "mnist", "cifar10")
-#: The marker of published values, which none of ours has.
+#: Marker of published values only.
 _PUBLISHED = "s"
 
 
 def collapse(results: Finished) -> Figure:
-    """Draw the training accuracy at the end against the workers, a panel for each window, and the published values."""
+    """Draw the final training accuracy against the workers, ours and published, a panel for each window."""
     table = results.table("grid.csv")
     if "train_accuracy" not in table or "downpour" not in set(table["method"]):
         raise InputError(f"folder = {str(results.folder)!r}: no accuracies of downpour")
@@ -31,18 +31,24 @@ def collapse(results: Finished) -> Figure:
     theirs: set[int] = set()
     of_ten_classes = results.config.get("problem") in _OF_TEN_CLASSES
     for axes, window in zip(panels, windows, strict=True):
-        for turn, ((name, one), marker) in enumerate(zip(looks.items(), itertools.cycle(markers), strict=False)):
+        for turn, ((name, appearance), marker) in enumerate(zip(looks.items(), itertools.cycle(markers), strict=False)):
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
-            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker}
-            # Those below are larger: with a window of one AGN is DOWNPOUR.
+            style: dict[str, Any] = {"color": appearance.color, "linestyle": appearance.line, "marker": marker}
+            # Lower markers are larger, because with a window of one AGN coincides with DOWNPOUR.
             size = 4 + 1.7 * (len(looks) - 1 - turn)
-            axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, markersize=size, **style)
-            known = published_grid(results, "collapse_accuracy", name)
-            known = known[known.index.get_level_values("window") == window]
-            theirs |= set(known.index.get_level_values("workers"))
+            axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=appearance.label, markersize=size, **style)
+            published_values = published_grid(results, "collapse_accuracy", name)
+            published_values = published_values[published_values.index.get_level_values("window") == window]
+            theirs |= set(published_values.index.get_level_values("workers"))
             hollow: dict[str, Any] = {"linestyle": "none", "marker": _PUBLISHED}
             hollow |= {"markerfacecolor": "white", "markersize": 5}
-            axes.plot(known.index.get_level_values("workers"), 100 * known, color=one.color, zorder=1, **hollow)
+            axes.plot(
+                published_values.index.get_level_values("workers"),
+                100 * published_values,
+                color=appearance.color,
+                zorder=1,
+                **hollow,
+            )
         if of_ten_classes:
             axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":")
         axes.set_title(f"\u03bb = {window}")
@@ -62,7 +68,7 @@ def collapse(results: Finished) -> Figure:
 
 
 def staleness(results: Finished) -> Figure:
-    """Draw how often each staleness occurred, a panel for each number of workers, and the published modes."""
+    """Draw the distribution of staleness, a panel for each number of workers, and the published modes."""
     table = results.table("staleness.csv")
     counts, windows = sorted(table["workers"].unique()), sorted(table["window"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.5, len(counts))
@@ -80,12 +86,14 @@ def staleness(results: Finished) -> Figure:
         axes.set_ylim(0, None)
         layout.whole_ticks(axes.xaxis, 5)
     panels[0].set_ylabel("share of commits")
-    one = panels[0]
-    handles = [one.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()]
-    handles += one.plot([], [], color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1")
+    first_panel = panels[0]
+    handles = [
+        first_panel.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()
+    ]
+    handles += first_panel.plot([], [], color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1")
     mark: dict[str, Any] = {"marker": "^", "linestyle": "none", "color": look.VERMILLION, "markersize": 5}
     if modes.index.isin(counts).any():
-        handles += one.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
+        handles += first_panel.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
     config = results.config
     cluster = f"a local step {config.get('compute')} s, a visit {config.get('service')} s, {config.get('protocol')}"

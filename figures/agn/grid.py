@@ -1,4 +1,4 @@
-"""Accuracies, temporal efficiency and training times over workers and windows, published ones beside ours."""
+"""Accuracies, temporal efficiency and training times over workers and windows, ours and published."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -18,14 +18,14 @@ from . import published
 from .tables import is_thesis, published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
-#: Whose figures of accuracies are compared, and have one scale of colours.
+#: Methods whose accuracy figures share one colour scale.
 _COMPARED = ("agn", "aeasgd")
-#: Where most accuracies are above it, those below share one colour: a collapse would leave no colours to the rest.
+#: If most accuracies are above this, lower ones share a colour: a collapse would use up the colour scale.
 _LOWEST = 90.0
-#: The least that the colours of temporal efficiencies reach to both sides of one.
+#: Minimal half width of the colour scale of temporal efficiencies around one.
 _NEAREST = 0.01
-#: Minibatches of a run in the thesis, examples of MNIST, and the cluster that fits the thesis' times: the study's with
-#: --scale paper.
+#: Minibatches of a run in the thesis, the cluster that fits its times (the study's with --scale paper), and
+#: examples of MNIST.
 _GRADIENTS = 18_750
 _CLUSTER = {"compute": "gamma(mean=0.44, cv=0.2)", "service": "constant(0.2)", "protocol": "write_then_read"}
 _EXAMPLES = 60_000
@@ -34,12 +34,12 @@ _DARK = 0.55
 
 
 def accuracy(results: Finished, method: str) -> Figure:
-    """Draw a method's accuracies at the end by workers and window: training and test, ours and the published ones."""
+    """Draw a method's final training and test accuracies by workers and window, ours and published."""
     table = results.table("grid.csv")
     compared = {name: _accuracies(results, table, name) for name in _COMPARED if name in {method, *table["method"]}}
-    shown = _values(itertools.chain.from_iterable(maps.values() for maps in compared.values()))
-    lowest = float(np.nanmin(shown))
-    norm = Normalize(max(_LOWEST, lowest) if np.nanmedian(shown) > _LOWEST else lowest, np.nanmax(shown))
+    values = _values(itertools.chain.from_iterable(maps.values() for maps in compared.values()))
+    lowest = float(np.nanmin(values))
+    norm = Normalize(max(_LOWEST, lowest) if np.nanmedian(values) > _LOWEST else lowest, np.nanmax(values))
     name = look.looks([method])[method].label
     source = [f"published: {published.SOURCE}; white: not known"] if is_thesis(results) else []
     text = setting(results, f"{name}: accuracy at the end", *source)
@@ -47,13 +47,13 @@ def accuracy(results: Finished, method: str) -> Figure:
 
 
 def efficiency(results: Finished) -> Figure:
-    """Draw the temporal efficiency of AGN over AEASGD by workers and window, ours and the published one."""
+    """Draw the temporal efficiency of AGN over AEASGD by workers and window, ours and published."""
     table = results.table("efficiency.csv")
     pair = table[(table["method"] == "agn") & (table["against"] == "aeasgd")]
     if pair.empty:
         raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
     theirs = published_grid(results, "efficiency", "agn over aeasgd")
-    maps = _beside("", pair.set_index(["workers", "window"])["efficiency"], theirs)
+    maps = _with_published("", pair.set_index(["workers", "window"])["efficiency"], theirs)
     norm = CenteredNorm(1.0, max(_NEAREST, np.nanmax(np.abs(_values(maps.values()) - 1))))
     source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
     text = setting(results, "temporal efficiency of AGN over AEASGD", *source)
@@ -61,22 +61,29 @@ def efficiency(results: Finished) -> Figure:
 
 
 def times(results: Finished) -> Figure:
-    """Draw how long the training took against the workers, a curve for each window, with published times."""
+    """Draw the training time against the workers, ours and published, a curve for each window."""
     table = results.table("grid.csv")
     if not _of_the_thesis(results):
         raise InputError(
-            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients are not those of the thesis"
+            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients differ from the thesis"
         )
     ours = table.drop_duplicates(["workers", "window"]).set_index(["workers", "window"])["seconds"]
     theirs = published.grid("seconds", "agn")
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     for window, shade in look.shades(sorted(set(ours.index.get_level_values(1)))).items():
-        one = ours.xs(window, level=1).sort_index()
-        axes.plot(one.index, one, color=shade.color, marker=shade.marker, markersize=3.2, label=f"\u03bb = {window}")
+        our_times = ours.xs(window, level=1).sort_index()
+        axes.plot(
+            our_times.index,
+            our_times,
+            color=shade.color,
+            marker=shade.marker,
+            markersize=3.2,
+            label=f"\u03bb = {window}",
+        )
         if window in theirs.index.get_level_values(1):
-            known = theirs.xs(window, level=1)
+            published_times = theirs.xs(window, level=1)
             style: dict[str, Any] = {"color": shade.color, "marker": shade.marker, "markerfacecolor": "white"}
-            axes.plot(known.index, known, linestyle="none", markersize=4.5, **style)
+            axes.plot(published_times.index, published_times, linestyle="none", markersize=4.5, **style)
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none", "color": look.BLACK}
     axes.plot([], [], markersize=4.5, label="published (AGN)", **hollow)
     layout.whole_ticks(axes.xaxis)
@@ -92,23 +99,23 @@ def times(results: Finished) -> Figure:
 def _of_the_thesis(results: Finished) -> bool:
     config = results.config
     gradients = config.get("epochs", 0) * _EXAMPLES / config.get("problem_config", {}).get("batch_size", np.inf)
-    whole = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
-    return is_thesis(results) and whole and all(config.get(name) == value for name, value in _CLUSTER.items())
+    full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
+    return is_thesis(results) and full_run and all(config.get(name) == value for name, value in _CLUSTER.items())
 
 
 def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str, pd.Series]:
-    """Return a method's accuracies (%), training and test, with the titles of their maps."""
+    """Return maps of a method's training and test accuracies (%), by title."""
     rows = _of_method(table, method)
     maps: dict[str, pd.Series] = {}
     for column, part in _PARTS.items():
         if column not in rows:
             raise InputError(f"folder = {str(results.folder)!r}: its problem has no {part} accuracy")
-        maps |= _beside(part, 100 * rows[column], 100 * published_grid(results, column, method))
+        maps |= _with_published(part, 100 * rows[column], 100 * published_grid(results, column, method))
     return maps
 
 
 def _values(maps: Iterable[pd.Series]) -> np.ndarray:
-    return np.concatenate([one.to_numpy(np.float64) for one in maps])
+    return np.concatenate([values.to_numpy(np.float64) for values in maps])
 
 
 def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
@@ -118,11 +125,13 @@ def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
     return rows.set_index(["workers", "window"])
 
 
-def _beside(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, pd.Series]:
-    """Return our values with the title of their map, and the published ones with theirs if there are any."""
+def _with_published(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, pd.Series]:
+    """Return maps of our values and, if there are any, of the published ones, by title."""
     if theirs.empty:
         return {part: ours}
-    return {", ".join(filter(None, (part, whose))): one for whose, one in (("ours", ours), ("published", theirs))}
+    return {
+        ", ".join(filter(None, (part, source))): values for source, values in (("ours", ours), ("published", theirs))
+    }
 
 
 def _maps(
@@ -141,7 +150,7 @@ def _maps(
 
 
 def _heat_map(axes: Axes, values: pd.Series, norm: Normalize, colors: str, form: Callable[..., str]) -> None:
-    """Draw values by workers (down) and window (across), each with its number; cells without one stay white."""
+    """Draw values by workers (down) and window (across), each with its number; empty cells stay white."""
     table = values.unstack().sort_index(axis=0).sort_index(axis=1)
     image = axes.imshow(table.to_numpy(np.float64), norm=norm, cmap=colors, aspect="auto", origin="lower")
     for (row, column), value in np.ndenumerate(table.to_numpy(np.float64)):

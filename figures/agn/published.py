@@ -1,9 +1,9 @@
 """The numbers that Hermans' thesis prints, as a table.
 
-``published.csv`` holds the grid of workers and windows, of which our source has 27 of 49 cells, the temporal
-efficiencies, and what figures and captions say of DOWNPOUR, DynSGD and of staleness; with each number where it is from.
-Accuracies are shares. Training accuracies are those of workers' minibatches: 97.66 %, which comes again and again, is
-125 of 128 examples.
+``published.csv`` holds the grid of workers and windows (27 of 49 cells are in our source), the temporal
+efficiencies, and the values for DOWNPOUR, DynSGD and staleness in figures and captions; each number with
+its origin. Accuracies are shares. Training accuracies are measured on workers' minibatches: 97.66 %, a
+frequent value, is 125 of 128 examples.
 """
 
 import functools
@@ -13,14 +13,14 @@ import pandas as pd
 
 from asyncsim.drawing.paper import Task
 
-#: What the figures call them.
+#: Name of the source in figures.
 SOURCE = "Hermans 2017, thesis"
-#: What all of them are of.
+#: The thesis' task.
 TASK = Task("mnist", network="mlp")
 
 
 def grid(quantity: str, method: str) -> pd.Series:
-    """Return the published values of a quantity by workers and window; none if there are none."""
+    """Return the published values of a quantity by workers and window; empty if there are none."""
     table = _table()
     rows = table[(table["quantity"] == quantity) & (table["method"] == method)]
     return rows.set_index(["workers", "window"])["value"]

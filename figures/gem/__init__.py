@@ -1,13 +1,13 @@
 """Figures of "Gradient Energy Matching" (Hermans and Louppe 2018, arXiv 1805.08469) from our own runs.
 
-Drawn from folders of results, one for each study; those of the paper's own task, MNIST with its network, with the
-published curves in grey where they are known::
+Drawn from folders of results, one for each study; for the paper's task, MNIST with its network, known
+published curves are drawn in grey::
 
     python -m figures gem                                   # in a clone: all that there are results for
     python -m figures gem --only 1a,3 --results results
     asyncsim figures gem                          # installed
 
-They are compared with the published curves in numbers too: ``deviations.csv``.
+``deviations.csv`` has the numerical deviations from the published curves.
 """
 
 import functools
@@ -54,27 +54,33 @@ STUDIES = {
 _of = functools.partial
 
 
-def _held(measure: Callable[[Finished], list[published.Deviation]]) -> Callable[[Finished], list[published.Deviation]]:
-    """Return the measure for results of the paper's own task; of another it finds nothing."""
+def _on_paper_task(
+    measure: Callable[[Finished], list[published.Deviation]],
+) -> Callable[[Finished], list[published.Deviation]]:
+    """Restrict a measure to results of the paper's task; for any other it returns no deviations."""
     return lambda results: measure(results) if is_paper(results) else []
 
 
-#: The figures by their names: those of the paper by its numbers, then our own.
+#: The figures by name: the paper's by their numbers, then further ones.
 FIGURES = {
     **{
         panel: Drawing(
             "stability",
             f"loss of {look.METHOD_LOOKS[method].label} with n workers",
             _of(losses.of_workers, panel=panel),
-            _held(_of(losses.measure_of_workers, panel=panel)),
+            _on_paper_task(_of(losses.measure_of_workers, panel=panel)),
         )
         for panel, method in losses.METHODS.items()
     },
-    "1d": Drawing("stability", "final loss against n", losses.final, _held(losses.measure_final)),
-    "2": Drawing("hundred", "loss of GEM with 100 workers over time", losses.hundred, _held(losses.measure_hundred)),
-    "3": Drawing("stability", "GEM's median factor with n workers", losses.factors, _held(losses.measure_factors)),
+    "1d": Drawing("stability", "final loss against n", losses.final, _on_paper_task(losses.measure_final)),
+    "2": Drawing(
+        "hundred", "loss of GEM with 100 workers over time", losses.hundred, _on_paper_task(losses.measure_hundred)
+    ),
+    "3": Drawing(
+        "stability", "GEM's median factor with n workers", losses.factors, _on_paper_task(losses.measure_factors)
+    ),
     "4": Drawing("speedup", "loss over time, a batch divided among n workers", pace.speedup),
-    "5": Drawing("generalization", "training and validation loss over data epochs", pace.generalization),
+    "5": Drawing("generalization", "training and test loss over data epochs", pace.generalization),
     "6a": Drawing("misspecification", "GEM and SGD at too high a rate", _of(pace.misspecified, panel="6a")),
     "6b": Drawing("misspecification", "DOWNPOUR at too high a rate", _of(pace.misspecified, panel="6b")),
     "8a": Drawing("kappa", "loss by the energy of the proxy", kappa.losses),
@@ -90,26 +96,28 @@ FIGURES = {
     "queue": Drawing("queue", "first come or lowest rank first: shares, staleness, losses", queue.discipline),
     "momentum": Drawing("momentum", "implicit momentum against 1 - 1/n", momentum.implicit),
     "forensics": Drawing(
-        "forensics", "which cluster fits the published curves", forensics.fitted, _held(forensics.measure)
+        "forensics", "which cluster fits the published curves", forensics.fitted, _on_paper_task(forensics.measure)
     ),
 }
 
 
 def _keep(deviations: Sequence[published.Deviation], out: Path) -> Path:
-    """Print the deviations, and put them into the table in place of those that it has of the same figures."""
+    """Print the deviations, and replace the rows of the same figures in the table by them."""
     table, path = published.table(deviations), out / DEVIATIONS
-    shown = table.to_string(index=False, na_rep="-", float_format="{:.4g}".format)
-    print(shown)
+    printed = table.to_string(index=False, na_rep="-", float_format="{:.4g}".format)
+    print(printed)
     if path.exists():
         with open_file(path) as file:
             before = pd.read_csv(file, dtype={"figure": str})
-        kept = before[~before["figure"].isin(table["figure"])]
-        table = pd.concat([kept, table]).sort_values("figure", key=_place, kind="stable") if len(kept) else table
+        remaining = before[~before["figure"].isin(table["figure"])]
+        table = (
+            pd.concat([remaining, table]).sort_values("figure", key=_place, kind="stable") if len(remaining) else table
+        )
     return write_csv(path, table)
 
 
 def _place(figures: pd.Series) -> pd.Series:
-    """Return the places of figures in the table of them."""
+    """Return the positions of figures in `FIGURES`."""
     names = list(FIGURES)
     return figures.map(lambda name: names.index(name) if name in names else len(names))
 

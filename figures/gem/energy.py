@@ -1,4 +1,4 @@
-"""How far the central variable is from spending the proxy's energy: at each number of workers, and over time."""
+"""The central variable's energy relative to the proxy's: by number of workers, and over time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,11 +32,11 @@ from .panels import (
 )
 
 _METHODS = ("gem", "downpour")
-#: Ratios of weights below this are drawn there: many weights do not move at all, which a logarithm cannot show.
-_LEAST = 1e-4
-#: Where the ratio of a map is as far from one as its colours go (powers of ten).
+#: Ratios below this are drawn here: many weights do not move at all, which a logarithm cannot show.
+_LOWEST_RATIO = 1e-4
+#: Range of a map's colours on both sides of a ratio of one (powers of ten).
 _DECADES = 2.0
-#: Where a map has no value: no colour of its own, and not the grey of what is stable.
+#: Hatching of cells without a value, distinct from all colours and from the grey of stability.
 _NOTHING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#a0a0a0", "hatch": "//////", "linewidth": 0}
 _SHARES = {
     "clipped_low": ("clip binds at 0", look.BLUE, "o", "-"),
@@ -46,14 +46,16 @@ _SHARES = {
 
 
 def by_workers(results: Finished) -> Figure:
-    """Draw central over proxy energy against n, of the whole vector and of the weights, and shares of the weights."""
+    """Draw central over proxy energy against n, for the whole vector and by weight, and shares of weights."""
     results = with_all_workers(at_rate(results))
     looks = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 4.9, 2, 2, sharex=True)
-    whole, gem, shares, downpour = panels
-    for name, one in looks.items():
-        late = _late(chosen(results, method=name), _whole)
-        draw_band(whole, late, one.color, linestyle=one.line, marker="o", ms=3, label=one.label)
+    vector_axes, gem, shares, downpour = panels
+    for name, appearance in looks.items():
+        late = _late(chosen(results, method=name), _vector_ratio)
+        draw_band(
+            vector_axes, late, appearance.color, linestyle=appearance.line, marker="o", ms=3, label=appearance.label
+        )
     drawn = {}
     for axes, name in zip((gem, downpour), _METHODS, strict=True):
         axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
@@ -62,7 +64,7 @@ def by_workers(results: Finished) -> Figure:
             drawn[name] = axes
         else:
             _say_no_run(axes, name)
-    for axes in (whole, *drawn.values()):
+    for axes in (vector_axes, *drawn.values()):
         axes.set_yscale("log")
         axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0)
         axes.set_ylabel("central / proxy energy")
@@ -71,11 +73,11 @@ def by_workers(results: Finished) -> Figure:
         low, high = limits.min(), limits.max()
         # Room for the legend below.
         axes.set_ylim(low / (high / low) ** 0.4, high)
-    whole.set_title("whole vector")
-    layout.legend_inside(whole)
-    layout.plain_logs(whole.yaxis)
+    vector_axes.set_title("whole vector")
+    layout.legend_inside(vector_axes)
+    layout.plain_logs(vector_axes.yaxis)
     # Beside the panel, where no curve is.
-    whole.annotate("compliant", (1, 1), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+    vector_axes.annotate("compliant", (1, 1), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                    ha="left", va="center", fontsize=7)  # fmt: skip
     _draw_shares(shares, results)
     for axes in panels:
@@ -83,8 +85,8 @@ def by_workers(results: Finished) -> Figure:
         layout.ticks_at(axes.xaxis, values_of(results, "workers"))
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("workers n")
-    for name, one in looks.items():
-        _mark_diverged(whole, results, name, one)
+    for name, appearance in looks.items():
+        _mark_diverged(vector_axes, results, name, appearance)
     for name, axes in drawn.items():
         _mark_diverged(axes, results, name, look.METHOD_LOOKS[name])
     _finish_by_workers(figure, results)
@@ -102,11 +104,11 @@ def over_time(results: Finished) -> Figure:
     columns = len(looks)
     figure, panels = look.new_figure(look.DOUBLE, 6.4, columns, 3, sharex=True, sharey="row", gridspec_kw=heights)
     image: Any = None
-    for column, (name, one) in enumerate(looks.items()):
+    for column, (name, appearance) in enumerate(looks.items()):
         rows = chosen(results, method=name)
         runs = rows.runs()
         over, tensors, workers = panels[column::columns]
-        over.set_title(one.label)
+        over.set_title(appearance.label)
         _energies(over, runs, n, rates(rows))
         for axes, table, labels in ((tensors, _by_tensor(runs, n), True), (workers, _by_worker(runs, n), False)):
             image = _map(axes, table, labels)
@@ -119,66 +121,79 @@ def over_time(results: Finished) -> Figure:
     lines = [line.get_ydata() for axes in panels[:columns] for line in axes.lines]
     log_axis(panels[0], lines, "energy (half squared step)")
     figure.colorbar(image, ax=panels[columns:], label="log10 of central / proxy energy", extend="both", shrink=0.7)
-    shown: dict[str, Any] = {}  # the potential energy is not in every panel
+    legend: dict[str, Any] = {}  # the potential energy is not in every panel
     for axes in panels[:columns]:
-        # The first panel's own stay, which `finish` compares with.
-        shown = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | shown
+        # Keep the first panel's handles, which `finish` compares with.
+        legend = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | legend
     text = setting(results, f"energies over time, {counted(n, 'worker')}")
-    handles = [*shown.values(), Patch(label="no commit with both energies", **_NOTHING)]
+    handles = [*legend.values(), Patch(label="no commit with both energies", **_NOTHING)]
     finish(figure, panels[0], text, handles if empty else handles[:-1], columns=4)
     return figure
 
 
-def _whole(run: Run) -> float:
-    """Return the median ratio of the whole vector's energies late in the run; a run that diverged has its last ones."""
+def _vector_ratio(run: Run) -> float:
+    """Return the median energy ratio of the whole vector late in the run, or before it diverged."""
     commits = run.commits[np.isfinite(run.commits[["central_energy", "proxy_energy"]]).all(axis=1)]
     return late_energy_ratio(commits, len(run.commits))
 
 
 def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
-    """Return median, least and most over the seeds of a number of each run, by workers."""
-    found = [(int(row.workers), measure(results.run(row.run_folder))) for row in results.summary.itertuples()]
-    return pd.DataFrame(found, columns=["workers", "value"]).groupby("workers")["value"].agg(["median", "min", "max"])
+    """Compute median, minimum and maximum over the seeds of a number per run, by workers."""
+    values = [(int(row.workers), measure(results.run(row.run_folder))) for row in results.summary.itertuples()]
+    return pd.DataFrame(values, columns=["workers", "value"]).groupby("workers")["value"].agg(["median", "min", "max"])
 
 
 def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
-    """Return a function to the median over time of a diagnostic of all weights, late in a run; nan if there is none."""
+    """Return a function to a run's late median of a diagnostic over all weights; nan if not recorded."""
 
     def late_median(run: Run) -> float:
         table = run.diagnostics
-        wanted = (table["quantity"] == quantity) & (table["tensor"] == "")
-        wanted &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
-        found = table[wanted & np.isfinite(table["value"])]
+        matches = (table["quantity"] == quantity) & (table["tensor"] == "")
+        matches &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
+        recorded = table[matches & np.isfinite(table["value"])]
         # At least the last recording, if the run is short.
-        from_commit = min((1 - FINAL_SHARE) * len(run.commits), found["commit"].max())
-        values = found.loc[found["commit"] >= from_commit, "value"]
+        from_commit = min((1 - FINAL_SHARE) * len(run.commits), recorded["commit"].max())
+        values = recorded.loc[recorded["commit"] >= from_commit, "value"]
         return float(values.median()) if len(values) else float("nan")
 
     return late_median
 
 
-def _weights(axes: Axes, results: Finished, one: look.Look) -> None:
-    """Draw the distribution of the ratio over the weights: median, middle half and the middle nine tenths."""
-    found = {
+def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
+    """Draw the distribution of the ratio over the weights: median, middle half and middle nine tenths."""
+    quantiles = {
         quantile: _late(results, _diagnosed("weight_energy_ratio", quantile))["median"]
         for quantile in (0.05, 0.25, 0.5, 0.75, 0.95)
     }
-    if not any(values.notna().any() for values in found.values()):
+    if not any(values.notna().any() for values in quantiles.values()):
         raise InputError(f"folder = {str(results.folder)!r}: no energies of weights; record them (--diagnose-energy)")
-    shown = {quantile: values.clip(lower=_LEAST) for quantile, values in found.items()}
+    clipped = {quantile: values.clip(lower=_LOWEST_RATIO) for quantile, values in quantiles.items()}
     for low, high, alpha, label in ((0.05, 0.95, 0.15, "5 to 95 %"), (0.25, 0.75, 0.35, "25 to 75 %")):
-        band: dict[str, Any] = {"color": one.color, "alpha": alpha, "linewidth": 0, "label": f"{label} of the weights"}
-        axes.fill_between(shown[low].index, shown[low], shown[high], **band)
-    axes.plot(shown[0.5].index, shown[0.5], color=one.color, linestyle=one.line, marker="o", ms=3, label="median")
+        band: dict[str, Any] = {
+            "color": appearance.color,
+            "alpha": alpha,
+            "linewidth": 0,
+            "label": f"{label} of the weights",
+        }
+        axes.fill_between(clipped[low].index, clipped[low], clipped[high], **band)
+    axes.plot(
+        clipped[0.5].index,
+        clipped[0.5],
+        color=appearance.color,
+        linestyle=appearance.line,
+        marker="o",
+        ms=3,
+        label="median",
+    )
     axes.legend(loc="lower left")
 
 
 def _draw_shares(axes: Axes, results: Finished) -> None:
-    """Draw GEM's shares, and how often DOWNPOUR's updates go against the drift if that was recorded."""
+    """Draw GEM's shares of clipped weights, and the share of DOWNPOUR's updates against the drift if recorded."""
     clipped_to = results.config.get("hyperparameters", {}).get("gem", {}).get("pi_max")
-    # Without a clip nothing was recorded of where it binds.
+    # A method without a clip has no such records.
     pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
-    drawn = [("gem", quantity, label.format(pi_max=pi_max), *one) for quantity, (label, *one) in _SHARES.items()]
+    drawn = [("gem", quantity, label.format(pi_max=pi_max), *style) for quantity, (label, *style) in _SHARES.items()]
     label = f"{_SHARES['opposite_sign'][0]}, DOWNPOUR"
     drawn.append(("downpour", "opposite_sign", label, look.VERMILLION, "v", ":"))
     for method, quantity, label, color, marker, line in drawn:
@@ -204,24 +219,24 @@ def _say_no_run(axes: Axes, method: str) -> None:
     axes.set_yticks([])
 
 
-def _mark_diverged(axes: Axes, results: Finished, method: str, one: look.Look) -> None:
+def _mark_diverged(axes: Axes, results: Finished, method: str, appearance: look.Look) -> None:
     rows = results.rows(method=method, status="diverged")
     for n in rows["workers"].unique():
-        axes.plot(n, axes.get_ylim()[1], color=one.color, clip_on=False, **DIVERGED)
+        axes.plot(n, axes.get_ylim()[1], color=appearance.color, clip_on=False, **DIVERGED)
 
 
 def _finish_by_workers(figure: Figure, results: Finished) -> None:
     text = setting(
         results,
         "central against proxy energy, medians over the last tenth of the runs; below 0.0001 drawn there",
-        what="median and range of",
+        statistic="median and range of",
     )
     crosses = (results.summary["status"] == "diverged").any()
-    layout.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
+    layout.title(figure, text + ("; crosses: some run diverged, shown until then" if crosses else ""))
 
 
 def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rates: Sequence[float]) -> None:
-    """Draw both kinetic energies, with one learning rate the potential one, and shade where the runs are stable."""
+    """Draw both kinetic energies, with one learning rate also the potential energy, and shade stability."""
     width = bin_steps(runs, n)
     named = {
         "central_energy": ("central, kinetic", look.BLUE, "-"),
@@ -253,24 +268,24 @@ def _column(name: str) -> Callable[[pd.DataFrame], np.ndarray]:
 
 
 def _by_tensor(runs: Sequence[Run], n: int) -> pd.DataFrame:
-    """Return the logarithm of the ratio, tensors by worker step."""
+    """Compute the logarithm of the ratio, tensors by worker step."""
     table = runs[0].diagnostics
     names = list(dict.fromkeys(table.loc[table["quantity"] == "central_energy", "tensor"]))
     if not names:
         raise InputError("no energies of tensors; record them with --diagnose-energy")
-    # A recording's column must have one, and the last may be short: half as many columns as recordings.
+    # Every column needs a recording and the last may be short: half as many columns as recordings.
     recorded = table.loc[table["quantity"] == "central_energy", "commit"].nunique()
     width = max(bin_steps(runs, n), 2 * trace_length(runs) / n / max(recorded, 2))
-    found = {}
+    ratios = {}
     for name in names:
         pair = [diagnostic_curve(runs, f"{kind}_energy", n, width, name, None) for kind in ("central", "proxy")]
-        found[name] = _log_ratio(pair[0].mean, pair[1].mean)
+        ratios[name] = _log_ratio(pair[0].mean, pair[1].mean)
         steps = pair[0].step
-    return pd.DataFrame(found, index=steps).T
+    return pd.DataFrame(ratios, index=steps).T
 
 
 def _by_worker(runs: Sequence[Run], n: int) -> pd.DataFrame:
-    """Return the logarithm of the ratio, workers by worker step; of sums over the commits and the seeds."""
+    """Compute the logarithm of the ratio of sums over commits and seeds, workers by worker step."""
     width = bin_steps(runs, n)
     commits = pd.concat([run.commits for run in runs])
     place = commits["commit"] // (width * n)
@@ -299,7 +314,7 @@ def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
 
 
 def _edges(centers: np.ndarray) -> np.ndarray:
-    """Return the edges of the intervals with these centers, from zero on if it is but one: matplotlib gives it none."""
+    """Return the edges of intervals with these centers; a single interval begins at zero."""
     if len(centers) == 1:
         return np.array([0.0, 2 * centers[0]])
     middles = (centers[1:] + centers[:-1]) / 2

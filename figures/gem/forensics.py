@@ -1,4 +1,4 @@
-"""Which cluster the published curves came from: the deviation over service times and spreads, and the curves."""
+"""The cluster behind the published curves: deviations over service times and spreads, and fitted curves."""
 
 import math
 from collections.abc import Mapping
@@ -42,59 +42,59 @@ _CLUSTER = ["service", "cv"]
 
 
 def fitted(results: Finished) -> Figure:
-    """Draw a row for each method: the map of the deviation, and the curves of the cluster that fits all best."""
+    """Draw for each method the map of deviations, and the curves of the best common cluster."""
     table = _table(results)
     best, all_rates = _best(table)
-    # Without the methods that have no curve to compare at any cluster.
+    # Methods without a comparable curve at any cluster have no row.
     looks = look.looks(dict.fromkeys(table["method"]))
-    names = {name: one for name, one in looks.items() if name in all_rates}
+    names = {name: appearance for name, appearance in looks.items() if name in all_rates}
     maps = _maps(table, all_rates)
     hidden = _hidden(results, next(iter(maps.values())))
     figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
-    shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
-    panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
-    most = max(float(np.nanmax(one)) for one in maps.values())
+    widths: dict[str, Any] = {"width_ratios": [1, 1.25]}
+    panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=widths)
+    largest = max(float(np.nanmax(values)) for values in maps.values())
     image: Any = None
-    for (left, right), (name, one) in zip(panels, names.items(), strict=True):
-        image = _map(left, maps[name], most)
-        _mark(left, maps[name], best, "o", 17)
+    for (map_axes, curve_axes), (name, appearance) in zip(panels, names.items(), strict=True):
+        image = _map(map_axes, maps[name], largest)
+        _mark(map_axes, maps[name], best, "o", 17)
         if hidden is not None:
-            _mark(left, maps[name], hidden, "s", 23)
-        left.set_title(f"{one.label}, \u03b7 = {all_rates[name]:g}, fitted n")
+            _mark(map_axes, maps[name], hidden, "s", 23)
+        map_axes.set_title(f"{appearance.label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
         theirs = _targets(results, name, curves)
-        _draw_curves(right, curves, theirs, one, set(table.loc[table["fitted"], "workers"]))
+        _draw_curves(curve_axes, curves, theirs, appearance, set(table.loc[table["fitted"], "workers"]))
     panels[-1][0].set_xlabel("CV of the compute time")
     panels[-1][1].set_xlabel(STEPS)
     figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
-    square = "" if hidden is None else "; square: the one to be found"
-    missing = any(one.isna().any(axis=None) for one in maps.values())
+    square = "" if hidden is None else "; square: the hidden cluster"
+    missing = any(values.isna().any(axis=None) for values in maps.values())
     blank = "; blank: some fitted n has no curve to compare" if missing else ""
-    where = f"service {best[0]:g}\u00a0s, CV\u00a0{best[1]:g} (circle: the best of all{square}{blank})"
+    cluster_text = f"service {best[0]:g}\u00a0s, CV\u00a0{best[1]:g} (circle: the best of all{square}{blank})"
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
-    text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
-    name = "published" if is_paper(results) else "to be found"
+    text = setting(results, f"cluster fitted to {_fitted_to(results)}: {cluster_text}")
+    name = "published" if is_paper(results) else "hidden cluster"
     finish(figure, first, text, [*handles, *published_handles(figure, first, name)], columns=5)
     return figure
 
 
 def measure(results: Finished) -> list[Deviation]:
-    """Return the deviations at the cluster that fits all methods best; a bar for what nothing was fitted on."""
+    """Return the deviations at the best common cluster; held-out numbers of workers have a bar."""
     table = _table(results)
     best, all_rates = _best(table)
     service, cv = best
     rows = table[(table["service"] == service) & (table["cv"] == cv)]
-    found, nothing = [], float("nan")
+    deviations, nan = [], float("nan")
     for row in rows[rows["learning_rate"] == rows["method"].map(all_rates)].itertuples():
         values = {"method": row.method, "workers": row.workers, "service": best[0], "cv": best[1]}
         runs = results.rows(**values, learning_rate=row.learning_rate)
-        setting_told = f"learning_rate={row.learning_rate:g} service={service:g} cv={cv:g}"
-        bar = nothing if row.fitted else _study().HELD_OUT_BAR
+        setting_text = f"learning_rate={row.learning_rate:g} service={service:g} cv={cv:g}"
+        bar = nan if row.fitted else _study().HELD_OUT_BAR
         name = f"{row.method} n={row.workers}"
-        log = ("log10 RMS", nothing, nothing, row.deviation, nothing, bar, diverged_of(runs))
-        found.append(Deviation("forensics", name, setting_told, *log))
-    return found
+        log = ("log10 RMS", nan, nan, row.deviation, nan, bar, diverged_of(runs))
+        deviations.append(Deviation("forensics", name, setting_text, *log))
+    return deviations
 
 
 def _table(results: Finished) -> pd.DataFrame:
@@ -103,36 +103,36 @@ def _table(results: Finished) -> pd.DataFrame:
 
 
 def _study() -> ModuleType:
-    """Return the study, whose choice of the cluster and whose bar are the figure's."""
+    """Load the study, which chooses the cluster and sets the bar."""
     return load("forensics")
 
 
 def _best(table: pd.DataFrame) -> tuple[tuple[float, float], dict[str, float]]:
-    """Return service time and CV that fit all methods best, and each method's best learning rate there."""
-    found = _study().scores(table)
+    """Return service time and CV of the best common cluster, and each method's best learning rate there."""
+    all_scores = _study().scores(table)
     try:
-        cluster = _study().common_cluster(found)
+        cluster = _study().common_cluster(all_scores)
     except KeyError as error:
         raise InputError("fit.csv: no cluster at which all methods have curves to compare") from error
-    return cluster, _study().rates_at(found, cluster)
+    return cluster, _study().rates_at(all_scores, cluster)
 
 
 def _maps(table: pd.DataFrame, all_rates: Mapping[str, float]) -> dict[str, pd.DataFrame]:
-    """Return each method's deviation at its learning rate, by service time and CV; NaN where the study has none."""
-    found = _study().scores(table) ** 0.5
+    """Return each method's deviations at its learning rate, by service time and CV; NaN if missing."""
+    deviations = _study().scores(table) ** 0.5
     services, spreads = (sorted(table.loc[table["fitted"], name].unique()) for name in _CLUSTER)
     return {
-        name: found[name].xs(rate, level="learning_rate").unstack().reindex(index=services, columns=spreads)
+        name: deviations[name].xs(rate, level="learning_rate").unstack().reindex(index=services, columns=spreads)
         for name, rate in all_rates.items()
     }
 
 
-def _map(axes: Axes, square: pd.DataFrame, most: float) -> Any:
+def _map(axes: Axes, square: pd.DataFrame, largest: float) -> Any:
     cells = square.to_numpy(float)
-    digits = max(2, 1 - math.floor(math.log10(most))) if most > 0 else 2  # two that tell of the largest
-    image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=most, rasterized=True)
+    digits = max(2, 1 - math.floor(math.log10(largest))) if largest > 0 else 2  # two significant digits of the largest
+    image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=largest, rasterized=True)
     for (row, column), value in np.ndenumerate(cells):
-        color = "white" if value < 0.55 * most else "black"
+        color = "white" if value < 0.55 * largest else "black"
         if np.isfinite(value):
             axes.text(column + 0.5, row + 0.5, f"{value:.{digits}f}", color=color, fontsize=6, ha="center", va="center")
     axes.set_xticks(np.arange(square.shape[1]) + 0.5, [f"{value:g}" for value in square.columns])
@@ -142,7 +142,6 @@ def _map(axes: Axes, square: pd.DataFrame, most: float) -> Any:
 
 
 def _mark(axes: Axes, square: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float) -> None:
-    """Mark a cluster of a map."""
     service, cv = cluster
     style: dict[str, Any] = {"markerfacecolor": "none", "color": look.VERMILLION, "markeredgewidth": 1.3}
     place = square.columns.get_loc(cv) + 0.5, square.index.get_loc(service) + 0.5
@@ -150,7 +149,7 @@ def _mark(axes: Axes, square: pd.DataFrame, cluster: tuple[float, float], marker
 
 
 def _hidden(results: Finished, square: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the cluster whose curves were to be fitted; None if they are published, or if the map lacks it."""
+    """Return the cluster to be recovered; None if the curves are published, or if the map lacks it."""
     hidden = results.config.get("hidden")
     if is_paper(results) or hidden is None or hidden[0] not in square.index or hidden[1] not in square.columns:
         return None
@@ -163,18 +162,18 @@ def _curves(results: Finished, method: str, rate: float, best: tuple[float, floa
 
 
 def _draw_curves(
-    axes: Axes, curves: dict[int, Curve], theirs: dict[int, pd.Series], one: look.Look, fitted_on: set[int]
+    axes: Axes, curves: dict[int, Curve], theirs: dict[int, pd.Series], appearance: look.Look, fitted_on: set[int]
 ) -> None:
     looks = look.shades(curves)
-    log_axis(axes, [*curves.values(), *theirs.values()], LOSS, most=MOST_LOSS)
+    log_axis(axes, [*curves.values(), *theirs.values()], LOSS, limit=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) + ("" if n in fitted_on else " (held out)") for n in curves}
-    draw_family(axes, curves, labels, one.line, looks=looks)
+    draw_family(axes, curves, labels, appearance.line, looks=looks)
     axes.set_xlabel("")
 
 
 def _targets(results: Finished, method: str, curves: dict[int, Curve]) -> dict[int, pd.Series]:
-    """Return the curves that were fitted to, by worker step; of other problems than the paper's these are our own."""
+    """Return the target curves of the fit by worker step: the published ones, or ours for other problems."""
     if is_paper(results):
         (panel,) = (panel for panel, name in METHODS.items() if name == method)
         return published_curves(results, panel, method, curves)
@@ -184,4 +183,4 @@ def _targets(results: Finished, method: str, curves: dict[int, Curve]) -> dict[i
 
 
 def _fitted_to(results: Finished) -> str:
-    return "the published curves" if is_paper(results) else "curves of a cluster that is to be found again"
+    return "the published curves" if is_paper(results) else "curves of a hidden cluster"

@@ -30,7 +30,7 @@ def losses(results: Finished) -> Figure:
     results = one_cluster(at_rate(_of_gem(results)))
     curves = family(results, "method.kappa")
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values(), LOSS, most=MOST_LOSS)
+    log_axis(axes, curves.values(), LOSS, limit=MOST_LOSS)
     draw_family(axes, curves, _labels(curves))
     finish(figure, axes, _setting(results), columns=4)
     return figure

@@ -1,4 +1,4 @@
-"""How far each method goes: the largest stable number of workers, and the largest stable learning rate."""
+"""Limits of stability of each method: the largest stable number of workers and learning rate."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ _PANELS = {
     "learning_rate": ("largest stable \u03b7", "workers n"),
 }
 _TICKED = 4  #: Different limits that each get a tick.
-_AROUND = 2.5  #: Times one limit that the axis goes below and above it, where there is no other.
+_AROUND = 2.5  #: Factor by which the axis extends below and above a single limit.
 
 
 def limits(results: Finished) -> Figure:
-    """Draw the limits of each method: a bar goes from the largest stable value to the smallest unstable one."""
+    """Draw the limits of each method: a bar from the largest stable to the smallest unstable value."""
     table = results.table("limits.csv", _COLUMNS)
     questions = [name for name in _PANELS if name in set(table["question"])]
     width = look.DOUBLE if len(questions) > 1 else look.SINGLE
@@ -37,7 +37,7 @@ def limits(results: Finished) -> Figure:
         _panel(axes, rows)
         axes.set_ylabel(label)
         axes.set_xlabel(at)
-    # A search that failed has none.
+    # Failed searches have no seeds.
     counts = table["seeds"].dropna().unique() if "seeds" in table else []
     seeds = f", {counted(int(counts[0]), 'seed')}" if len(counts) == 1 else ""
     text = f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
@@ -47,32 +47,40 @@ def limits(results: Finished) -> Figure:
 
 
 def _one_place(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw the limits where there is nothing to draw them against: a row for each method."""
+    """Draw the limits at a single learning rate or number of workers: a row for each method."""
     axes.set_xscale("log")
     names = list(dict.fromkeys(table["method"]))
     looks = look.looks(names)
-    for row, (name, one) in enumerate(looks.items()):
+    for row, (name, appearance) in enumerate(looks.items()):
         stable, unstable = table.loc[table["method"] == name, ["largest_stable", "smallest_unstable"]].iloc[0]
         marker = look.MARKERS[row % len(look.MARKERS)]
-        axes.plot([stable], [row], marker=marker, color=one.color, markersize=5, linestyle="none", label=one.label)
+        axes.plot(
+            [stable],
+            [row],
+            marker=marker,
+            color=appearance.color,
+            markersize=5,
+            linestyle="none",
+            label=appearance.label,
+        )
         text, ends = f"{stable:.3g}", unstable
         if not np.isfinite(stable):
             axes.annotate("nothing stable found", (0.02, row), xycoords=axes.get_yaxis_transform(), va="center")
             continue
         if np.isfinite(unstable):
-            axes.plot([stable, unstable], [row, row], color=one.color, linewidth=0.8)
-            axes.plot([unstable], [row], "|", color=one.color, markersize=6)
+            axes.plot([stable, unstable], [row, row], color=appearance.color, linewidth=0.8)
+            axes.plot([unstable], [row], "|", color=appearance.color, markersize=6)
             text += f" to {unstable:.3g}"
         else:
-            axes.plot([1.12 * stable], [row], marker=r"$\rightarrow$", color=one.color, markersize=8)
+            axes.plot([1.12 * stable], [row], marker=r"$\rightarrow$", color=appearance.color, markersize=8)
             ends = 1.2 * stable
         axes.annotate(text, (ends, row), (6, 0), textcoords="offset points", va="center", fontsize=7)
-    found = table[["largest_stable", "smallest_unstable"]].to_numpy(float)
-    found = found[np.isfinite(found)]
-    if len(found):
-        axes.set_xlim(found.min() / 2, found.max() * 4)
+    finite = table[["largest_stable", "smallest_unstable"]].to_numpy(float)
+    finite = finite[np.isfinite(finite)]
+    if len(finite):
+        axes.set_xlim(finite.min() / 2, finite.max() * 4)
     layout.plain_logs(axes.xaxis)
-    axes.set_yticks(range(len(names)), [one.label for one in looks.values()])
+    axes.set_yticks(range(len(names)), [appearance.label for appearance in looks.values()])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
@@ -80,19 +88,24 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     names = list(dict.fromkeys(table["method"]))
-    aside = 1.05 ** ((len(names) - 1) / 2)
-    for turn, (name, one) in enumerate(look.looks(names).items()):
+    shift = 1.05 ** ((len(names) - 1) / 2)
+    for turn, (name, appearance) in enumerate(look.looks(names).items()):
         rows = table[table["method"] == name].sort_values("at")
         # Side by side, as methods often have the same limits.
-        x = rows["at"] * 1.05**turn / aside
+        x = rows["at"] * 1.05**turn / shift
         stable, unstable = rows["largest_stable"], rows["smallest_unstable"]
-        style: dict[str, Any] = {"color": one.color, "markersize": 4}
+        style: dict[str, Any] = {"color": appearance.color, "markersize": 4}
         axes.plot(
-            x, stable, marker=look.MARKERS[turn % len(look.MARKERS)], linestyle=one.line, label=one.label, **style
+            x,
+            stable,
+            marker=look.MARKERS[turn % len(look.MARKERS)],
+            linestyle=appearance.line,
+            label=appearance.label,
+            **style,
         )
-        found = unstable.notna() & stable.notna()
-        axes.vlines(x[found], stable[found], unstable[found], color=one.color, linewidth=0.8)
-        axes.plot(x[found], unstable[found], "_", **style)
+        bounded = unstable.notna() & stable.notna()
+        axes.vlines(x[bounded], stable[bounded], unstable[bounded], color=appearance.color, linewidth=0.8)
+        axes.plot(x[bounded], unstable[bounded], "_", **style)
         open_ended = unstable.isna() & stable.notna()
         axes.plot(
             x[open_ended],
@@ -102,14 +115,14 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
             **(style | {"markersize": 8}),
         )
     places = sorted(table["at"].unique())
-    # Room beside the outermost: what stands beside a tick must not look like a value of its own.
-    axes.set_xlim(places[0] / aside / 1.4, places[-1] * aside * 1.4)
+    # Room beside the outermost ticks, so that a shifted mark does not look like another value.
+    axes.set_xlim(places[0] / shift / 1.4, places[-1] * shift * 1.4)
     layout.ticks_at(axes.xaxis, places)
     values = np.unique(table[["largest_stable", "smallest_unstable"]].to_numpy(float))
     values = values[np.isfinite(values)]
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.1, high * 1.25)
-    if len(values) == 1:  # its own tick alone would not say how long the axis is
+    if len(values) == 1:  # a single tick would not show the scale of the axis
         axes.set_ylim(values[0] / _AROUND, values[0] * _AROUND)
     if 1 < len(values) <= _TICKED:
         axes.set_yticks(values, [f"{value:.3g}" for value in values])

@@ -35,7 +35,7 @@ from .panels import (
     loss,
     median_pi,
     methods_of,
-    points_told,
+    point_text,
     published_curves,
     published_handles,
     rates,
@@ -48,9 +48,9 @@ from .published import Deviation
 
 #: The panels of figure 1 by their methods.
 METHODS = {"1a": "gem", "1b": "downpour", "1c": "adaptive_staleness"}
-#: The most that a curve of figure 1a may be off, and a median factor at its end (absolute, relative).
+#: Largest accepted deviation of a curve of figure 1a, and of a final median factor (absolute, relative).
 BAR, PI_BAR, PI_RELATIVE = 0.08, 0.03, 0.25
-#: What the paper reports of figure 2, and the least that we want.
+#: The paper's test accuracy in figure 2, and the lowest accepted one.
 ACCURACY, LEAST_ACCURACY = 0.9938, 0.992
 
 
@@ -59,36 +59,36 @@ def of_workers(results: Finished, panel: str) -> Figure:
     method = METHODS[panel]
     results = at_rate(chosen(results, method=method))
     figure, (axes,) = look.new_figure(*PANEL)
-    one = look.METHOD_LOOKS[method]
-    _loss_panel(axes, results, method, one)
-    text = setting(results, f"{one.label} with n workers", _points(results))
+    appearance = look.METHOD_LOOKS[method]
+    _loss_panel(axes, results, method, appearance)
+    text = setting(results, f"{appearance.label} with n workers", _points(results))
     finish(figure, axes, text, published_handles(figure, axes))
     return figure
 
 
 def of_workers_at_all_rates(results: Finished) -> Figure:
-    """Draw figure 1a to c, and the like of other methods, at each learning rate: a row for each, a column a method."""
+    """Draw figures 1a to c for all methods and learning rates: a row for each rate, a column for each method."""
     results = with_all_workers(results)
     looks = look.looks(methods_of(results))
-    found = rates(results)
-    if not found:
+    all_rates = rates(results)
+    if not all_rates:
         raise InputError(f"folder = {str(results.folder)!r}: no learning rates")
-    size = (look.DOUBLE, 2.2 * len(found) + 0.7)
-    figure, all_axes = look.new_figure(*size, len(looks), len(found), sharex=True, sharey=True)
-    for row, rate in enumerate(found):
-        for column, (method, one) in enumerate(looks.items()):
+    size = (look.DOUBLE, 2.2 * len(all_rates) + 0.7)
+    figure, all_axes = look.new_figure(*size, len(looks), len(all_rates), sharex=True, sharey=True)
+    for row, rate in enumerate(all_rates):
+        for column, (method, appearance) in enumerate(looks.items()):
             axes = all_axes[row * len(looks) + column]
-            own = at_rate(results._replace(summary=results.rows(method=method)), rate)
-            if len(own.summary):
-                _loss_panel(axes, own, method, one)
+            selection = at_rate(results._replace(summary=results.rows(method=method)), rate)
+            if len(selection.summary):
+                _loss_panel(axes, selection, method, appearance)
             else:  # a study that was interrupted
                 layout.say_inside(axes, "not run")
-            axes.set_title(f"{one.label}, \u03b7 = {rate:g}")
+            axes.set_title(f"{appearance.label}, \u03b7 = {rate:g}")
             axes.label_outer()
-    # Shared limits: those that show all curves.
+    # Shared limits that show all curves.
     limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
     drawn = next(axes for axes in all_axes if axes.lines)
-    log_axis(drawn, limits, most=MOST_LOSS)
+    log_axis(drawn, limits, limit=MOST_LOSS)
     text = setting(results, "losses with n workers", _points(results))
     finish(figure, drawn, text, published_handles(figure, drawn))
     return figure
@@ -100,32 +100,40 @@ def final(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     names = methods_of(results)
     theirs = {name: published.series("1d", name) for name in names} if is_paper(results) else {}
-    shown = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
-    log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
-    known = set[int]()
-    for (name, one), marker in zip(look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False):
+    values = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
+    log_axis(axes, values, "minibatch loss over the last tenth", MOST_LOSS)
+    published_counts = set[int]()
+    for (name, appearance), marker in zip(look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False):
         if name in theirs:
             x, y = theirs[name]["x"], theirs[name]["y"]
-            known |= set(x.astype(int))
+            published_counts |= set(x.astype(int))
             axes.plot(x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
         rows = chosen(results, method=name).summary
         losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
-        draw_band(axes, losses, one.color, linestyle=one.line, marker=marker, markersize=3.5, label=one.label)
+        draw_band(
+            axes,
+            losses,
+            appearance.color,
+            linestyle=appearance.line,
+            marker=marker,
+            markersize=3.5,
+            label=appearance.label,
+        )
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
-            axes.plot(n, axes.get_ylim()[1], "x", color=one.color, markersize=5, clip_on=False)
-    counts = sorted({*values_of(results, "workers"), *known})
+            axes.plot(n, axes.get_ylim()[1], "x", color=appearance.color, markersize=5, clip_on=False)
+    counts = sorted({*values_of(results, "workers"), *published_counts})
     if counts[-1] > 10 * counts[0]:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
-    handles = [_hollow_handle(axes)] if known else []
+    handles = [_hollow_handle(axes)] if published_counts else []
     finish(figure, axes, setting(results, "final loss"), handles, columns=2)
     return figure
 
 
 def hundred(results: Finished) -> Figure:
-    """Draw the loss of GEM with 100 workers against time, beside the published one as long as that took: figure 2."""
+    """Draw the loss of GEM with 100 workers against time, scaled to the published duration: figure 2."""
     results = chosen(results, method="gem")
     runs, n = results.runs(), int(results.summary["workers"].iloc[0])
     curve = loss(runs, n)
@@ -155,7 +163,7 @@ def factors(results: Finished) -> Figure:
     curves = family(results, "workers", median_pi)
     looks = look.shades(curves)
     draw_published(axes, published_curves(results, "3", "gem", curves), looks)
-    axes.set_ylim(0, 1.1 * max(1.0, *(_most(curve) for curve in curves.values())))
+    axes.set_ylim(0, 1.1 * max(1.0, *(_highest(curve) for curve in curves.values())))
     draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
     axes.set_ylabel("median \u03c0 over the weights")
     text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
@@ -164,8 +172,8 @@ def factors(results: Finished) -> Figure:
 
 
 def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
-    """Return how far the losses of one method are from figure 1a, b or c, at every learning rate."""
-    found = []
+    """Compute the deviations of one method's losses from figure 1a, b or c, at every learning rate."""
+    deviations = []
     method = METHODS[panel]
     results = chosen(results, method=method)
     for rate in rates(results):
@@ -176,14 +184,14 @@ def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
                 continue
             deviation = published.log_deviation(curve, theirs)
             bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
-            found.append(_curve_row(panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows))
-    return found
+            deviations.append(_curve_row(panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows))
+    return deviations
 
 
 def measure_final(results: Finished) -> list[Deviation]:
-    """Return how far the final losses of each method are from figure 1d, at the paper's learning rate."""
+    """Compute the deviations of the final losses from figure 1d, at the paper's learning rate."""
     results = at_rate(results)
-    found = []
+    deviations = []
     for method in METHODS.values():
         rows = results.rows(method=method)
         ours = rows.groupby("workers")["final_loss"].mean()
@@ -191,12 +199,12 @@ def measure_final(results: Finished) -> list[Deviation]:
         theirs = points["y"].set_axis(points["x"].round().astype(int))
         off = np.log10(ours / theirs.reindex(ours.index)).dropna()
         deviation = float(np.sqrt((off**2).mean()))
-        found.append(_curve_row("1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows))
-    return found
+        deviations.append(_curve_row("1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows))
+    return deviations
 
 
 def measure_hundred(results: Finished) -> list[Deviation]:
-    """Return how far the loss with 100 workers is from figure 2, and the test accuracy from the paper's."""
+    """Compute the deviations of the loss with 100 workers from figure 2, and of the test accuracy."""
     results = results._replace(summary=results.rows(method="gem", workers=100))
     if results.summary.empty:
         return []
@@ -213,9 +221,9 @@ def measure_hundred(results: Finished) -> list[Deviation]:
 
 
 def measure_factors(results: Finished) -> list[Deviation]:
-    """Return how far the median factors over the last tenth of the run are from figure 3."""
+    """Compute the deviations of the median factors over the last tenth of the run from figure 3."""
     results = at_rate(chosen(results, method="gem"))
-    found = []
+    deviations = []
     for n in values_of(results, "workers"):
         rows = chosen(results, workers=n)
         theirs = published.end_value("3", f"gem n={n}")
@@ -226,25 +234,25 @@ def measure_factors(results: Finished) -> list[Deviation]:
         bar = max(PI_BAR, PI_RELATIVE * theirs)
         values = ("median pi, last tenth", ours, theirs, off, off / theirs, bar)
         rate = f"learning_rate={rates(results)[0]:g}"
-        found.append(Deviation("3", f"gem n={n}", rate, *values, diverged_of(rows.summary)))
-    return found
+        deviations.append(Deviation("3", f"gem n={n}", rate, *values, diverged_of(rows.summary)))
+    return deviations
 
 
-def _loss_panel(axes: Axes, results: Finished, method: str, one: look.Look) -> None:
+def _loss_panel(axes: Axes, results: Finished, method: str, appearance: look.Look) -> None:
     curves = family(results, "workers")
     looks = look.shades(curves)
     panels = [panel for panel, published_method in METHODS.items() if published_method == method]
     theirs = published_curves(results, panels[0], method, curves) if panels else {}
-    log_axis(axes, [*curves.values(), *theirs.values()], most=MOST_LOSS)
+    log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) for n in curves}
-    draw_family(axes, curves, labels, one.line, looks=looks)
+    draw_family(axes, curves, labels, appearance.line, looks=looks)
     axes.set_ylabel(LOSS)
 
 
 def _points(results: Finished) -> str:
     first = results.summary.head(1)
-    return points_told(results._replace(summary=first).runs(), int(first["own_workers"].iloc[0]))
+    return point_text(results._replace(summary=first).runs(), int(first["own_workers"].iloc[0]))
 
 
 def _paper_loss(runs: Sequence[Run], workers: int) -> Curve:
@@ -267,6 +275,6 @@ def _hollow_handle(axes: Axes) -> Any:
     return axes.plot([], [], marker="o", label="published", **style)[0]
 
 
-def _most(curve: Curve) -> float:
+def _highest(curve: Curve) -> float:
     finite = curve.high[np.isfinite(curve.high)]
     return float(finite.max()) if len(finite) else 0.0

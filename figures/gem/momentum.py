@@ -1,4 +1,4 @@
-"""The momentum that asynchrony brings about, measured against 1 - 1/n."""
+"""The implicit momentum of asynchrony, measured and compared with 1 - 1/n."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from asyncsim.study.finished import Finished
 from .panels import finish, problem
 
 _COLUMNS = ["workers", "momentum_measured", "standard_error", "momentum_theory"]
-#: What else a row may differ in, and the looks of these.
+#: Further columns that distinguish rows, and the marks of their groups.
 _GROUPS = ("method", "compute", "window")
 _MARKS = ((look.BLUE, "o"), (look.VERMILLION, "s"), (look.GREEN, "^"), (look.PURPLE, "D"), (look.ORANGE, "v"))
 #: Error bars, in standard errors.
@@ -19,10 +19,10 @@ _SIGMAS = 2
 
 
 def implicit(results: Finished) -> Figure:
-    """Draw measured and theoretical momentum against the number of workers, and how far apart they are."""
+    """Draw measured and theoretical momentum against the number of workers, and their difference."""
     table = results.table("momentum.csv", _COLUMNS).sort_values("workers")
     groups = table.groupby([name for name in _GROUPS if name in table] or (lambda row: "measured"), sort=False)
-    # A line of the legend for each.
+    # Each group adds a line to the legend.
     size = (look.SINGLE, 2.8 + 0.16 * len(groups))
     figure, (above, below) = look.new_figure(*size, 1, 2, sharex=True, gridspec_kw={"height_ratios": [2.2, 1]})
     theory = table.drop_duplicates("workers")
@@ -35,7 +35,7 @@ def implicit(results: Finished) -> Figure:
         # Side by side, as all have the same numbers of workers.
         x = rows["workers"] * 1.06 ** (turn - (len(groups) - 1) / 2)
         error = _SIGMAS * rows["standard_error"]
-        above.errorbar(x, rows["momentum_measured"], error, label=_told(group), **bars)
+        above.errorbar(x, rows["momentum_measured"], error, label=_group_label(group), **bars)
         below.errorbar(x, rows["momentum_measured"] - rows["momentum_theory"], error, **bars)
     below.axhline(0, color=look.BLACK, linewidth=0.8)
     above.set_ylabel("momentum")
@@ -48,10 +48,10 @@ def implicit(results: Finished) -> Figure:
     return figure
 
 
-def _told(group: Any) -> str:
-    """Return what a group of measurements is: the method's label, the law of the compute times, the window."""
+def _group_label(group: Any) -> str:
+    """Label a group of measurements: method, law of the compute times, window."""
     parts = [group] if isinstance(group, str) else list(group)
-    said = [look.METHOD_LOOKS[part].label if part in look.METHOD_LOOKS else str(part) for part in parts]
-    if len(said) == len(_GROUPS):
-        said[-1] = f"window {said[-1]}" if said[-1] != "1" else ""
-    return ", ".join(part for part in said if part)
+    labels = [look.METHOD_LOOKS[part].label if part in look.METHOD_LOOKS else str(part) for part in parts]
+    if len(labels) == len(_GROUPS):
+        labels[-1] = f"window {labels[-1]}" if labels[-1] != "1" else ""
+    return ", ".join(part for part in labels if part)

@@ -1,6 +1,6 @@
 """Figures 4 to 6: losses with a fixed effective batch, over many data epochs, and at too high a learning rate.
 
-And what they are summed up in: the time to a target, and the final loss against the learning rate.
+And two summaries: the time to a target, and the final loss against the learning rate.
 """
 
 import itertools
@@ -29,12 +29,12 @@ from .panels import (
     workers_label,
 )
 
-#: Examples of the training sets, for data epochs; of other problems gradients are shown.
+#: Examples of the training sets, for data epochs; for other problems the axis counts gradients.
 _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
-#: Above the numbers of workers with which a target was not reached, at such a part of the axis.
+#: Mark of a number of workers that misses the target, and its height as a part of the axis.
 _NEVER: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 8, "linestyle": "none"}
 _TOP = 0.95
-_PARTS = {"train_loss": ("training", "-"), "test_loss": ("validation", (0, (3, 1)))}
+_PARTS = {"train_loss": ("training", "-"), "test_loss": ("test", (0, (3, 1)))}
 
 
 def speedup(results: Finished) -> Figure:
@@ -54,49 +54,61 @@ def speedup(results: Finished) -> Figure:
 
 
 def times_to_target(results: Finished) -> Figure:
-    """Draw how long (simulated) each method needs until the target, against the workers that share the batch.
+    """Draw each method's simulated time to the target against the number of workers that share the batch.
 
-    Dotted, from its fewest workers that reach it: the time if twice as many took half as long.
+    Dotted, from the smallest number of workers that reaches it: the time under perfect speedup.
     """
     table = results.table("speedup.csv", ("method", "workers", "target", "time_to_target", "least_time", "most_time"))
     target = table["target"].iloc[0]
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_xscale("log")
-    there = set(table["method"])
-    names = {name: one for name, one in look.looks(methods_of(results)).items() if name in there}
+    present = set(table["method"])
+    names = {name: appearance for name, appearance in look.looks(methods_of(results)).items() if name in present}
     reached = table[np.isfinite(table["time_to_target"])]
     first = reached.groupby("method")[["workers", "time_to_target"]].transform("first").prod(axis=1)
-    log_axis(axes, [reached["time_to_target"], first / reached["workers"]], f"time to a train loss of {target:g} (s)")
+    log_axis(
+        axes, [reached["time_to_target"], first / reached["workers"]], f"time to a training loss of {target:g} (s)"
+    )
     if reached.empty:
         axes.set_yscale("linear")
         axes.set_yticks([])
         layout.say_inside(axes, "no run reached the target")
-    for turn, (name, one) in enumerate(names.items()):
+    for turn, (name, appearance) in enumerate(names.items()):
         never = table.loc[(table["method"] == name) & ~np.isfinite(table["time_to_target"]), "workers"]
         rows = reached[reached["method"] == name]
         if len(never):  # side by side, as they often are the same
-            label = one.label if rows.empty else None
-            style: dict[str, Any] = {"color": one.color, "label": label, "transform": axes.get_xaxis_transform()}
+            label = appearance.label if rows.empty else None
+            style: dict[str, Any] = {"color": appearance.color, "label": label, "transform": axes.get_xaxis_transform()}
             axes.plot(never * 1.08**turn, [_TOP] * len(never), **style, **_NEVER)
         if rows.empty:
             continue
         n, time = rows["workers"].to_numpy(), rows["time_to_target"].to_numpy()
-        axes.fill_between(n, rows["least_time"], rows["most_time"], color=one.color, alpha=0.2, linewidth=0)
-        axes.plot(n, time, color=one.color, linestyle=one.line, marker="o", markersize=3.2, label=one.label)
-        axes.plot(n, time[0] * n[0] / n, color=one.color, linestyle=":", linewidth=0.8, zorder=1)
+        axes.fill_between(n, rows["least_time"], rows["most_time"], color=appearance.color, alpha=0.2, linewidth=0)
+        axes.plot(
+            n,
+            time,
+            color=appearance.color,
+            linestyle=appearance.line,
+            marker="o",
+            markersize=3.2,
+            label=appearance.label,
+        )
+        axes.plot(n, time[0] * n[0] / n, color=appearance.color, linestyle=":", linewidth=0.8, zorder=1)
     layout.ticks_at(axes.xaxis, sorted(table["workers"].unique()))
     axes.set_xlabel("workers n")
-    more = []
+    handles = []
     if len(reached):
-        more += axes.plot([], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as quick")
+        handles += axes.plot([], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as fast")
     if len(reached) < len(table):
-        more += axes.plot([], [], color=look.GREY, label="not reached", **_NEVER)
-    finish(figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), more, columns=2)
+        handles += axes.plot([], [], color=look.GREY, label="not reached", **_NEVER)
+    finish(
+        figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), handles, columns=2
+    )
     return figure
 
 
 def generalization(results: Finished) -> Figure:
-    """Draw training and validation loss over the data epochs: figure 5. A row for each n, a column for each method."""
+    """Draw training and test loss over the data epochs: figure 5. A row for each n, a column for each method."""
     looks, counts = look.looks(methods_of(results)), values_of(results, "workers")
     size = (look.DOUBLE, 2.1 * len(counts) + 0.5)
     figure, panels = look.new_figure(*size, len(looks), len(counts), sharex="row", sharey=True)
@@ -109,7 +121,7 @@ def generalization(results: Finished) -> Figure:
             layout.say_inside(axes, "not run")
             continue
         evaluated = pd.concat([run.evaluations for run in rows.runs()])
-        # SGD's is one, with as many gradients as the others of its row.
+        # SGD has one worker, with as many gradients as the row's other methods.
         axes.set_title(f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}")
         for column, (label, line) in _PARTS.items():
             of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"])
@@ -123,8 +135,8 @@ def generalization(results: Finished) -> Figure:
     drawn = next(axes for axes in panels if axes.lines)
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
     for axes in panels[:: len(looks)]:
-        axes.set_ylabel("loss on all examples")
-    finish(figure, drawn, setting(results, "training and validation loss"))
+        axes.set_ylabel("loss")
+    finish(figure, drawn, setting(results, "training and test loss"))
     return figure
 
 
@@ -134,13 +146,13 @@ def misspecified(results: Finished, panel: str) -> Figure:
     results = _at_misspecified(results)
     curves = family(chosen(results, method=method), "workers")
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values(), most=MOST_LOSS)
+    log_axis(axes, curves.values(), limit=MOST_LOSS)
     name = look.METHOD_LOOKS[method]
     if panel == "6a":
-        alone = _sequential(results)
-        log_axis(axes, [*curves.values(), *alone.values()], most=MOST_LOSS)
-        labels = {n: look.METHOD_LOOKS["sgd"].label for n in alone}
-        draw_family(axes, alone, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in alone})
+        sequential = _sequential(results)
+        log_axis(axes, [*curves.values(), *sequential.values()], limit=MOST_LOSS)
+        labels = {n: look.METHOD_LOOKS["sgd"].label for n in sequential}
+        draw_family(axes, sequential, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in sequential})
     labels = {n: f"{name.label}, {workers_label(n)}" for n in curves}
     draw_family(axes, curves, labels, name.line)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
@@ -153,20 +165,20 @@ def rates(results: Finished) -> Figure:
     """Draw the final loss against the learning rate, a panel for each method, a curve for each number of workers."""
     names = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
-    log_axis(panels[0], [results.summary["final_loss"]], "loss over the last tenth", most=MOST_LOSS)
+    log_axis(panels[0], [results.summary["final_loss"]], "minibatch loss over the last tenth", limit=MOST_LOSS)
     panels[0].set_xscale("log")
     looks = look.shades(values_of(results, "own_workers"))
-    for axes, (name, one) in zip(panels, names.items(), strict=True):
+    for axes, (name, appearance) in zip(panels, names.items(), strict=True):
         rows = chosen(results, method=name)
         for n in values_of(rows, "own_workers"):
             of_rate = rows.rows(own_workers=n).groupby("learning_rate")
             losses = of_rate["final_loss"].agg(["mean", "min", "max"])
             style = _marked(looks[n])
-            draw_band(axes, losses, linestyle=one.line, **style)
+            draw_band(axes, losses, linestyle=appearance.line, **style)
             diverged = of_rate["status"].agg(lambda status: (status == "diverged").any())
             for rate in diverged.index[diverged]:
                 axes.plot(rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False)
-        axes.set_title(one.label)
+        axes.set_title(appearance.label)
         axes.set_xlabel("learning rate \u03b7")
         layout.ticks_at(axes.xaxis, values_of(results, "learning_rate"))
     handles = []
@@ -177,7 +189,7 @@ def rates(results: Finished) -> Figure:
 
 
 def _whole_batch(results: Finished) -> str:
-    """Return how many examples all workers' batches have together, in words; nothing if they differ."""
+    """Describe the total size of all workers' batches; empty if it varies."""
     batches = (results.summary["workers"] * results.summary["batch_size"]).unique()
     return f" of {batches[0]:g} in all" if len(batches) == 1 else ""
 
@@ -187,22 +199,22 @@ def _marked(shade: look.Shade) -> dict[str, Any]:
 
 
 def _at_misspecified(results: Finished) -> Finished:
-    """Return the results of the paper's misspecified rate, or else of the largest."""
-    found = sorted(results.summary["learning_rate"].unique())
-    return chosen(results, learning_rate=0.1 if 0.1 in found else found[-1])
+    """Select the results at the paper's misspecified rate, or else at the largest."""
+    learning_rates = sorted(results.summary["learning_rate"].unique())
+    return chosen(results, learning_rate=0.1 if 0.1 in learning_rates else learning_rates[-1])
 
 
 def _sequential(results: Finished) -> dict:
-    """Return the curve of momentum SGD on its one worker, by 1; none if there is none."""
+    """Return the curve of momentum SGD by its number of workers, 1; empty without SGD."""
     if "sgd" not in set(results.summary["method"]):
         return {}
     rows = chosen(results, method="sgd")
-    # In a cell of several workers it makes as many gradients as all of them: its longest run.
+    # Its longest run belongs to the most workers, because it computes as many gradients as all of them.
     return family(chosen(rows, workers=values_of(rows, "workers")[-1]), "own_workers")
 
 
 def _epochs(results: Finished) -> tuple[str, float]:
-    """Return what the horizontal axis counts, and how much of it a gradient is."""
+    """Return the unit of the horizontal axis and the size of a gradient in it."""
     problem, options = results.config.get("problem"), results.config.get("problem_config", {})
     if problem not in _EXAMPLES or "batch_size" not in options:
         return "gradients", 1.0

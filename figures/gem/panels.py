@@ -1,4 +1,4 @@
-"""What the figures of the GEM paper share: rows of results, families of curves, published curves, legends."""
+"""Shared parts of the GEM paper's figures: rows of results, families of curves, published curves, legends."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,11 +30,11 @@ from . import published
 PANEL = (look.SINGLE, 2.9)
 STEPS = ALONG["step"]
 LOSS = "minibatch loss"
-#: Losses above this are cut off: they are those of runs that diverge.
+#: Losses above this are cut off: they belong to diverging runs.
 MOST_LOSS = 6.0
 #: The paper's learning rate, unless it says otherwise.
 STATED_RATE = 0.05
-#: A run shorter than this many bins of the paper's is drawn with as many points.
+#: Minimal number of points of a curve; shorter runs have narrower bins than the paper's.
 _POINTS = 25
 #: Points of a curve between two of its markers.
 _MARKED_EVERY = 6
@@ -43,33 +43,33 @@ _HOLLOW: dict[str, Any] = {"markersize": 3.2, "markerfacecolor": "white", "marke
 
 _PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
 
-#: From runs of one cell and method, and the workers of their traces, to a curve.
+#: Maps runs of one cell and method, and the number of workers of their traces, to a curve.
 Quantity = Callable[[Sequence[Run], int], Curve]
 
 
 def is_paper(results: Finished) -> bool:
-    """Return whether the results are of the paper's own task, so that its curves may stand beside them."""
+    """Return whether the results belong to the paper's task, so that its curves may be drawn beside them."""
     return published.TASK.is_that_of(results)
 
 
 def chosen(results: Finished, **values: Any) -> Finished:
-    """Return the results with only the rows that have these values."""
+    """Select the rows with these values; raise InputError if there are none."""
     missing = [name for name in values if name not in results.summary]
     rows = results.summary.head(0) if missing else results.rows(**values)
     if rows.empty:
-        what = ", ".join(f"{name} = {value}" for name, value in values.items())
-        raise InputError(f"folder = {str(results.folder)!r}: no finished run has {what or 'anything'}")
+        conditions = ", ".join(f"{name} = {value}" for name, value in values.items())
+        raise InputError(f"folder = {str(results.folder)!r}: no finished run has {conditions or 'anything'}")
     return results._replace(summary=rows)
 
 
 def methods_of(results: Finished) -> list[str]:
     """Return the methods of the results, in the order of their looks."""
-    there = list(dict.fromkeys(results.summary["method"]))
-    return [name for name in dict.fromkeys([*look.METHOD_LOOKS, *there]) if name in there]
+    present = list(dict.fromkeys(results.summary["method"]))
+    return [name for name in dict.fromkeys([*look.METHOD_LOOKS, *present]) if name in present]
 
 
 def with_all_workers(results: Finished) -> Finished:
-    """Return the results of the methods that have the workers of their cell, as SGD has not."""
+    """Select the methods that use all workers of their cell, unlike SGD."""
     rows = results.summary[results.summary["own_workers"] == results.summary["workers"]]
     if rows.empty:
         raise InputError(f"folder = {str(results.folder)!r}: no finished run has the workers of its cell")
@@ -82,21 +82,21 @@ def rates(results: Finished) -> list[float]:
 
 
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
-    """Return the results of one learning rate; by default the paper's, or the largest where that was not run.
+    """Select the results of one learning rate; by default the paper's, or the largest if that was not run.
 
-    All results, by default, where the learning rate is no option of the study's cells: each method then has its own.
+    If the learning rate is no option of the study's cells, the default selects all results.
     """
     if rate is None and "learning_rate" not in results.summary:
         return results
-    found = rates(results)
-    wanted = rate
-    if wanted is None:
-        wanted = STATED_RATE if STATED_RATE in found else max(found, default=STATED_RATE)
-    return results._replace(summary=results.summary[_rate(results.summary) == wanted])
+    all_rates = rates(results)
+    selected = rate
+    if selected is None:
+        selected = STATED_RATE if STATED_RATE in all_rates else max(all_rates, default=STATED_RATE)
+    return results._replace(summary=results.summary[_rate(results.summary) == selected])
 
 
 def one_cluster(results: Finished) -> Finished:
-    """Return the results of the cluster with the most workers: those of several are not one curve."""
+    """Select the cluster with the most workers: several clusters would not form one curve."""
     return chosen(results, workers=values_of(results, "workers")[-1])
 
 
@@ -108,7 +108,7 @@ def values_of(results: Finished, column: str) -> list[Any]:
 
 
 def bin_steps(runs: Sequence[Run], workers: int) -> int:
-    """Return the worker steps of a point of a curve: the paper's, or fewer in a short run."""
+    """Return the worker steps per point of a curve: the paper's, or fewer in a short run."""
     steps = trace_length(runs) / workers
     return published.BIN_STEPS if steps >= published.BIN_STEPS * _POINTS else max(1, round(steps / _POINTS))
 
@@ -127,7 +127,7 @@ def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Cu
 
 
 def family(results: Finished, column: str, quantity: Quantity = loss) -> dict[Any, Curve]:
-    """Return a curve for each value of a column, over all runs that have it."""
+    """Return a curve for each value of a column."""
     curves = {}
     for value in values_of(results, column):
         rows = chosen(results, **{column: value})
@@ -145,9 +145,9 @@ def draw_family(
 ) -> None:
     """Draw mean and range of each curve with shade and marker of its value, and a cross where a run diverged.
 
-    ``axes``: with its final limits of the vertical axis: a cross beyond them is drawn at their edge. ``curves``,
-    ``labels``: by value. ``line``: the line of their method, as matplotlib has it. ``against``: {"step", "time"}, what
-    the horizontal axis shows. ``looks``: by value, where several families share them.
+    ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their edge.
+    ``curves``, ``labels``: by value. ``line``: matplotlib's line style of the method. ``against``:
+    {"step", "time"}, the horizontal axis. ``looks``: by value, if several families share them.
     """
     for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
         if value not in curves:
@@ -161,18 +161,18 @@ def draw_family(
 
 
 def published_curves(results: Finished, figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
-    """Return the published curves of a method for the numbers of workers of some curves of ours, and as far as these.
+    """Return the published curves of a method for our numbers of workers, up to the end of our curves.
 
-    By worker step, averaged as ours; none where the paper has none, or if our results are of another task.
+    By worker step, averaged as ours; only numbers of workers in the paper, and only for its task.
     """
     if not is_paper(results):
         return {}
-    found = {}
+    by_workers = {}
     for n, curve in curves.items():
         points = published.binned(figure, f"{method} n={n}")
         points.index = (points.index + 0.5) * published.BIN_STEPS
-        found[n] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
-    return {n: points for n, points in found.items() if len(points)}
+        by_workers[n] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
+    return {n: points for n, points in by_workers.items() if len(points)}
 
 
 def draw_published(axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]) -> None:
@@ -182,33 +182,35 @@ def draw_published(axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[i
         axes.plot(points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW)
 
 
-def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float | None = None) -> None:
-    """Make the vertical axis logarithmic, with room for these curves (or tables of points) up to ``most``."""
-    means = [one.mean if isinstance(one, Curve) else np.asarray(one, np.float64) for one in curves]
-    shown = np.concatenate([np.asarray(one, np.float64).ravel() for one in means] or [np.ones(1)])
-    shown = shown[np.isfinite(shown) & (shown > 0)]
-    if not len(shown):
-        shown = np.ones(1)
-    top = shown.max() if most is None else min(shown.max(), most)
+def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, limit: float | None = None) -> None:
+    """Make the vertical axis logarithmic, with room for these curves (or tables of points) up to ``limit``."""
+    means = [curve.mean if isinstance(curve, Curve) else np.asarray(curve, np.float64) for curve in curves]
+    values = np.concatenate([np.asarray(mean, np.float64).ravel() for mean in means] or [np.ones(1)])
+    values = values[np.isfinite(values) & (values > 0)]
+    if not len(values):
+        values = np.ones(1)
+    top = values.max() if limit is None else min(values.max(), limit)
     axes.set_yscale("log")
-    axes.set_ylim(min(shown.min(), top) / 1.25, top * 1.25)
+    axes.set_ylim(min(values.min(), top) / 1.25, top * 1.25)
     layout.plain_logs(axes.yaxis)
     axes.set_ylabel(label)
 
 
 def published_handles(figure: Figure, axes: Axes, name: str = "published") -> list[Any]:
-    """Return a handle for the legend, if there are grey curves in the figure; ``name`` is what these are."""
-    lines = [line for one in figure.axes for line in one.lines if line.get_color() == _PUBLISHED["color"]]
+    """Return a legend handle called ``name`` if the figure has published curves, else none."""
+    lines = [line for panel in figure.axes for line in panel.lines if line.get_color() == _PUBLISHED["color"]]
     if not lines:
         return []
     return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)
 
 
-def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), columns: int | None = None) -> None:
-    """Add the title, and the legend of one of the axes below them all; ``more`` are further handles."""
+def finish(
+    figure: Figure, axes: Axes, text: str, extra_handles: Sequence[Any] = (), columns: int | None = None
+) -> None:
+    """Add the title, and a legend of the handles of ``axes`` and ``extra_handles`` below all panels."""
     handles, _ = axes.get_legend_handles_labels()
-    handles = [handle for handle in handles if handle not in more] + list(more)
-    if any(line.get_marker() == DIVERGED["marker"] for one in figure.axes for line in one.lines):
+    handles = [handle for handle in handles if handle not in extra_handles] + list(extra_handles)
+    if any(line.get_marker() == DIVERGED["marker"] for panel in figure.axes for line in panel.lines):
         handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
     if handles:
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
@@ -216,13 +218,13 @@ def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), colu
     layout.title(figure, text)
 
 
-def setting(results: Finished, *parts: str, what: str = "mean and range of") -> str:
-    """Return the end of a title: these parts, the problem, the learning rate if there is but one, ``what`` of seeds."""
-    found, seeds = rates(results), results.summary["seed"].nunique()
-    said = [*parts, problem(results)]
-    said += [f"\u03b7\u00a0=\u00a0{found[0]:g}"] if len(found) == 1 else []
-    said += [over_seeds(seeds, what)]
-    return "; ".join(part for part in said if part)
+def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
+    """Format a title: ``parts``, the problem, the learning rate if it is unique, ``statistic`` of the seeds."""
+    all_rates, seeds = rates(results), results.summary["seed"].nunique()
+    title_parts = [*parts, problem(results)]
+    title_parts += [f"\u03b7\u00a0=\u00a0{all_rates[0]:g}"] if len(all_rates) == 1 else []
+    title_parts += [over_seeds(seeds, statistic)]
+    return "; ".join(part for part in title_parts if part)
 
 
 def problem(results: Finished) -> str:
@@ -231,24 +233,24 @@ def problem(results: Finished) -> str:
     return _PROBLEMS.get(name, name)
 
 
-def points_told(runs: Sequence[Run], workers: int) -> str:
-    """Return what a point of a curve is."""
+def point_text(runs: Sequence[Run], workers: int) -> str:
+    """Describe the width of a curve's points."""
     return f"each point {counted(bin_steps(runs, workers), 'worker step')}"
 
 
 def workers_label(n: int) -> str:
-    """Return how a number of workers is said in a legend."""
+    """Format a number of workers for a legend."""
     return f"n = {n}"
 
 
 def diverged_of(rows: pd.DataFrame) -> str:
-    """Return how many of some runs diverged."""
+    """Count the diverged runs: ``1 of 3``."""
     return f"{(rows['status'] == 'diverged').sum()} of {len(rows)}"
 
 
-def _marked(start: int, every: int, points: int) -> tuple[int, int]:
-    """Return which points of a curve have markers, as matplotlib has it: one at least, however few they are."""
-    return start % max(points, 1), every
+def _marked(start: int, interval: int, points: int) -> tuple[int, int]:
+    """Return matplotlib's ``markevery`` for a curve, with at least one marker."""
+    return start % max(points, 1), interval
 
 
 def _losses(commits: pd.DataFrame) -> np.ndarray:
@@ -256,7 +258,7 @@ def _losses(commits: pd.DataFrame) -> np.ndarray:
 
 
 def _rate(summary: pd.DataFrame) -> pd.Series:
-    """Return the learning rate of each run: the study's column, or else the method's own."""
+    """Return the learning rate of each run: the study's column, or else the method's."""
     for name in ("learning_rate", "method.learning_rate"):
         if name in summary:
             # A schedule is a text.

@@ -1,4 +1,4 @@
-"""The published curves of the GEM paper as numbers, and how far ours are from them.
+"""The published curves of the GEM paper as numbers, and the deviations of ours.
 
 ``published.csv`` holds the curves of figures 1 to 3 of "Gradient Energy Matching for Distributed Asynchronous Gradient
 Descent" (Hermans and Louppe 2018, arXiv 1805.08469), read off the vector graphics of its PDF. The error is below 1 % of
@@ -20,33 +20,33 @@ from asyncsim.study.outcome import FINAL_SHARE
 
 #: The paper's name for figures and tables.
 SOURCE = "Hermans and Louppe 2018, arXiv 1805.08469"
-#: What all of its curves are of.
+#: The task of all its curves.
 TASK = Task("mnist", network="cnn")
-#: Worker steps of the bins in which curves are compared, and those between the published points.
+#: Worker steps of the bins of compared curves, and between published points.
 BIN_STEPS = 20
-_EVERY = 5
-#: Worker steps of a run in the paper, and what figure 2 took for them (s).
+_POINT_STEPS = 5
+#: Worker steps of a run in the paper, and their duration in figure 2 (s).
 STEPS = 938
 SECONDS = 2000.0
 
 
 class Deviation(NamedTuple):
-    """How far a curve or a value of ours is from the published one."""
+    """The deviation of our curve or value from the published one."""
 
     figure: str
     series: str
-    setting: str  #: what sets this curve apart from others of its series: the learning rate
-    measure: str  #: what the deviation is: ``"log10 RMS"`` over 20-step bins, or a difference at the end
-    ours: float  #: the values at the end, ours and the published one; nan for curves
+    setting: str  #: distinguishes the curves of a series: the learning rate
+    measure: str  #: of the deviation: ``"log10 RMS"`` over 20-step bins, or a difference at the end
+    ours: float  #: final value, as ``published``; nan for curves
     published: float
     deviation: float
     relative: float  #: of the published value; nan for curves
-    bar: float  #: the most that the deviation may be; nan if there is no such bar
-    diverged: str  #: how many of our seeds did: ``"0 of 3"``
+    bar: float  #: largest accepted deviation; nan if there is none
+    diverged: str  #: number of our seeds: ``"0 of 3"``
 
 
 def series(figure: str, name: str) -> pd.DataFrame:
-    """Return the published points of a series, ``x`` and ``y``; none if the paper has no such series."""
+    """Return the published points of a series, ``x`` and ``y``; empty if the paper has no such series."""
     table = _table()
     return table.loc[(table["figure"] == figure) & (table["series"] == name), ["x", "y"]].reset_index(drop=True)
 
@@ -54,19 +54,19 @@ def series(figure: str, name: str) -> pd.DataFrame:
 def binned(figure: str, name: str) -> pd.Series:
     """Return the means of a published series over bins of 20 worker steps, by bin.
 
-    The points of a bin are those drawn after its 5th, 10th, 15th and 20th step. The graphics leave out points on a
-    straight line between their neighbours: these are put back. Seconds (figure 2) are turned into worker steps.
+    A bin holds the points after its 5th, 10th, 15th and 20th step. The graphics omit points on a straight
+    line between their neighbours: these are interpolated. Seconds (figure 2) are converted to worker steps.
     """
     points = series(figure, name)
     if figure == "2":
         steps = points["x"].clip(0, SECONDS) / SECONDS * STEPS
         return points["y"].groupby((steps // BIN_STEPS).astype(int)).mean()
-    step = (points["x"] / _EVERY).round() * _EVERY
-    known = points["y"].groupby(step).mean()
-    if known.empty:
-        return known
-    drawn = np.arange(known.index[0], known.index[-1] + 1, _EVERY)
-    filled = pd.Series(np.interp(drawn, known.index, known), drawn)
+    step = (points["x"] / _POINT_STEPS).round() * _POINT_STEPS
+    means = points["y"].groupby(step).mean()
+    if means.empty:
+        return means
+    drawn = np.arange(means.index[0], means.index[-1] + 1, _POINT_STEPS)
+    filled = pd.Series(np.interp(drawn, means.index, means), drawn)
     return filled.groupby(((filled.index - 1) // BIN_STEPS).astype(int)).mean()
 
 
@@ -77,9 +77,9 @@ def end_value(figure: str, name: str) -> float:
 
 
 def log_deviation(curve: Curve, published: pd.Series) -> float:
-    """Return the root mean square of log10(ours / published) over the bins that both have; nan if there are none.
+    """Compute the root mean square of log10(ours / published) over common bins; nan if there are none.
 
-    ``curve`` has bins of 20 worker steps; those after a divergence are none.
+    ``curve`` has bins of 20 worker steps; bins after a divergence are missing.
     """
     ours = pd.Series(curve.mean)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,7 +89,7 @@ def log_deviation(curve: Curve, published: pd.Series) -> float:
 
 
 def table(deviations: Iterable[Deviation]) -> pd.DataFrame:
-    """Return deviations as a table, with ``within``: whether each keeps its bar (empty without one)."""
+    """Tabulate deviations, with ``within``: whether each is within its bar (empty without a bar)."""
     frame = pd.DataFrame(list(deviations), columns=Deviation._fields)
     within = (frame["deviation"] <= frame["bar"]).map({True: "yes", False: "no"})
     frame["within"] = within.where(frame["bar"].notna(), "")

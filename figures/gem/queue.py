@@ -1,4 +1,4 @@
-"""FIFO against lowest rank first: who is served, how stale that is, and what it does to learning."""
+"""FIFO against lowest rank first: shares of commits, staleness and losses."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ from asyncsim.study.finished import Finished
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
 
-#: Disciplines by their lines and markers; the first one is the program's.
+#: Label, colour, marker and line of each discipline; the first is the authors' program's.
 _LOOKS = {
     "fifo": ("first come, first served", look.BLACK, "o", "-"),
     "lowest_rank": ("lowest rank first", look.PURPLE, "s", "--"),
-    "random": ("any of those that wait", look.ORANGE, "^", ":"),
+    "random": ("random order", look.ORANGE, "^", ":"),
 }
-#: Times the median from which on a mean staleness would flatten all others on a linear axis.
+#: Above this multiple of the median, a mean staleness would flatten all others on a linear axis.
 _FAR = 10
 
 
 def discipline(results: Finished) -> Figure:
-    """Draw shares and staleness per rank, and the losses, a panel for each discipline; of the most workers."""
+    """Draw shares and staleness by rank, and the losses by discipline, for the most workers."""
     results = one_cluster(at_rate(results))
     n = int(results.summary["workers"].iloc[0])
     ranks = results.table("ranks.csv", ["discipline", "workers", "seed", "worker", "share", "staleness_mean"])
@@ -46,13 +46,13 @@ def discipline(results: Finished) -> Figure:
         layout.plain_logs(staleness.yaxis)
     never = ranks[ranks["share"] == 0].groupby(["discipline", "seed"]).size()
     if len(never):
-        staleness.set_title(f"without those that never commit: up to {never.max()} of {n}", fontsize=7)
+        staleness.set_title(f"without workers that never commit: up to {never.max()} of {n}", fontsize=7)
     share.legend(loc="best")
     panels = np.atleast_1d(below.subplots(1, len(names), sharex=True, sharey=True))
     curves = {name: _losses(chosen(results, discipline=name)) for name in names}
-    log_axis(panels[0], [one for found in curves.values() for one in found.values()], most=MOST_LOSS)
+    log_axis(panels[0], [curve for by_method in curves.values() for curve in by_method.values()], limit=MOST_LOSS)
     for axes, name in zip(panels, names, strict=True):
-        labels = {method: one.label for method, one in look.looks(curves[name]).items()}
+        labels = {method: appearance.label for method, appearance in look.looks(curves[name]).items()}
         draw_curves(axes, curves[name], labels, "time")
         axes.set_title(f"losses, {_LOOKS[name][0]}")
         axes.set_ylabel(LOSS)
@@ -62,11 +62,11 @@ def discipline(results: Finished) -> Figure:
 
 
 def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
-    """Draw a column against the workers, mean and range of the seeds; nothing where a worker never commits."""
+    """Draw a column by worker, mean and range of the seeds; workers that never commit are left out."""
     for name in (name for name in _LOOKS if name in set(ranks["discipline"])):
-        said, color, marker, line = _LOOKS[name]
+        legend, color, marker, line = _LOOKS[name]
         of_rank = ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
-        draw_band(axes, of_rank, color, marker=marker, ms=2.5, linestyle=line, label=said)
+        draw_band(axes, of_rank, color, marker=marker, ms=2.5, linestyle=line, label=legend)
     axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
     axes.set_xlabel("rank (worker index)")
     layout.whole_ticks(axes.xaxis)
