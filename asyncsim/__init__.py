@@ -2,44 +2,13 @@
 
     Cluster --simulate--> Trace --replay(Method, Problem)--> Run
 
-What loads SimPy, pandas, JAX or matplotlib is imported when it is first used.
+Names are imported when they are first used: the command line then answers at once, also to Ctrl-C.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.base import hooks
-from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
-from asyncsim.clusters.laws import (
-    Constant,
-    Empirical,
-    Exponential,
-    Gamma,
-    Law,
-    LogNormal,
-    Mixture,
-    Pareto,
-    Uniform,
-    Weibull,
-)
-from asyncsim.clusters.network import per_worker
-from asyncsim.clusters.policy import (
-    Policy,
-    asynchronous,
-    barrier,
-    bounded_staleness,
-    buckets,
-    buffered,
-    cancel_stale,
-    discard_stale,
-    first_of,
-    handshake,
-    neighbours,
-    overlap,
-    rounds,
-)
-from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 
 __version__ = "0.1.0.dev0"
 
@@ -108,6 +77,24 @@ _HOME = {
     "recorders": "replays",
     "topologies": "clusters",
     **dict.fromkeys(("calibration", "methods", "problems", "real", "runs", "study", "theory"), ""),
+    **dict.fromkeys(
+        (
+            *("Constant", "Empirical", "Exponential", "Gamma", "Law", "LogNormal", "Mixture", "Pareto", "Uniform"),
+            "Weibull",
+        ),
+        "clusters.laws",
+    ),
+    **dict.fromkeys(
+        (
+            *("Policy", "asynchronous", "barrier", "bounded_staleness", "buckets", "buffered", "cancel_stale"),
+            *("discard_stale", "first_of", "handshake", "neighbours", "overlap", "rounds"),
+        ),
+        "clusters.policy",
+    ),
+    **dict.fromkeys(("Cluster", "SlowLinkWarning"), "clusters.cluster"),
+    **dict.fromkeys(("HeterogeneityWarning", "proportional_windows"), "clusters.workers"),
+    "InputError": "base.errors",
+    "per_worker": "clusters.network",
     "CalibrationWarning": "calibration",
     "Run": "replays.run",
     "Trace": "traces.trace",
@@ -124,9 +111,40 @@ hooks.on_a_page = lambda folder: importlib.import_module("asyncsim.pages.page").
 
 if TYPE_CHECKING:
     from asyncsim import calibration, methods, problems, real, runs, study, theory
+    from asyncsim.base.errors import InputError
     from asyncsim.byzantine import aggregation, attacks
     from asyncsim.calibration import CalibrationWarning, calibrate, prediction
     from asyncsim.clusters import failures, topologies
+    from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
+    from asyncsim.clusters.laws import (
+        Constant,
+        Empirical,
+        Exponential,
+        Gamma,
+        Law,
+        LogNormal,
+        Mixture,
+        Pareto,
+        Uniform,
+        Weibull,
+    )
+    from asyncsim.clusters.network import per_worker
+    from asyncsim.clusters.policy import (
+        Policy,
+        asynchronous,
+        barrier,
+        bounded_staleness,
+        buckets,
+        buffered,
+        cancel_stale,
+        discard_stale,
+        first_of,
+        handshake,
+        neighbours,
+        overlap,
+        rounds,
+    )
+    from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
     from asyncsim.drawing import plots
     from asyncsim.replays import recorders
     from asyncsim.replays.ensemble import replay_ensemble

@@ -3,10 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-from asyncsim.base.console import safe_output, tell
-from asyncsim.base.errors import choices_like
-from asyncsim.base.interruption import ignore_from_now_on
-
 _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name, list them
        asyncsim figures FOLDER         draw the figures of a study's results again
        asyncsim figures PAPER          draw the figures of a paper, of several studies
@@ -21,17 +17,22 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code: 2 for bad input, and for a command that there is not."""
+    """Run a command; return the exit code: 2 for bad input or an unknown command."""
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
+        from asyncsim.base.console import safe_output
+
         with safe_output():
             return _run(command, rest)
-    except KeyboardInterrupt:  # before there is anything to tell
+    except KeyboardInterrupt:  # while modules are imported
         return 130
 
 
 def _run(command: str, rest: Sequence[str]) -> int:
     from asyncsim import study
+    from asyncsim.base.console import tell_error
+    from asyncsim.base.errors import choices_like
+    from asyncsim.base.interruption import ignore_from_now_on
 
     if command == "study":
         code = study.main(rest)
@@ -54,7 +55,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
     known = ["study", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"
-    tell(f"error: command = {command!r}: {meant}{told}")
+    tell_error(f"command = {command!r}: {meant}{told}")
     return 2
 
 

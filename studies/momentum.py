@@ -4,7 +4,8 @@ Asynchronous SGD on a quadratic, many seeds. With exponential compute times and 
 the central variable follows exactly the recursion of momentum SGD with momentum 1 - 1/n (Mitliagkas, Zhang, Hadjis, Ré
 2016, arXiv 1605.09774, theorem 5; on a quadratic from the first commit on)::
 
-    E[w'' - w'] = momentum E[w' - w] - step E[w'],    momentum = 1 - 1/n,  step = learning_rate curvature / n
+    E[w'' - w'] = momentum E[w' - w] - step E[w'],
+    momentum = 1 - 1/n,  step = learning_rate curvature / n
 
 Both numbers are estimated from the paths, without knowing either. Compute times that vary less break the assumption:
 the workers then come nearly in turn, and what fits their mean path best has another momentum and another step.

@@ -8,6 +8,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 
@@ -27,6 +28,8 @@ from asyncsim.traces.trace_summary import IN_WORDS
 @dataclass(frozen=True)
 class Config(StudyConfig):
     """Options of the staleness study."""
+
+    example: ClassVar[str] = '--workers 20 --methods downpour "gem(kappa=2)"'
 
 
 def run(config: Config) -> Result:

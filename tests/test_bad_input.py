@@ -1,4 +1,4 @@
-"""Commands that cannot be followed: each ends with code 2 and one line that says what is wrong, and leaves nothing.
+"""Commands that cannot be followed: each ends with code 2, an error and a hint, and leaves nothing.
 
 What only one study, file or problem can be given wrong, and has to be made first, is in the files of these.
 """
@@ -234,14 +234,15 @@ throughput --tasks=mlp --workers=1000 | workers = 1000: mlp is measured with at 
 
 
 @pytest.mark.parametrize("command", COMMANDS.strip().splitlines())
-def test_bad_input_is_one_line_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_an_error_and_a_hint_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
     typed, message = command.split(" | ")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
     monkeypatch.setattr("asyncsim.study.config.find_spec", lambda name: True)  # Ray is there
     code = study.main(typed.split(" "))
     out, err = capsys.readouterr()
-    errors = [line for line in err.splitlines() if not line.startswith("note: ")]
-    assert (code, out, len(errors)) == (2, "", 1), err
-    assert errors[0].startswith("error: ") and message in errors[0]
+    lines = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert (code, out, [line.partition(": ")[0] for line in lines]) == (2, "", ["error", "hint"]), err
+    error, hint = (line.partition(": ")[2] for line in lines)
+    assert message.removeprefix("error: ") in f"{error}; {hint}"
     assert list(tmp_path.iterdir()) == []

@@ -242,7 +242,7 @@ def test_methods_without_a_learning_rate(tmp_path):
 def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
     options = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("gem", "downpour")}
     folder, summary = compare.run(compare.Config(**options))
-    path, again = folder / "summary.csv", r"make it again with: python -m asyncsim.study compare .*--resume"
+    path, again = folder / "summary.csv", r"make it again with: asyncsim study compare .*--resume"
     whole = path.read_bytes()
     for content, message in (
         (whole.splitlines(True)[0], "no run was finished"),

@@ -64,7 +64,7 @@ def told(capsys):
 
     def run(*arguments: str) -> tuple[int, list[str]]:
         code = study.main(arguments)
-        return code, capsys.readouterr().err.splitlines()
+        return code, capsys.readouterr().err.replace("\nhint: ", "; ").splitlines()
 
     return run
 

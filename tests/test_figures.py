@@ -227,7 +227,7 @@ def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys)
     error = capsys.readouterr().err
     assert error.startswith("error: ") and (missing.split("/")[0] in error or "seed0.parquet" in error)
     if missing == "summary.csv":
-        assert "python -m asyncsim.study staleness" in error
+        assert "asyncsim study staleness" in error
 
 
 def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path, capsys):

@@ -40,7 +40,7 @@ def results(tmp_path_factory):
 def test_the_table_has_all_figures_and_what_makes_them():
     assert list(gem.FIGURES) == PAPER + OWN
     assert {drawing.folder for drawing in gem.FIGURES.values()} == set(gem.STUDIES)
-    assert gem.PAPER.remedy("2").startswith("make them with: python -m asyncsim.study staleness --problem mnist")
+    assert gem.PAPER.remedy("2").startswith("make them with: asyncsim study staleness --problem mnist")
 
 
 def published_in(figure) -> tuple[list[str], int]:
@@ -113,7 +113,7 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "out" / f"momentum.{kind}") for kind in ("png", "pdf")]
     (line,) = [line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3, ")]
-    assert "python -m asyncsim.study stability --scale small|paper --out RESULTS/stability" in line and "min" in line
+    assert "asyncsim study stability --scale small|paper --out RESULTS/stability" in line and "min" in line
     assert all(any(name in line.split(":")[1] for line in told.err.splitlines()) for name in PAPER)
 
 

@@ -60,7 +60,7 @@ def told(capsys):
     def run(name: str, options: str) -> tuple[int, list[str], list[str]]:
         code = study.main([name, "--seeds=1", "--problem=quadratic", "--out=mine", *options.split()])
         output = capsys.readouterr()
-        return code, output.out.splitlines(), output.err.splitlines()
+        return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
 
     return run
 

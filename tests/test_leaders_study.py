@@ -89,7 +89,7 @@ def test_errors_are_losses_where_there_is_no_accuracy():
 
 def test_figures_without_results(tmp_path, capsys):
     assert lsgd.main(["--results", str(tmp_path)]) == 2
-    assert "make them with: python -m asyncsim.study leaders" in capsys.readouterr().err
+    assert "make them with: asyncsim study leaders" in capsys.readouterr().err
     with pytest.raises(InputError, match="only = 'tme': unknown; did you mean 'time'"):
         lsgd.draw(tmp_path, only=["tme"])
 

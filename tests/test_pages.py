@@ -63,7 +63,7 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     text, data = path.read_text(), data_of(path)
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text) and "://" not in text
     assert data["title"] == "compare: quadratic" and data["question"].startswith("Which method is best")
-    assert "downpour" in data["answer"] and data["command"].startswith("python -m asyncsim.study compare --workers=2")
+    assert "downpour" in data["answer"] and data["command"].startswith("asyncsim study compare --workers=2")
     assert [name for name, _ in data["figures"]] == ["curves"]
     summary = data["tables"][-1]
     assert summary["name"] == "summary.csv"

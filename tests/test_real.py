@@ -357,7 +357,7 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
 def test_recordings_that_were_broken_off_are_not_drawn(tmp_path, name):
     pd.DataFrame([{"discipline": "fifo", "status": "unfinished"}]).to_csv(tmp_path / "summary.csv", index=False)
     write_json(tmp_path / "config.json", {"study": name})
-    with pytest.raises(InputError, match=f"no run was finished.* python -m asyncsim.study {name}"):
+    with pytest.raises(InputError, match=f"no run was finished.* asyncsim study {name}"):
         figure(name).draw(tmp_path)
 
 

@@ -172,7 +172,7 @@ def test_damaged_results_end_in_one_line(damage, there, capsys):
         (folder / "config.json").write_text(json.dumps(config))
         assert main(["figures", "results/compare"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    assert error.startswith("error: ") and error.splitlines()[1].startswith("hint: ") and error.count("\n") == 2
 
 
 def test_a_damaged_index_is_made_anew_or_removed(there, place):
@@ -271,7 +271,8 @@ def test_bad_input(arguments, told, there, capsys):
         arguments = (*arguments, "--measure", "no_measure")
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and told in error and error.count("\n") == 1
+    assert error.startswith("error: ") and told in error and error.count("\n") == 2
+    assert error.splitlines()[1].startswith("hint: ")
     assert not (there / "compare" / "tags" / "x.json").exists()
 
 

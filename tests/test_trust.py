@@ -50,8 +50,7 @@ def told(capsys):
             code = main(arguments)
         except SystemExit as end:
             code = end.code
-        output = capsys.readouterr()
-        return code, output.err
+        return code, capsys.readouterr().err.replace("\nhint: ", "; ")
 
     return run
 

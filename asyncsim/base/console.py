@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from asyncsim.base.errors import printable
+from asyncsim.base.errors import error_lines, printable
 
 #: Between a number and its noun while lines are broken, which is done at plain spaces only.
 _GLUE = "\u2007"
@@ -109,6 +109,11 @@ def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
         print(printable(text), file=sys.stderr, flush=True)
+
+
+def tell_error(error: object, hint: str = "") -> None:
+    """Print an error and its remedy to standard error, a line each; see `asyncsim.base.errors.error_lines`."""
+    tell(error_lines(str(error), hint))
 
 
 #: Characters of reports that ASCII lacks, and their substitutes on terminals of few characters.

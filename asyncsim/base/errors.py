@@ -5,6 +5,7 @@ import difflib
 import math
 import operator
 import os
+import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -15,6 +16,10 @@ from typing import Any
 LONGEST_PATH = 2_000
 #: Characters of a text that a message repeats.
 _SHOWN = 80
+#: Characters of a message that the command line prints.
+_LONGEST = 4_000
+#: A text in quotes, as `repr` writes it; an apostrophe follows a letter.
+_QUOTED = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
 class InputError(ValueError):
@@ -146,10 +151,29 @@ def choices_like(value: Any, choices: Iterable[str]) -> str:
     Choices may be forms, ``name(parameter)``: then the names are compared, upper case as lower.
     """
     choices = list(choices)
-    forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
-    nearest = difflib.get_close_matches(str(value)[:_SHOWN].casefold(), forms, n=1, cutoff=0.5)
-    hint = f"did you mean {forms[nearest[0]]!r}? " if nearest else ""
+    match = nearest(value, choices)
+    hint = f"did you mean {match!r}? " if match else ""
     return f"{hint}choose from {', '.join(choices)}"
+
+
+def nearest(value: Any, choices: Iterable[str]) -> str:
+    """Return the choice whose name is nearest to a wrong value; empty if none is near."""
+    forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
+    matches = difflib.get_close_matches(str(value)[:_SHOWN].casefold(), forms, n=1, cutoff=0.5)
+    return forms[matches[0]] if matches else ""
+
+
+def error_lines(message: str, hint: str = "") -> str:
+    """Return an error as the command line prints it: a line that says what is wrong, and a line with the remedy.
+
+    The remedy is the message's part after its first semicolon outside quotes; of a message without one, ``hint``.
+    """
+    message = " ".join(message.splitlines())
+    message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+    semicolon = re.search(r"; ", _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), message))
+    if semicolon:
+        message, hint = message[: semicolon.start()], message[semicolon.end() :]
+    return f"error: {message}" + (f"\nhint: {hint}" if hint else "")
 
 
 def shown(text: str) -> str:

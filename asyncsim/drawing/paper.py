@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import note, tell
+from asyncsim.base.console import note, tell, tell_error
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing import look
 from asyncsim.study.finished import Finished, read
@@ -102,7 +102,7 @@ class Paper:
         """Return the command that produces the results of a figure, and its cost."""
         folder = self.figures[figure].folder
         study = self.studies[folder]
-        command = f"python -m asyncsim.study {study.name} {study.options} --out RESULTS/{folder}"
+        command = f"asyncsim study {study.name} {study.options} --out RESULTS/{folder}"
         return f"make them with: {command} ({study.cost})"
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
@@ -187,6 +187,6 @@ def report(draw: Callable[[], Iterable[Path]]) -> int:
         for path in draw():
             print(path)
     except InputError as error:
-        tell(f"error: {error}")
+        tell_error(error)
         return 2
     return 0

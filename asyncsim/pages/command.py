@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncsim.base.console import tell
+from asyncsim.base.console import tell_error
 from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.drawing.look import collecting
 from asyncsim.drawing.paper import report
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     if name in PAPERS:
         return figures(name).main(options)
     if not Path(name).is_dir():
-        tell(f"error: {name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}")
+        tell_error(f"{name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}")
         return 2
     if options:
-        tell(f"error: {options[0]!r}: the figures of a folder have no options; leave it out")
+        tell_error(f"{options[0]!r}: the figures of a folder have no options; leave it out")
         return 2
     return report(lambda: draw_folder(Path(name)))
 

@@ -64,7 +64,7 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Pat
         "title": f"{title}{of}",
         "question": _question(study),
         "answer": read_text(printed).strip("\n") if printed.exists() else "",
-        "command": None if typed is None else f"python -m asyncsim.study {study} {shlex.join(typed)}".rstrip(),
+        "command": None if typed is None else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
         "figures": [(name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}") for name, svg in figures],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,

@@ -37,7 +37,8 @@ _OF_CLUSTERS = (
 class RealConfig(StudyConfig):
     """Options of a study with real processes."""
 
-    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Policies:")[0].replace(" of the simulated clock", "")
+    example: ClassVar[str] = "--workers 2 --steps 100"
+    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Policies:")[0]
 
     workers: int = 4
     """Worker processes; the server is one more."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asyncsim.base.console import counted, note, tell
+from asyncsim.base.console import counted, note, tell_error
 from asyncsim.base.errors import InputError, choices_like
 from asyncsim.pages.trust import is_trusted, page_of
 from asyncsim.runs import index
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError with argparse's own words, and where the options are listed."""
-        raise InputError(f"{message}; {self.prog} --help lists what there is")
+        raise InputError(f"{message}; {self.prog} --help lists the options")
 
 
 def _parser(command: Callable[..., Any]) -> Parser:
@@ -39,7 +39,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command](arguments)
     except InputError as error:
-        tell(f"error: {error}")
+        tell_error(error, f"asyncsim {command} --help explains the options")
         return 2
 
 

@@ -1,20 +1,16 @@
-"""The command line: ``python -m asyncsim.study NAME [options]``.
+"""The command line: ``asyncsim study NAME [options]``.
 
-A study whose Config has a field ``scale`` may have a table ``SCALES`` of configs by name: ``--scale`` then chooses the
-defaults of all other options.
+A study whose Config has a field ``scale`` may have a table ``SCALES`` of configs by name: ``--scale`` then
+chooses the defaults of all other options.
 """
 
 import ast
 import contextlib
 import dataclasses
 import errno
-import itertools
 import os
-import re
 import shlex
-import shutil
 import sys
-import textwrap
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -25,46 +21,41 @@ import platformdirs
 
 import asyncsim.study.results as results
 from asyncsim import __version__
-from asyncsim.base.console import note, tell
-from asyncsim.base.errors import InputError, require_path, shown
+from asyncsim.base.console import each_note_once, note, tell, tell_error
+from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of
 from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
+from asyncsim.study.options import NUMBER, help_of, read_options, split_numbers, value_of
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
 #: Why what is printed to a file cannot be written.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-#: Characters of an error that are printed.
-_LONGEST = 4_000
-_NUMBER = re.compile(r"-[\d.][\d.e+-]*")
-#: Numbers with commas between them, with or without the option's name.
-_NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
-_COMMAND = "python -m asyncsim.study"
 _NO_CACHE = "--no-compilation-cache"
-_USAGE = f"""usage: {_COMMAND} NAME [options]
-       {_COMMAND} NAME --help
+_USAGE = f"""usage: asyncsim study NAME [options]
+       asyncsim study NAME -h          the common options; --help lists all options
 
-Compiled programs are kept in the user's cache folder, so that the next start need not compile;
-{_NO_CACHE} keeps none. JAX's own environment variables come first.
+The user's cache folder keeps compiled programs for the next start, unless {_NO_CACHE} is given.
+JAX's own environment variables take precedence.
 
-Ends with 0, with 2 after bad input, with 3 if some runs failed, with {INTERRUPTED} if interrupted.
+Exit codes: 0, 2 after bad input, 3 if some runs failed, {INTERRUPTED} after an interrupt.
 
 studies:"""
 
 
 def overview() -> str:
     """Return the list of studies, one line each, without importing them."""
-    found = studies()
-    width = max(map(len, found), default=0)
-    lines = [f"  {name:<{width}}  {_first_line(path)}" for name, path in sorted(found.items())]
+    paths = studies()
+    width = max(map(len, paths), default=0)
+    lines = [f"  {name:<{width}}  {_first_line(path)}" for name, path in sorted(paths.items())]
     return "\n".join([_USAGE, *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line; return the exit code: 2 for bad input, 3 if some runs failed."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    arguments = [argument for argument in given if argument != _NO_CACHE]
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = [argument for argument in typed if argument != _NO_CACHE]
     try:
         if arguments == ["--version"]:
             print(f"asyncsim {__version__}")
@@ -75,13 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = 0
         else:
             with interruptible():
-                code = _run(*arguments, keep_compiled=_NO_CACHE not in given)
+                code = _run(*arguments, keep_compiled=_NO_CACHE not in typed)
         if sys.stdout is not None:
-            sys.stdout.flush()  # while there is somebody to tell that it cannot be written
+            sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
         return code
     except InputError as error:
-        said = " ".join(str(error).splitlines())
-        tell(f"error: {said if len(said) <= _LONGEST else said[:_LONGEST] + '...'}")
+        tell_error(error, f"asyncsim study {arguments[0]} --help explains the options")
         return 2
     except KeyboardInterrupt as interruption:
         tell(": ".join(["interrupted", *map(str, interruption.args)]))
@@ -92,9 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             raise
-        # Of what is printed, as files that cannot be written are an InputError.
+        # Only of printed text: files that cannot be written raise an InputError.
         _print_no_more()
-        tell(f"error: what is printed cannot be written: {error.strerror}")
+        tell_error(f"standard output cannot be written: {error.strerror}; free some space")
         return 2
 
 
@@ -103,10 +93,14 @@ def _print_no_more() -> None:
 
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
-    _warn_of({own: path for own, path in hidden().items() if own == name})
+    _warn_of({study: path for study, path in hidden().items() if study == name})
+    if not {"-h", "--help"}.isdisjoint(options):
+        print(help_of(name, load(name, options_alone=True), options))
+        return 0
     set_up_jax(keep_compiled)  # before the study imports JAX
-    study, config = configure(name, options)
-    result = study.run(config)
+    with each_note_once():
+        study, config = configure(name, options, check=True)
+        result = study.run(config)
     return INCOMPLETE if results.lacks_runs(getattr(result, "folder", None)) else 0
 
 
@@ -125,82 +119,50 @@ def set_up_jax(keep_compiled: bool = True) -> None:
         os.environ.setdefault(name, value)
 
 
-def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
-    """Return a study and its config as the command line would make it; options that cannot be read end the program.
+def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tuple[ModuleType, Any]:
+    """Return a study and its config from the command line; raise InputError for options that cannot be read.
 
-    A study that is resumed has the options that it was begun with, but for those that are given anew.
+    A resumed study keeps its original options; options on the command line override them. With ``check`` the values
+    are checked, too, as far as the options alone allow.
     """
-    study = load(name, options_alone=not {"-h", "--help"}.isdisjoint(options))
-    options = _split_numbers(options)
-    folder = _value_of("resume", options)
+    # Bad options are refused at once, before the study's imports, which take seconds.
+    options_alone = load(name, options_alone=True)
+    options = split_numbers(options)
+    folder = value_of("resume", options)
     begun = results.command_of(folder, name)
     if begun:
-        _require_recordable(begun, folder, study.Config)
+        _require_recordable(begun, folder, options_alone.Config)
         tell(f"going on with {shlex.join(begun)}")
     anew = fields_of(options)
     options = [*_without(begun, anew), *options]
-    config = _read(name, study, options)
-    _refuse_empty_paths(config, options)
+    with each_note_once():
+        config = read_options(name, options_alone, options)
+        if check and isinstance(config, StudyOptions):
+            with contextlib.suppress(NameError):  # of an import that only the whole study has
+                config.check()
+        study = load(name)
+        config = read_options(name, study, options)
     if begun:
         of_folder = {field.name for field in dataclasses.fields(config)} - anew
         require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
     if isinstance(config, StudyOptions):
         # A frozen dataclass; no fields, as they are no options.
         object.__setattr__(config, "command", tuple(_without(options, ELSEWHERE)))
-        own = studies()[name]
-        if own.parent != shipped("studies"):
-            found = {os.path.relpath(own): sha256(own.read_bytes())}
-            object.__setattr__(config, "study_file", found)
+        file = studies()[name]
+        if file.parent != shipped("studies"):
+            current = {os.path.relpath(file): sha256(file.read_bytes())}
+            object.__setattr__(config, "study_file", current)
             recorded = results.config_of(Path(folder)).get(results.FILES) if begun else None
-            if isinstance(recorded, dict) and any(recorded.get(path, now) != now for path, now in found.items()):
-                note(f"{own} has changed since the study was begun; what is there already stays as it is")
+            if isinstance(recorded, dict) and any(recorded.get(path, now) != now for path, now in current.items()):
+                note(f"{file} has changed since the study was begun; its finished runs stay as they are")
     return study, config
-
-
-def _read(name: str, study: ModuleType, options: Sequence[str]) -> Any:
-    """Return a study's config as its command line says; raise InputError if no command line can be made of it."""
-    import tyro
-
-    offered = ""
-    if issubclass(study.Config, StudyOptions):
-        package = Path(__file__).parent.parent
-        offered = "\n\n".join(
-            f"{what.capitalize()}: {', '.join(_names_in(package / what / '__init__.py'))}."
-            for what in ("methods", "problems")
-        )
-    # One that there is not is refused when the options are read.
-    scale = getattr(study, "SCALES", {}).get(_value_of("scale", options))
-    try:
-        # The help has colours; what it prints is the study's own, whose code has just run.
-        terminal = contextlib.redirect_stdout(getattr(sys.stdout, "stream", sys.stdout))
-        with warnings.catch_warnings(record=True) as caught, terminal:
-            warnings.simplefilter("always")
-            config = tyro.cli(
-                study.Config,
-                **({} if scale is None else {"default": scale}),
-                prog=f"{_COMMAND} {name}",
-                description=_wrapped(
-                    f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}\n\n{offered}"
-                ),
-                args=options,
-            )
-    except InputError:
-        raise
-    except Exception as error:  # of tyro's, for types of fields that it cannot read, and of the Config's own
-        raise InputError(
-            f"study = {name!r}: its Config cannot be made into options: {' '.join(str(error).split())}; let each field "
-            "be a number, a text, a switch, a path or a tuple of these"
-        ) from error
-    for warning in caught:
-        note(f"study {name}: {str(warning.message).partition(' We')[0]}")
-    return config
 
 
 def _require_recordable(begun: Sequence[str], folder: str, config: type) -> None:
     """Raise InputError unless all that a folder says was typed is what studies record; it may be a stranger's."""
     fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
     for option in begun:
-        known = not option.startswith("-") or _NUMBER.fullmatch(option) or (fields_of([option]) or {""}) <= fields
+        known = not option.startswith("-") or NUMBER.fullmatch(option) or (fields_of([option]) or {""}) <= fields
         if not known or not option.isprintable():
             raise InputError(
                 f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, which no study "
@@ -208,39 +170,9 @@ def _require_recordable(begun: Sequence[str], folder: str, config: type) -> None
             )
 
 
-def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
-    """Raise InputError for a path of which an empty text was given: by now it is the working folder's."""
-    for option, following in itertools.pairwise([*options, "-"]):
-        name, given, value = option.partition("=")
-        field = name.removeprefix("--").replace("-", "_")
-        if getattr(config, field, None) == Path() and not (value if given else following):
-            require_path(field, "")
-
-
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
-
-
-def _split_numbers(options: Sequence[str]) -> list[str]:
-    """Split numbers that were given with commas between them, as names may be."""
-    split: list[str] = []
-    for option in options:
-        found = _NUMBERS.fullmatch(option)
-        name, values = found.groups() if found else ("", option)
-        split += [name] if name else []
-        split += values.split(",") if found else [values]
-    return split
-
-
-def _value_of(name: str, options: Sequence[str]) -> str:
-    """Return the last value of an option that has one; empty if it was not given."""
-    last = ""
-    for option, following in itertools.pairwise([*options, ""]):
-        typed, given, value = option.partition("=")
-        if typed == f"--{name}":
-            last = value if given else following
-    return last
 
 
 def _without(options: Iterable[str], fields: Collection[str]) -> list[str]:
@@ -254,16 +186,6 @@ def _without(options: Iterable[str], fields: Collection[str]) -> list[str]:
     return kept
 
 
-def _names_in(path: Path) -> list[str]:
-    """Return the names in a package's table of methods, or of problems, without importing them."""
-    for statement in ast.parse(path.read_text()).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(table := statement.value, ast.Dict):
-            return [str(key.value) for key in table.keys if isinstance(key, ast.Constant)]
-        if isinstance(statement, ast.AnnAssign) and isinstance(table, ast.DictComp):
-            return [ast.unparse(name) for name in getattr(table.generators[0].iter, "elts", [])]
-    return []
-
-
 def _first_line(path: Path) -> str:
     """Return the first line of a study's docstring, or what is wrong with the file."""
     try:
@@ -273,11 +195,3 @@ def _first_line(path: Path) -> str:
     except (OSError, SyntaxError, ValueError) as error:
         return f"(cannot be read: {told_in_a_line(error, path)})"
     return docstring.partition("\n")[0] if docstring else "(no docstring)"
-
-
-def _wrapped(text: str) -> str:
-    """Break paragraphs at the terminal's width, which tyro leaves as they are."""
-    width = shutil.get_terminal_size().columns - 2
-    # Only lines that are indented stay lines: tyro joins the others again.
-    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    return "\n\n".join(textwrap.fill(text, width, subsequent_indent="  ") for text in paragraphs if text)

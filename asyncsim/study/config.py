@@ -12,7 +12,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import asyncsim.study.executor as executor
 import asyncsim.study.results as results
@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     AttackLike = str | Attack
     ProblemLike = str | Problem
 else:
-    # What the command line offers; tyro makes its options from these.
-    LawLike = PolicyLike = FailureLike = MethodLike = ProblemLike = AttackLike = str
-    BandwidthLike = SizeLike = float | str
+    # The command line's types, with their names in its help.
+    LawLike, PolicyLike, FailureLike = Annotated[str, "law"], Annotated[str, "policy"], Annotated[str, "failure"]
+    MethodLike, ProblemLike = Annotated[str, "method"], Annotated[str, "problem"]
+    AttackLike = Annotated[str, "attack"]
+    BandwidthLike, SizeLike = Annotated[float | str, "bytes/s"], Annotated[float | str, "bytes"]
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
@@ -70,31 +72,26 @@ def fields_of(options: Iterable[str]) -> frozenset[str]:
 class StudyOptions:
     """Options that all studies share, those of one cluster and those of several; see each study for its own."""
 
-    #: Shown with the help of each study: what does not fit into the line of an option.
+    #: The options of the example in the help.
+    example: ClassVar[str] = "--workers 20 --seeds 5"
+    #: The values that options may name, at the end of the help.
     help_notes: ClassVar[str] = """
-Laws of times: a number of seconds, constant(value), exponential(mean), gamma(mean, cv), lognormal(mean, cv),
-uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, s, ...]), mixture([law, law], [weight,
-weight]). Times are in seconds of the simulated clock, or have a unit: "gamma(mean=40 ms, cv=0.2)".
+Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv), lognormal(mean, cv),
+uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, ...]), mixture([law, ...], [weight, ...]).
 
-Protocols: exchange, one visit applies the update and takes the result back; read_then_write, the worker reads before
-its own update is applied; write_then_read, two visits, between which others are served.
+Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count), rounds,
+buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1), barrier(collective=ring) (also tree,
+halving_doubling, shared_link, two_level).
 
-Policies: asynchronous; bounded_staleness(bound), nobody is more than so many commits ahead of the slowest (a bound of
-the workers' clocks, not of the staleness in versions); buffered(count), so many messages make a version;
-first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all workers without a count;
-barrier(collective=ring), an all-reduce and no server (also tree, halving_doubling, shared_link, two_level);
-discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit, count=1), and computations
-that become so are stopped; rounds, a version by every worker in turn, while further messages are buffered and nobody
-waits; buckets(count), a version once each of so many, among which the workers are divided, has a message.
+Failures: crash(every, lasts, detect=0), pause(every, lasts), slow(every, lasts, speed), outage(every, lasts,
+checkpoint_every=100, checkpoint_time=0), loss(probability, timeout, resend=True), leave(at), join(at), also with
+workers=[0, 3] or site=1.
 
-Failures: crash(every, lasts, detect=0), workers lose their state and come back, the server knows after detect seconds;
-pause(every, lasts), slow(every, lasts, speed), spells of a worker; outage(every, lasts, checkpoint_every=100,
-checkpoint_time=0), the server goes back to its last checkpoint of so many versions each; loss(probability, timeout,
-resend=True), messages to the server; leave(at), join(at). All for workers=[0, 3], say, site=1, or all.
+Attacks: sign_flip(workers, scale=1), gaussian(workers, sigma=200), disturbance(workers, sigma=0.2), zero(workers),
+infinite(workers), label_flip(workers), alie(workers, z), inner_product(workers, scale=2), mimic(workers, target),
+min_max(workers), of the first workers or a list.
 
-Attacks: what the workers 0 to workers - 1, or those of a list, send: sign_flip(workers, scale=1), gaussian(workers,
-sigma=200), disturbance(workers, sigma=0.2), zero(workers), infinite(workers), label_flip(workers), alie(workers, z),
-inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
+Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
 
     #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
@@ -109,107 +106,93 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
     workers: int | tuple[int, ...] = 100
     """Workers of the cluster."""
     steps: int = 200
-    """Commits per worker, on average; a trace has steps * workers commits."""
+    """Commits per worker, on average."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare, of those above; with arguments as in "gem(kappa=2)", with several values of one as in
-    "gem(kappa=[1, 2])"; your own as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])"; your own:
+    FILE.py:FUNCTION."""
     seeds: int = 3
-    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+    """Number of seeds; the methods share one trace per seed."""
 
     compute: LawLike = "gamma(mean=1, cv=0.2)"
-    """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
+    """Law of a local step's time (s). A law per worker: "[1]*90 + [3]*10"."""
     service: LawLike = "constant(0.005)"
-    """Law of the time that the server is busy with a visit (s)."""
+    """Law of the server's time per visit (s)."""
     latency: LawLike = "constant(0)"
-    """Law of the time of a message one way (s), or "40 ms"; "[up, down]" for two, "per_worker([law, law, ...])" for
-    each worker its own."""
+    """Law of a message's time one way (s). Also "40 ms", "[up, down]", "per_worker([...])"."""
     bandwidth: BandwidthLike | None = None
-    """Bytes per second each way for messages with parameters, or "100 Mbit/s"; "[up, down]" and "per_worker([...])" as
-    for the latency. None: unlimited."""
+    """Bytes per second each way; unlimited by default. Also "100 Mbit/s", "[up, down]", "per_worker([...])"."""
     shared_bandwidth: bool = False
-    """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
+    """The workers share the bandwidth, a message at a time."""
     message_bytes: SizeLike | None = None
-    """Bytes of a message with parameters, or "25 MB", as those of another model; a bandwidth goes with it. None: as
-    many as the problem's parameters have."""
+    """Bytes of a message with parameters, or "25 MB". By default the size of the problem's parameters."""
     sites: tuple[int, ...] = ()
-    """Workers of each site, the server at the first: 16 16. None given: one site."""
+    """Workers of each site, the server at the first: 16 16. One site by default."""
     far_latency: LawLike | None = None
-    """Law of the time of a message one way between sites (s); None: as within one."""
+    """Law of a message's time between sites (s)."""
     far_bandwidth: BandwidthLike | None = None
-    """Bytes per second each way between sites; None: as within one."""
+    """Bytes per second each way between sites."""
     window: int = 1
     """Local steps per communication."""
     dynamic_window: bool = False
-    """The window is that of the fastest workers; the others take fewer local steps, in proportion to their speed."""
+    """Slower workers take fewer local steps, in proportion to their speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
-    """What a visit to the server is; see above."""
+    """Order of a visit. exchange: the update is applied, then read; read_then_write: the read misses the update;
+    write_then_read: two visits."""
     exclusive: bool = True
-    """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
+    """With read_then_write, no other visit comes between a read and its write."""
     discipline: Discipline = "fifo"
-    """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
-    waits."""
+    """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
     servers: int = 1
-    """Servers that each hold an equal part of the parameters; above 1 only in the study plan: replays have one."""
+    """Servers that share the parameters; above 1 only in plan."""
     read_blocks: int = 1
-    """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
+    """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
 
     policy: PolicyLike = "asynchronous"
-    """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
+    """When versions are made and workers continue."""
 
     failures: tuple[FailureLike, ...] = ()
-    """What breaks: "crash(every=exponential(3600), lasts=exponential(120))", "loss(0.01, timeout=2)"; see above."""
+    """Failures, such as "loss(0.01, timeout=2)"."""
 
     problem: ProblemLike = "digits"
-    """What is learnt, of the problems above; with arguments as in "mnist(network=mlp)"; your own as FILE.py:FUNCTION
-    (see the README). From Python also a Problem object."""
+    """Training problem; your own as FILE.py:FUNCTION. With arguments: "mnist(network=mlp)"."""
     batch_size: int | None = None
-    """Examples per gradient, unless the problem says its own. None: 64 for mnist and cifar10, 32 for the others;
-    quadratic has no examples."""
+    """Examples per gradient. By default 64 for mnist and cifar10, else 32."""
 
     learning_rate: float = 0.05
-    """Step size of a gradient, of all methods that do not say their own; one of your own function keeps its default
-    unless this is another."""
+    """Step size of methods that do not set their own."""
     optimizer: str | None = None
-    """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own: those whose
-    steps need gradients and parameters alone, of all methods that take one and do not say their own. None: plain
-    gradient steps."""
+    """Local optimizer of the workers, by its name in optax. By default plain gradient steps."""
     momentum: float = 0.9
-    """Momentum of the methods that have one and do not say their own, and of the proxy whose energy all are compared
-    with; from 0 to below 1."""
+    """Momentum of methods that do not set their own, and of the proxy whose energy is the reference."""
 
     attack: AttackLike | None = None
-    """What some of the workers send in the place of their messages: "alie(workers=3)", say, the first three; see
-    above. None: all are honest."""
+    """False messages of some workers."""
 
     evaluate_every: int | None = None
-    """Worker steps between evaluations on all data, of which three examples take as long as the gradient of one. None:
-    20 evaluations in all."""
+    """Worker steps between evaluations on all data. By default 20 evaluations in all."""
     diagnose_every: int = 5
-    """Worker steps, and one commit, between recordings of the methods' costly diagnostics; 0 for none."""
+    """Worker steps between costly diagnostics; 0 for none."""
     diagnose_energy: bool = False
-    """Record also the energies of each tensor, and the distribution of their ratio over the weights."""
+    """Record the energy of each tensor and its ratio's distribution."""
     animate: bool = False
-    """Record where the central variable is after each commit: asyncsim animate, and the page of the results, then show
-    how far from it the workers' reads are, and not only how many versions."""
+    """Record distances of reads, for animations."""
     x64: bool = False
     """Compute in float64 instead of float32."""
     device: Literal["default", "cpu", "gpu", "tpu"] = "default"
-    """Where to compute; default leaves it to JAX."""
+    """Device of the gradients."""
     out: Path | None = None
-    """Folder for the results, new or empty. None: the first free one of results/STUDY, results/STUDY-2, ..."""
+    """Folder for the results, new or empty. By default results/STUDY, results/STUDY-2, ..."""
     resume: Path | None = None
-    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed. On the
-    command line all other options are those that it was begun with; studies that keep their runs take more seeds and
-    methods, if these are given with the old ones."""
+    """Folder of an unfinished study to complete. Its options need not be given again; seeds and methods may be added.
+    """
     executor: Literal["local", "ray"] = "local"
-    """Where independent runs are computed: local, in this process, several at a time if each keeps one core busy; ray,
-    on all cores or machines of a Ray cluster."""
+    """Where to compute runs: in this process, or on a Ray cluster."""
     address: str | None = None
-    """Of a running Ray cluster: auto, or HOST:PORT. None: one is started on this machine (ray)."""
+    """Ray cluster to join: auto or HOST:PORT. By default a new one."""
     cpus_per_run: int = 1
     """Cores that each run reserves (ray)."""
     accelerators_per_run: float = 0.0
-    """GPUs, with --device tpu TPUs, that each run reserves; a fraction shares one (ray)."""
+    """GPUs or TPUs that each run reserves (ray)."""
 
     @property
     def precision(self) -> str:

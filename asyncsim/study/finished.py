@@ -44,7 +44,7 @@ class Finished(NamedTuple):
     @property
     def remedy(self) -> str:
         """What makes the tables of the folder again."""
-        command = f"python -m asyncsim.study {self.config['study']}"
+        command = f"asyncsim study {self.config['study']}"
         if CHECKSUM not in self.config:  # of a study that cannot go on
             return f"make it again with: {command} --out FOLDER"
         options = "" if results.COMMAND in self.config else "the same options and "
@@ -134,7 +134,7 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
     if found != study:
         raise InputError(
             f"folder = {str(folder)!r}: holds the study {found}, not {study}; make some with: "
-            f"python -m asyncsim.study {study} --out FOLDER"
+            f"asyncsim study {study} --out FOLDER"
         )
     finished = Finished(folder, config, None)
     try:
