@@ -18,7 +18,6 @@ from cases import (
     FORCED,
     METHODS,
     OWN,
-    PROBLEMS,
     combining,
     counting,
     damped_buffer,
@@ -199,23 +198,18 @@ def test_each_kind_of_trace_is_the_slow_replay(kind, data):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_each_form_is_the_slow_replay(form, kind, data):
     assert_the_loop(data.draw(combinations([form], [kind])))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize(("method", "protocol"), [("downpour", "write_then_read"), ("gem", "exchange")])
-def test_each_problem_is_the_slow_replay(name, method, protocol):
-    """Convolutions in float64 take a second per some ten gradients, and with large steps they diverge."""
-    heavy = name.startswith("cifar10")
-    if heavy and method == "gem" and name != "cifar10, small":
-        return  # of the layers of the small network, and slow
-    rule = methods.METHODS[method](learning_rate=0.001) if heavy else make_method(method)
-    trace = make_trace(protocol, commits=2 * EVERY)
-    found = forced_deviation(stopping(trace, rule, make_problem(name)), EVERY)
+@pytest.mark.parametrize("name", ["mnist", "characters", "cifar10, small"])
+def test_networks_are_the_slow_replay(name):
+    """The problems that `TASKS` does not have. With large steps, convolutions diverge."""
+    trace = make_trace("exchange", commits=2 * EVERY)
+    found = forced_deviation(stopping(trace, methods.downpour(learning_rate=0.001), make_problem(name)), EVERY)
     assert max(found.values()) < FORCED, found
 
 
