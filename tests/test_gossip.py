@@ -326,9 +326,12 @@ def test_the_step_of_a_commit_is_the_means():
     np.testing.assert_allclose(run.commits["update_norm"], run.commits["moved"], rtol=1e-10)
 
 
-def test_workers_that_meet_are_their_replicas():
-    own = methods.adpsgd(RATE)._replace(init_worker=lambda central: {"x": central})
-    with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state"):
+def test_states_of_workers_that_meet_name_their_replica():
+    own = methods.adpsgd(RATE)._replace(
+        init_worker=lambda central: {"m": central, "x": central},
+        message=lambda worker, update, *_: (update, worker, {}),
+    )
+    with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state.* replica=lambda state"):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from asyncsim.base.console import counted
@@ -25,7 +26,7 @@ from asyncsim.base.errors import (
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import Policy, handshake
-from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Inbox, Memories, Method, Timing, Visit, add
 from asyncsim.traces.trace import Trace
 
 #: What each function is called with.
@@ -43,10 +44,11 @@ _CALLS = {
     "mix": "mix(worker, inbox, visit)",
     "meet": "meet(own, other, visit)",
     "replica": "replica(message)",
+    "presents": "presents(state, inbox, visit)",
     "last": "last(worker)",
 }
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
+_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last", "presents")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ def require_arrived(method: Method, trace: Trace, params: Any) -> None:
     visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
     worker = jax.eval_shape(method.init_worker, central)
     inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
+    inbox = inbox_kinds(inbox) if method.sees_messages else inbox
     traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
     messages = len(jax.tree.leaves(inbox))
     if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
@@ -219,6 +222,15 @@ def memories_kinds(memory: Any, workers: int = 3) -> Memories:
     return Memories(several(workers), several(2), worker)
 
 
+def inbox_kinds(message: Any, most: int = 2) -> Inbox:
+    """Return an inbox of ``most`` messages, as shapes, from one message."""
+
+    def several(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((most, *jnp.shape(leaf)), jnp.result_type(leaf))
+
+    return Inbox(jax.tree.map(several, message), several(0.0), several(np.int32(0)))
+
+
 def _fault(check: Callable[..., Any], *arguments: Any) -> str:
     """Return what a check finds wrong; nothing if nothing is."""
     try:
@@ -235,8 +247,6 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     _check_optimizer(method, params)
     visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None or method.meet is not None)
     worker, server, memory = (_call(method, name, central) for name in _STATES)
-    if method.meet is not None:
-        _require_vector(method, "init_worker", worker, central, "the worker's state, ")
     if method.resume is not None:
         read = None if method.mix is not None else central
         _require_vector(method, "resume", _call(method, "resume", worker, read), central)
@@ -265,6 +275,7 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
             )
         result = _call(method, "meet", worker, worker, visit)
         _require_alike(_named(method, "meet"), "the states of both workers", result, (worker, worker))
+        _check_replica(method, worker, central, "init_worker", "the worker's state")
         _require_vector(method, "message", message, central, "the message, ")
         return
     if method.resume is None:
@@ -277,20 +288,25 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
     _require_alike(
         _named(method, "mix"),
         "the worker's state, as init_worker made it",
-        _call(method, "mix", worker, message, visit),
+        _call(method, "mix", worker, inbox_kinds(message) if method.sees_messages else message, visit),
         worker,
     )
-    _check_replica(method, message, central)
+    _check_replica(method, message, central, "message", "the message")
     if method.last is not None:
         _require_alike(_named(method, "last"), "the last message", _call(method, "last", worker), message)
 
 
-def _check_replica(method: Method, message: Any, central: Any) -> None:
-    """Check that a message carries a replica."""
+def _check_replica(method: Method, carrier: Any, central: Any, maker: str, name: str) -> None:
+    """Check that a carrier has a replica: a message, or the state of a worker that meets others.
+
+    ``maker`` is the function that returns the carrier.
+    """
     if method.replica is not None:
-        result = _call(method, "replica", message)
+        result = _call(method, "replica", carrier)
         vector, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         _require_vector(method, "replica", vector, central, "the replica, ")
+        if method.meet is not None and weight is not None:
+            raise InputError(f"{_named(method, 'replica')} returned two things: workers that meet have no weights")
         if weight is not None and (weight.shape, weight.dtype) != ((), central.dtype):
             raise InputError(
                 f"{_named(method, 'replica')} returned the weight {tree_text(weight)}: must be a number of type "
@@ -298,12 +314,13 @@ def _check_replica(method: Method, message: Any, central: Any) -> None:
             )
         return
     # The entries of a dict have no first one.
-    leaves = message if isinstance(message, tuple) else jax.tree.leaves(message)
-    if not (isinstance(message, tuple) or len(leaves) == 1) or getattr(leaves[0], "shape", None) != central.shape:
+    leaves = carrier if isinstance(carrier, tuple) else jax.tree.leaves(carrier)
+    shape = getattr(next(iter(leaves), None), "shape", None)
+    if not (isinstance(carrier, tuple) or len(leaves) == 1) or shape != central.shape:
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {tree_text(message)}: without a server it carries the "
+            f"{_named(method, maker)} returned {name}, {tree_text(carrier)}: without a server it carries the "
             f"worker's replica, a vector like the central variable, {tree_text(central)}; say which part that is with "
-            "replica=lambda message: ..."
+            f"replica=lambda {'message' if maker == 'message' else 'state'}: ..."
         )
 
 
@@ -315,7 +332,7 @@ def check_fields(method: Method) -> None:
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
     _check_timing(f"{method.name}.timing", method.timing)
-    for name in ("sees_loss", "sees_memories", "needs_key"):
+    for name in ("sees_loss", "sees_memories", "sees_messages", "needs_key"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
         function = getattr(method, name)

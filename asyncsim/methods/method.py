@@ -151,6 +151,25 @@ class Memories(NamedTuple):
         return rows.at[self.worker].set(newer, mode="drop")
 
 
+class Inbox(NamedTuple):
+    """The messages that a worker takes up in one step, for methods that see them one by one.
+
+    Attributes
+    ----------
+    messages : tree
+        Leaves with leading axis ``most``, the largest number of messages of a step in the trace.
+        Absent messages are zeros.
+    weights : Float[Array, "most"]
+        The weight of each message; zero for absent messages.
+    senders : Int[Array, "most"]
+        The worker that sent each message; the number of workers for absent messages.
+    """
+
+    messages: State
+    weights: Any
+    senders: Any
+
+
 #: Of a parameter, unless a study has another type.
 _BITS = 32
 
@@ -312,25 +331,29 @@ class Method(NamedTuple):
         `asyncsim.recorders.energy` does, if it is asked for.
     mix : function, optional
         ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: the worker's state before
-        its gradient. ``inbox`` is the sum of the messages that it takes up, each times its weight; ``visit.kept`` its
-        share of its own state. ``message`` is what it sends to its neighbours, a tree of floating-point arrays.
+        its gradient. ``inbox`` is the sum of the messages that it takes up, each times its weight, or with
+        ``sees_messages`` an `Inbox`; ``visit.kept`` its share of its own state. ``message`` is what it sends to its
+        neighbours, a tree of floating-point arrays.
     replica : function, optional
         ``replica(message)``: with ``mix``, the worker's replica in its message, a vector; or for push-sum the biased
-        replica and its weight. A selection, as it is also called with sums of messages. By default the message, or the
-        first entry of a message that is a tuple.
+        replica and its weight. A selection, as it is also called with sums of messages. With ``meet``,
+        ``replica(state)``: the worker's replica in its state. By default the message or state, or the first entry of a
+        tuple.
     last : function, optional
         ``last(worker)``: with ``mix``, the worker's last message, or its initial one, from the worker's state. By
         default the replay keeps it, which costs a vector of each worker.
     meet : function, optional
-        ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, which are their
-        replicas, vectors, at once, when the first commits, before its ``message``. What it reads for its next gradient
-        is its message.
+        ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, any trees, at
+        once, when the first commits, before its ``message``. What it reads for its next gradient is its message, a
+        vector.
     timing : Timing
         What the trace must provide.
     sees_loss : bool
         Whether visits tell the loss, for methods whose values depend on it.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
+    sees_messages : bool
+        Whether ``mix`` sees its messages one by one, in an `Inbox`.
     needs_key : bool
         Whether visits have a key, for methods that draw random numbers.
     rounds : Rounds, optional
@@ -338,6 +361,9 @@ class Method(NamedTuple):
     honest : tuple of bool, optional
         Without a server and under attack, the workers whose replicas and messages count for the central variable; set
         by the replay.
+    presents : function, optional
+        ``presents(state, inbox, visit) -> state``: with ``meet`` and under attack, the state that ``visit.worker``
+        shows its partner; with ``sees_messages``, ``inbox.messages`` are the states of all workers. Set by the replay.
     recipe : Recipe, optional
         How it was made; see `asyncsim.methods.shares_programs`.
     """
@@ -362,9 +388,11 @@ class Method(NamedTuple):
     timing: Timing = Timing()
     sees_loss: bool = False
     sees_memories: bool = False
+    sees_messages: bool = False
     needs_key: bool = False
     rounds: Rounds | None = None
     honest: tuple[bool, ...] | None = None
+    presents: Callable[[State, Any, Visit], State] | None = None
     recipe: Any = None
 
     def __repr__(self) -> str:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.replays.central import meet, take_up
+from asyncsim.methods.method import Array, Inbox, Memories, Method, State
+from asyncsim.replays.central import meet, summed, take_up
 from asyncsim.replays.commit import build_commit, looked
 from asyncsim.replays.local import Constants, Flat, MakeParts, start_anew
 from asyncsim.replays.members import over_members
@@ -26,7 +26,7 @@ class Met(NamedTuple):
     read: Any
     pulled: Array  #: the central variable that its message is formed with
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
-    other: Any = ()  #: without a server the sum of the messages taken up, or the partner's replica
+    other: Any = ()  #: without a server the messages taken up, or the partner's state and those of all workers
 
 
 def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
@@ -47,12 +47,16 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
         other: Any = ()
         gossip = jax.tree.map(lambda leaf: leaf[0, 0], pieces.gossip)
         if method.mix is not None:
-            other = jax.tree.map(
-                lambda leaf: jnp.tensordot(gossip.weights.astype(leaf.dtype), leaf[gossip.sources], 1), state.messages
+            other = Inbox(
+                jax.tree.map(lambda leaf: leaf[gossip.sources], state.messages), gossip.weights, gossip.senders
             )
+            if not method.sees_messages:
+                other = summed(other)
         elif method.meet is not None:
             partner = jnp.where(gossip.partner < 0, pieces.visit.worker[0, 0], gossip.partner)
-            other = jax.tree.map(lambda leaf: leaf[partner], state.workers.method)
+            states = of_workers(state.workers.method, layout.workers)
+            everyone: Any = Inbox(states, (), ()) if method.sees_messages else ()
+            other = jax.tree.map(lambda leaf: leaf[partner], states), everyone
         return Met(state.central, state.server, state.recorders, row, read, pulled, memories, other)
 
     return jax.jit(first)
@@ -80,7 +84,8 @@ def build_look(
         start = read if method.resume is None else method.resume(row.method, read)
         result = local(data, constants.key, start, row.learner, visit, job, rows)
         if method.meet is not None:
-            row, _ = meet(method, row, met.other, pieces.gossip.partner[0, 0], visit)
+            other, everyone = met.other
+            row, _ = meet(method, row, other, pieces.gossip.partner[0, 0], visit, everyone)
         brought = start if read is None else read, start, result.update, result.loss, met.pulled, visit
         made, _ = commit(met.central, met.server, row, *brought, *met.memories)
         shown: list[dict[str, list[Array]]] = []

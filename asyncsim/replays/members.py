@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 
-from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
+from asyncsim.methods.method import Array, Inbox, Memories, Method, Visit, add, send_update
 from asyncsim.replays.local import Learner, MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
-_FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
+_FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last", "presents")
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +66,8 @@ def _axis(argument: Any) -> Any:
     if isinstance(argument, Commit):
         every: Any = 0
         return Commit(_axis(argument.visit), *[every] * (len(Commit._fields) - 1))
+    if isinstance(argument, Inbox):
+        return Inbox(messages=1, weights=shared, senders=shared)
     return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.methods.method import Array, Memories
+from asyncsim.methods.method import Array, Inbox, Memories
 from asyncsim.replays.central import Sent, meet, take_up
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
 from asyncsim.replays.local import Constants, MakeParts, Parts, start_anew
@@ -179,9 +179,12 @@ def _build_piece(
             read = _take(state.read, slot, single) if layout.reads != "none" else ()
             other: Any = ()
             if method.mix is not None:
-                other = _inbox(state.messages, gossip, single)
+                other = _inbox(state.messages, gossip, single, method.sees_messages)
             elif method.meet is not None:
-                other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
+                other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single), ()
+                if method.sees_messages:  # of all workers, for the one commit of the piece
+                    states = of_workers(state.workers.method, layout.workers)
+                    other = other[0], Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
             return _take(state.workers, worker, single), read, pulled, other
 
         index = worker, slot, push_slot, piece.gossip
@@ -218,7 +221,8 @@ def _build_piece(
     def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled, other):
         visit, there = piece.visit, jnp.arange(size, dtype=piece.size.dtype) < piece.size
         if method.meet is not None:
-            rows, other = each(functools.partial(meet, method), rows, other, piece.gossip.partner, visit)
+            other, everyone = other
+            rows, other = each(functools.partial(meet, method), rows, other, piece.gossip.partner, visit, everyone)
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any]]:
             place, is_there, visit, row, pulled, offset, *brought = of_commit
@@ -320,8 +324,17 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def _inbox(messages: Any, gossip: GossipOfPiece, single: bool) -> Any:
-    """Return the sums of the messages that commits take up, each times its weight."""
+def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
+    """Return the sums of the messages that commits take up, each times its weight, or each message."""
+    if one_by_one:
+
+        def rows(leaf: Array) -> Array:
+            if not single:
+                return leaf[gossip.sources]
+            take = functools.partial(jax.lax.dynamic_index_in_dim, leaf, keepdims=False)
+            return jax.lax.map(take, gossip.sources[0])[None]
+
+        return Inbox(jax.tree.map(rows, messages), gossip.weights, gossip.senders)
     if not single:
         return jax.tree.map(
             lambda leaf: jnp.einsum("ij,ij...->i...", gossip.weights.astype(leaf.dtype), leaf[gossip.sources]), messages

@@ -104,6 +104,8 @@ class Gossip(NamedTuple):
         What the worker kept of its own state when it sent it.
     partner : int array
         The worker that a commit meets; -1 if none.
+    senders : int array, shape ``[commits, most]``
+        The workers that sent the messages; the number of workers beyond ``taken``.
     """
 
     sources: np.ndarray
@@ -113,6 +115,7 @@ class Gossip(NamedTuple):
     slots: int
     kept: np.ndarray
     partner: np.ndarray
+    senders: np.ndarray
 
 
 class Reads(NamedTuple):
@@ -317,12 +320,14 @@ def _find_gossip(trace: Trace) -> Waves:
     there = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
     sources, weights, newest = np.zeros(there.shape, int), np.zeros(there.shape), np.full(commits, -1)
     sources[there] = message_slot[flat]
+    senders = np.full(there.shape, trace.workers)
+    senders[there] = worker[flat]
     weights[there] = np.concatenate([*frame["weights"], np.empty(0)])
     np.maximum.at(newest, rows, flat)
     previous = _previous_commit(worker)
     own = previous + 1
     kept, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
-    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner)
+    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner, senders)
     depends_on = np.maximum.accumulate(np.maximum(own, newest + 1))
     nowhere = np.zeros(commits, int)
     return Waves(own, own, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)
