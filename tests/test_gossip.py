@@ -330,6 +330,7 @@ def test_states_of_workers_that_meet_name_their_replica():
     own = methods.adpsgd(RATE)._replace(
         init_worker=lambda central: {"m": central, "x": central},
         message=lambda worker, update, *_: (update, worker, {}),
+        meet=lambda own, other, visit: (own, other),
     )
     with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state.* replica=lambda state"):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))

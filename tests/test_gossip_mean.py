@@ -139,7 +139,7 @@ METHODS = {
     "heavy ball": (heavy_ball(), "ring()", "neighbours()"),
 }
 LABELS, FLIP = "label_flip(workers=[1, 4])", "sign_flip(workers=2, scale=0.5)"
-ALIE, PRODUCT = "alie(workers=2, z=1.5)", "inner_product(workers=[3], scale=2)"
+ALIE, PRODUCT = "alie(workers=2, z=1.5)", "inner_product(workers=[3], scale=0.1)"
 ATTACKS = {
     None: lambda vector: vector,
     FLIP: lambda vector: -0.5 * vector,
@@ -149,7 +149,7 @@ ATTACKS = {
 #: Attacks that know honest messages, from these.
 KNOWING = {
     ALIE: lambda known: known.mean(0) - 1.5 * known.std(0),
-    PRODUCT: lambda known: -2 * known.mean(0),
+    PRODUCT: lambda known: -0.1 * known.mean(0),
 }
 BYZANTINE = {None: [], FLIP: [0, 1], LABELS: [1, 4], "zero(workers=[3])": [3], ALIE: [0, 1], PRODUCT: [3]}
 #: Methods that do not give their last message, which attacks that know it need.
@@ -270,7 +270,9 @@ class Loop:
         mixed = self.mix(row, self.x[i], lambda sent: sent[0])
         if self.kind == "sgp":
             self.w[i] = self.mix(row, self.w[i], lambda sent: sent[1])
-        self.points[i] = {"dpsgd": self.x[i], "robust_gossip": self.x[i], "sgp": mixed / self.w[i]}.get(self.kind, mixed)
+        self.points[i] = {"dpsgd": self.x[i], "robust_gossip": self.x[i], "sgp": mixed / self.w[i]}.get(
+            self.kind, mixed
+        )
         gradient = self.gradient(i, self.points[i])
         if self.kind == "tracking":
             self.y[i] = self.mix(row, self.y[i], lambda sent: sent[2]) + gradient - self.g[i]

@@ -22,7 +22,7 @@ import numpy as np
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
-from asyncsim.methods.method import Method
+from asyncsim.methods.method import Inbox, Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
 from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
@@ -74,7 +74,8 @@ class Peer:
         processes, workers = header.processes, header.processes.workers
         topology, self._policy = processes.topology, processes.policy
         assert topology is not None
-        self._index, self._meets = index, method.meet is not None
+        self._index, self._workers = index, workers
+        self._meets, self._sees_messages = method.meet is not None, method.sees_messages
         cycle = topology.edges(workers)
         self._sends = [takers[index] for takers in topology.sends(workers)]
         self._expected = [int((one.taker == index).sum()) for one in cycle]
@@ -85,18 +86,18 @@ class Peer:
         self._replica, self._learner, self._snapshot = row.method, row.learner, central
         self._memory = initial_memory(method, central)
         self._moved = np.zeros(central.shape)
-        self._functions = _compiled(Same(method), workers, processes.window)
         self._dtype = np.dtype(header.precision)
+        self._functions = _compiled(Same(method), workers, processes.window)
         with jax.enable_x64(self._computing.x64):
             known = self._known(0, 1.0)
             row = self._row()
             ready = row._replace(memory=Mass(central, ()))  # as after mixing
             if self._meets:
-                ready, _ = jax.eval_shape(self._functions.meet, row, central, np.int32(0), known)
+                ready, _ = jax.eval_shape(self._functions.meet, row, row.method, np.int32(0), known)
             _, _, message, *_ = jax.eval_shape(self._functions.make, ready, central, central, known)
+            self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
             if not self._meets:
-                jax.eval_shape(self._functions.mix, row, message, known)
-        self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
+                jax.eval_shape(self._functions.mix, row, self._mixable([]), known)
         self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
         # Workers that wait for their neighbours all compute equally many gradients; others share a total.
         self._waits = self._policy.name in ("neighbours", "overlap")
@@ -119,8 +120,8 @@ class Peer:
             if self._meets:
                 row, _ = functions.meet(row, row.method, np.int32(0), known)
             else:
-                inbox = functions.add(self._nothing, self._nothing, self._number(0.0))
-                row, start = functions.mix(row, inbox, known)
+                functions.add(self._nothing, self._nothing, self._number(0.0))
+                row, start = functions.mix(row, self._mixable([]), known)
                 functions.resume(row.method)
             functions.make(row, start, result.update, known)
 
@@ -187,14 +188,14 @@ class Peer:
         if beside:
             start = functions.resume(row.method)
         elif not self._meets:
-            row, start = functions.mix(row, self._sum(found), known)
+            row, start = functions.mix(row, self._mixable(found), known)
         time.sleep(self._delay(self._index))
         job = Job(step, step, np.asarray(start), self._learner)
         result = self._computing.run(self._index, job)
         send_time = max(start_time, self.clock())
         if beside:
             found = self._take_up(step)
-            row, _ = functions.mix(row, self._sum(found), known)
+            row, _ = functions.mix(row, self._mixable(found), known)
         partner, other, met = -1, None, 0.0
         if self._meets:
             partner = self._partner(self._index, step)
@@ -209,7 +210,7 @@ class Peer:
             self._snapshot = message
             if partner >= 0:
                 call(partner, "give_back", other, commit_time)()
-            self.give_back(np.asarray(own), commit_time)
+            self.give_back(jax.tree.map(np.asarray, own), commit_time)
         else:
             self._replica = own
         self.rows.append(
@@ -242,8 +243,17 @@ class Peer:
             found = [one for job in jobs for one in self._inbox.pop(job, ())]
         return sorted(found, key=lambda one: (one.time, one.sender))  # the order of a trace and of a replay's sums
 
-    def _sum(self, messages: Sequence[Message]) -> Any:
-        """Return the weighted sum of messages."""
+    def _mixable(self, messages: Sequence[Message]) -> Any:
+        """Return the weighted sum of messages, or an `Inbox` for methods that see each message."""
+        if self._sees_messages:
+            # In few shapes, each of which is compiled: as many messages as a step expects, or a multiple.
+            room = max(1, *self._expected)
+            absent = -len(messages) % room or (0 if messages else room)
+            contents = [*(message.content for message in messages), *[self._nothing] * absent]
+            shares = [*(message.share for message in messages), *[0.0] * absent]
+            senders = [*(message.sender for message in messages), *[self._workers] * absent]
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *contents)
+            return Inbox(stacked, np.asarray(shares, self._dtype), np.asarray(senders, np.int32))
         total = self._nothing
         for one in messages:
             total = self._functions.add(total, one.content, self._number(one.share))
@@ -268,7 +278,7 @@ class Peer:
             other, met = call(partner, "lend")()
             self.lend()
         row, other = self._functions.meet(self._row(), other, np.int32(partner), known)
-        return row, np.asarray(other), met
+        return row, jax.tree.map(np.asarray, other), met
 
     def _known(self, step: int, kept: float) -> tuple[Any, ...]:
         """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
@@ -300,7 +310,9 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
         return jax.tree.map(lambda own, leaf: own + weight.astype(leaf.dtype) * leaf, total, message)
 
     def mix(row, inbox, known):
-        row = take_up(method, row, Sent(inbox, ()), visit_of(*known))
+        sees = method.sees_messages
+        sent = inbox._replace(messages=Sent(inbox.messages, ())) if sees else Sent(inbox, ())
+        row = take_up(method, row, sent, visit_of(*known))
         return row, method.resume(row.method, None)
 
     def exchange(row, other, partner, known):

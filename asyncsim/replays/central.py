@@ -60,9 +60,7 @@ def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
     return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
 
-def meet(
-    method: Method, row: Any, other: State, partner: Array, visit: Visit, everyone: Any = ()
-) -> tuple[Any, State]:
+def meet(method: Method, row: Any, other: State, partner: Array, visit: Visit, everyone: Any = ()) -> tuple[Any, State]:
     """Average a worker's row with its partner's state; return both.
 
     The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
@@ -75,9 +73,7 @@ def meet(
         shown = method.presents(own, everyone, visit)
         shown_by_partner = method.presents(other, everyone, visit._replace(worker=partner))
     averaged = method.meet(own, shown_by_partner, visit)[0], method.meet(shown, other, visit)[1]
-    new, new_partner = jax.tree.map(
-        lambda old, mean: jnp.where(partner < 0, old, mean), (own, other), averaged
-    )
+    new, new_partner = jax.tree.map(lambda old, mean: jnp.where(partner < 0, old, mean), (own, other), averaged)
     mass, partner_mass, new_partner_mass = (
         _honest_part(method, _mass(method, state), worker)
         for state, worker in ((own, visit.worker), (other, partner), (new_partner, partner))
@@ -118,9 +114,7 @@ def replica_of(method: Method, carrier: State) -> Any:
 
 def summed(inbox: Inbox) -> Any:
     """Return the sum of the messages of an inbox, each times its weight."""
-    return jax.tree.map(
-        lambda leaf: jnp.tensordot(inbox.weights.astype(leaf.dtype), leaf, 1), inbox.messages
-    )
+    return jax.tree.map(lambda leaf: jnp.tensordot(inbox.weights.astype(leaf.dtype), leaf, 1), inbox.messages)
 
 
 def _without_absent(inbox: Inbox) -> Inbox:

@@ -277,7 +277,16 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     states = [*(jax.eval_shape(init, central) for init in inits), jax.eval_shape(method.optimizer.init, params)]
     leaves, structure = jax.tree.flatten(states)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    return (*functions, method.sees_loss, method.sees_memories, method.sees_messages, method.needs_key, method.honest, structure, shapes)
+    return (
+        *functions,
+        method.sees_loss,
+        method.sees_memories,
+        method.sees_messages,
+        method.needs_key,
+        method.honest,
+        structure,
+        shapes,
+    )
 
 
 def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:
