@@ -135,6 +135,15 @@ def test_what_is_not_finite_is_counted():
     assert replay(trace(), methods.batch_sgd(0.2), quadratic(), attack="infinite(workers=1)").status == "diverged"
 
 
+@pytest.mark.parametrize("method", [methods.clipped_gossip(0.1), methods.robust_gossip("median()", 0.1)])
+def test_robust_gossip_leaves_out_messages_that_are_not_finite(method):
+    cluster = Cluster(6, "gamma(mean=1, cv=0.3)", topology="complete()", policy=method.timing.policy)
+    given = dict(attack="infinite(workers=1)", precision="float64")
+    run = replay(simulate(cluster, 60, 0), method, quadratic(), **given)
+    assert run.status == "finished"
+    assert run.evaluations["train_loss"].iloc[-1] < run.evaluations["train_loss"].iloc[0]
+
+
 @pytest.mark.parametrize(
     "name",
     [
