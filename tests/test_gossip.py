@@ -336,10 +336,18 @@ def test_states_of_workers_that_meet_name_their_replica():
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 
 
-def test_what_is_looked_at_is_what_is_committed():
-    method, trace = case_of("overlap SGP")
+@pytest.mark.parametrize(
+    ("method", "topology", "attack"),
+    [
+        (methods.osgp(RATE), "one_peer_exponential()", None),
+        (methods.clipped_gossip(RATE), "exponential()", "alie(workers=2, z=1)"),
+        (methods.adpsgd(RATE), "complete()", "alie(workers=2, z=1)"),
+    ],
+)
+def test_what_is_looked_at_is_what_is_committed(method, topology, attack):
+    trace = simulated(topology, method.timing.policy, latency="exponential(2)", commits=200)
     problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy(tensors=5)]
-    run = replay(trace, method, problem, precision="float64", record=record, progress=False)
+    run = replay(trace, method, problem, precision="float64", record=record, attack=attack, progress=False)
     shown = run.diagnostics[run.diagnostics["quantity"] == "proxy_energy"]
     recorded = run.commits.set_index("commit")["proxy_energy"][shown["commit"]]
     np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)

@@ -60,13 +60,17 @@ def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
     return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
 
-def meet(method: Method, row: Any, other: State, partner: Array, visit: Visit, everyone: Any = ()) -> tuple[Any, State]:
+def meet(method: Method, row: Any, other: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
     """Average a worker's row with its partner's state; return both.
 
     The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
-    partner's new one. ``everyone`` is an `Inbox` of all workers' states, for attacks that know them.
+    partner's new one. ``other`` is the partner's state; under attacks that know all workers' states
+    a pair, of it and an `Inbox` of these states.
     """
     assert method.meet is not None
+    everyone: Any = ()
+    if method.sees_messages:
+        other, everyone = other
     own = shown = row.method
     shown_by_partner = other
     if method.presents is not None:

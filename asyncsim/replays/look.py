@@ -26,7 +26,7 @@ class Met(NamedTuple):
     read: Any
     pulled: Array  #: the central variable that its message is formed with
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
-    other: Any = ()  #: without a server the messages taken up, or the partner's state and those of all workers
+    other: Any = ()  #: without a server the messages taken up, or what `asyncsim.replays.central.meet` takes
 
 
 def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
@@ -55,8 +55,9 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
         elif method.meet is not None:
             partner = jnp.where(gossip.partner < 0, pieces.visit.worker[0, 0], gossip.partner)
             states = of_workers(state.workers.method, layout.workers)
-            everyone: Any = Inbox(states, (), ()) if method.sees_messages else ()
-            other = jax.tree.map(lambda leaf: leaf[partner], states), everyone
+            other = jax.tree.map(lambda leaf: leaf[partner], states)
+            if method.sees_messages:
+                other = other, Inbox(states, (), ())
         return Met(state.central, state.server, state.recorders, row, read, pulled, memories, other)
 
     return jax.jit(first)
@@ -84,8 +85,7 @@ def build_look(
         start = read if method.resume is None else method.resume(row.method, read)
         result = local(data, constants.key, start, row.learner, visit, job, rows)
         if method.meet is not None:
-            other, everyone = met.other
-            row, _ = meet(method, row, other, pieces.gossip.partner[0, 0], visit, everyone)
+            row, _ = meet(method, row, met.other, pieces.gossip.partner[0, 0], visit)
         brought = start if read is None else read, start, result.update, result.loss, met.pulled, visit
         made, _ = commit(met.central, met.server, row, *brought, *met.memories)
         shown: list[dict[str, list[Array]]] = []

@@ -181,10 +181,10 @@ def _build_piece(
             if method.mix is not None:
                 other = _inbox(state.messages, gossip, single, method.sees_messages)
             elif method.meet is not None:
-                other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single), ()
+                other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
                 if method.sees_messages:  # of all workers, for the one commit of the piece
                     states = of_workers(state.workers.method, layout.workers)
-                    other = other[0], Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
+                    other = other, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
             return _take(state.workers, worker, single), read, pulled, other
 
         index = worker, slot, push_slot, piece.gossip
@@ -221,8 +221,7 @@ def _build_piece(
     def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled, other):
         visit, there = piece.visit, jnp.arange(size, dtype=piece.size.dtype) < piece.size
         if method.meet is not None:
-            other, everyone = other
-            rows, other = each(functools.partial(meet, method), rows, other, piece.gossip.partner, visit, everyone)
+            rows, other = each(functools.partial(meet, method), rows, other, piece.gossip.partner, visit)
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any]]:
             place, is_there, visit, row, pulled, offset, *brought = of_commit
