@@ -165,7 +165,7 @@ def require_timing(method: Any, processes: Processes) -> None:
         remedy = (
             "give the processes a topology"
             if gossips
-            else "choose a method without a server, dpsgd say, or no topology"
+            else "choose dpsgd or another method without a server, or no topology"
         )
         raise InputError(f"method = {method.name!r}: has {server}, unlike these processes; {remedy}")
     if gossips and (method.meet is not None) != (policy.name == "handshake"):
