@@ -13,12 +13,14 @@ from jax.flatten_util import ravel_pytree
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
+from asyncsim.methods.buffer import group_means
 from asyncsim.methods.check import check_method
-from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.methods.recipe import Recipe, recipe_of
+from asyncsim.methods.method import Array, Memories, Method, State, present
+from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
-from asyncsim.replays.central import summed
+from asyncsim.replays.central import summed, weighed
 from asyncsim.replays.programs import Same
+from asyncsim.traces.trace import Trace
 
 
 def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
@@ -34,6 +36,21 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
     return _same_attacked(Same(method), Same(attack), byzantine), problem
 
 
+def among_the_living(method: Method, trace: Trace, attack: Attack | None) -> Method:
+    """Return a method whose central variable is the mean of the living, if workers without a server are ever away.
+
+    A method under attack has that mean already, of the honest.
+    """
+    if trace.protocol != "gossip" or trace.spells.empty or attack is not None:
+        return method
+    return _same_weighed(Same(method), trace.workers)
+
+
+@cached(maxsize=64)
+def _same_weighed(same_method: Same, workers: int) -> Method:
+    return recast(same_method.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers))
+
+
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
     """Raise InputError unless a method can be replayed under an attack."""
     attacked, problem = under_attack(method, problem, attack, workers)
@@ -43,13 +60,7 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 @cached(maxsize=64)
 def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
-    attacked, recipe = _attacked(method, attack, byzantine)._replace(recipe=None), recipe_of(method)
-    if recipe is None:
-        return attacked
-    make, key = recipe.make, (recipe.key, same_attack, mask)
-    return attacked._replace(
-        recipe=Recipe(key, lambda numbers: _attacked(make(numbers), attack, byzantine), recipe.numbers, attacked)
-    )
+    return recast(method, (same_attack, mask), lambda method: _attacked(method, attack, byzantine))
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
@@ -58,9 +69,43 @@ def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
-        change = attack.change or (lambda messages, honest, byzantine, key: messages)
-        return method.rounds.attacked(change, byzantine)._replace(message=method.message, name=method.name)
-    return method if attack.change is None else _last_changed(method, attack, byzantine)
+        own = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
+        method = method.rounds.attacked(byzantine)._replace(**own)
+    if attack.change is None:
+        return method
+    return (
+        _last_changed(method, attack, byzantine)
+        if method.combine is None
+        else _waiting_changed(method, attack, byzantine)
+    )
+
+
+def _require_vectors(method: Method, attack: Attack, message: Any, shape: tuple[int, ...]) -> None:
+    """Raise InputError unless messages are vectors of parameters."""
+    if getattr(message, "shape", None) != shape:
+        raise InputError(
+            f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
+            "are not; choose one of the own message: sign_flip, zero"
+        )
+
+
+def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose Byzantine workers know the messages of the version and change theirs."""
+    change, combined = attack.change, method.combine
+    assert change is not None and combined is not None
+
+    def combine(server, central, messages, visits):
+        rows = jax.tree.leaves(visits.worker)[0].shape[0]
+        _require_vectors(method, attack, messages, (rows, *central.shape))
+        is_bad = jnp.asarray(byzantine)
+        means, number = group_means(messages, present(messages, visits), visits.worker, len(byzantine))
+        there = number > 0
+        changed = change(means, there & ~is_bad, there & is_bad, visits.key)
+        is_changed = is_bad[visits.worker] & jnp.any(there & ~is_bad)
+        messages = jnp.where(is_changed[:, None], changed[visits.worker], messages)
+        return combined(server, central, messages, visits)
+
+    return method._replace(combine=combine, needs_key=True)
 
 
 def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
@@ -99,10 +144,7 @@ def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Me
         changed = _own_changed(changed, attack, byzantine)
     if method.mix is not None and attack.change is not None:
         changed = _inbox_changed(changed, attack, byzantine)
-    # Messages then differ from their honest mass, which the replay keeps in its memory.
-    return changed._replace(
-        honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
-    )
+    return weighed(changed, honest)
 
 
 def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
@@ -146,7 +188,8 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
 def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers show a changed state to the worker that they meet.
 
-    Those that know the honest states know all of them, at the instant of the meeting.
+    Those that know the honest states know all of them, at the instant of the meeting, but those of
+    workers that are away.
     """
 
     def presents(state, inbox, visit):
@@ -157,12 +200,15 @@ def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
         if attack.change is None:
             return state
         change = attack.change
+        present = jnp.bool_(True) if isinstance(visit.counted, tuple) else visit.counted
+        honest = present & ~is_bad
 
         def formed() -> State:
             vectors = jax.vmap(lambda state: ravel_pytree(state)[0])(inbox.messages)
-            return ravel_pytree(state)[1](change(vectors, ~is_bad, is_bad, key)[visit.worker])
+            formed = change(vectors, honest, present & is_bad, key)
+            return ravel_pytree(state)[1](formed[visit.worker])
 
-        return jax.lax.cond(is_bad[visit.worker], formed, lambda: state)
+        return jax.lax.cond(is_bad[visit.worker] & jnp.any(honest), formed, lambda: state)
 
     return method._replace(presents=presents, sees_messages=attack.change is not None, needs_key=True)
 
@@ -193,11 +239,7 @@ def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Meth
         return LastMemory(method.init_memory(central), jnp.zeros_like(central), jnp.bool_(False))
 
     def apply(server, central, message, memory, visit, memories):
-        if getattr(message, "shape", None) != central.shape:
-            raise InputError(
-                f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
-                "are not; choose one of the own message: sign_flip, zero"
-            )
+        _require_vectors(method, attack, message, central.shape)
         is_bad = jnp.asarray(byzantine)
 
         def changed() -> Array:

@@ -18,6 +18,9 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Applied, Array, Inbox, Method, State, Visit
 
+#: Weights below which nobody is left.
+_NOTHING = 1e-6
+
 
 class Mass(NamedTuple):
     """Replicas times their shares, and the sum of their weights times their shares; ``()`` without an attack."""
@@ -27,10 +30,20 @@ class Mass(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message, and under attack its `Mass`, which is zero from a Byzantine worker; else ``()``."""
+    """A message, and under attack or with failures its `Mass`, zero from a Byzantine worker; else ``()``."""
 
     message: State
     mass: Any
+
+
+def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
+    """Return a method without a server whose central variable is the weighted mean of some workers' messages.
+
+    Messages may differ from their mass, which the replay keeps in its memory.
+    """
+    return method._replace(
+        honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
+    )
 
 
 def initial_memory(method: Method, central: Array) -> State:
@@ -55,7 +68,7 @@ def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
         messages = inbox.message
     arrived = _mass(method, inbox.message) if method.honest is None else inbox.mass
     last = row.memory if method.last is None else _mass(method, method.last(row.method))
-    last = _honest_part(method, last, visit.worker)
+    last = honest_part(method, last, visit.worker)
     mixed = jax.tree.map(lambda old, new: jnp.asarray(visit.kept, old.dtype) * old + new, last, arrived)
     return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
@@ -71,15 +84,16 @@ def meet(method: Method, row: Any, other: Any, partner: Array, visit: Visit) -> 
     everyone: Any = ()
     if method.sees_messages:
         other, everyone = other
-    own = shown = row.method
-    shown_by_partner = other
+    own = row.method
     if method.presents is not None:
         shown = method.presents(own, everyone, visit)
         shown_by_partner = method.presents(other, everyone, visit._replace(worker=partner))
-    averaged = method.meet(own, shown_by_partner, visit)[0], method.meet(shown, other, visit)[1]
+        averaged = method.meet(own, shown_by_partner, visit)[0], method.meet(shown, other, visit)[1]
+    else:
+        averaged = method.meet(own, other, visit)
     new, new_partner = jax.tree.map(lambda old, mean: jnp.where(partner < 0, old, mean), (own, other), averaged)
     mass, partner_mass, new_partner_mass = (
-        _honest_part(method, _mass(method, state), worker)
+        honest_part(method, _mass(method, state), worker)
         for state, worker in ((own, visit.worker), (other, partner), (new_partner, partner))
     )
     memory = jax.tree.map(lambda a, b, c: a + (b - c), mass, partner_mass, new_partner_mass)
@@ -101,14 +115,20 @@ def commit_mean(
         The memory after `take_up` or `meet`.
     """
     new = _mass(method, message if method.mix is not None else worker)
-    new = _honest_part(method, new, visit.worker)
     memory = new if method.mix is not None and method.last is None else ()
-    step = new.vector - mixed.vector
+    gained = jax.tree.map(jnp.subtract, honest_part(method, new, visit.worker), mixed)
     if method.honest is None:
+        step = gained.vector
         return Applied(central + step / jnp.asarray(visit.workers, step.dtype), server, memory)
-    gained = new.weight - mixed.weight
-    total = server + gained
-    return Applied(central + (step - gained[..., None] * central) / total[..., None], total, memory)
+    return Applied(*gain(central, server, gained), memory)
+
+
+def gain(central: Array, total: Array, mass: Mass) -> tuple[Array, Array]:
+    """Add a mass to a weighted mean; return the mean, which stays where nothing is left, and its weight."""
+    total = total + mass.weight
+    lasts = jnp.abs(total) > _NOTHING  # flipped weights may be negative
+    step = (mass.vector - mass.weight[..., None] * central) / jnp.where(lasts, total, 1)[..., None]
+    return jnp.where(lasts[..., None], central + step, central), jnp.where(lasts, total, jnp.zeros_like(total))
 
 
 def replica_of(method: Method, carrier: State) -> Any:
@@ -145,7 +165,7 @@ def _ones(method: Method, replica: Array) -> Any:
     return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
 
 
-def _honest_part(method: Method, mass: Mass, worker: Array) -> Mass:
+def honest_part(method: Method, mass: Mass, worker: Array) -> Mass:
     """Return a worker's mass, or zeros if the worker is Byzantine."""
     if method.honest is None:
         return mass
