@@ -207,14 +207,10 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
         if methods:
             cells.append(cell._replace(methods=methods))
     if not cells or cells[0].cluster.topology is None:
-        if attack is not None and left_out:
-            raise InputError(
-                f"attack = {attack.text!r}: no method without a server can be run under it; choose label_flip, or for "
-                "methods whose workers send messages sign_flip, gaussian, disturbance, zero or infinite"
-            )
         raise InputError(
             f"methods = {', '.join(map(str, config.methods))}: none can be run on topology = "
-            f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp or adpsgd, or run the study compare"
+            f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp, adpsgd, clipped_gossip or "
+            "robust_gossip, or run the study compare"
         )
     return cells, [f"left out: {which}: {why}" for which, why in left_out.items()]
 

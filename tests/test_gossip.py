@@ -300,16 +300,28 @@ def test_the_step_of_a_commit_is_the_means():
     np.testing.assert_allclose(run.commits["update_norm"], run.commits["moved"], rtol=1e-10)
 
 
-def test_workers_that_meet_are_their_replicas():
-    own = methods.adpsgd(RATE)._replace(init_worker=lambda central: {"x": central})
-    with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state"):
+def test_states_of_workers_that_meet_name_their_replica():
+    own = methods.adpsgd(RATE)._replace(
+        init_worker=lambda central: {"m": central, "x": central},
+        message=lambda worker, update, *_: (update, worker, {}),
+        meet=lambda own, other, visit: (own, other),
+    )
+    with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state.* replica=lambda state"):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 
 
-def test_what_is_looked_at_is_what_is_committed():
-    method, trace = case_of("overlap SGP")
+@pytest.mark.parametrize(
+    ("method", "topology", "attack"),
+    [
+        (methods.osgp(RATE), "one_peer_exponential()", None),
+        (methods.clipped_gossip(RATE), "exponential()", "alie(workers=2, z=1)"),
+        (methods.adpsgd(RATE), "complete()", "alie(workers=2, z=1)"),
+    ],
+)
+def test_what_is_looked_at_is_what_is_committed(method, topology, attack):
+    trace = simulated(topology, method.timing.policy, latency="exponential(2)", commits=200)
     problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy(tensors=5)]
-    run = replay(trace, method, problem, precision="float64", record=record, progress=False)
+    run = replay(trace, method, problem, precision="float64", record=record, attack=attack, progress=False)
     shown = run.diagnostics[run.diagnostics["quantity"] == "proxy_energy"]
     recorded = run.commits.set_index("commit")["proxy_energy"][shown["commit"]]
     np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)

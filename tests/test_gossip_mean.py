@@ -79,6 +79,29 @@ def heavy_ball(**options):
     )
 
 
+def momentum_too(learning_rate=RATE):
+    """AD-PSGD whose workers average their momentum, too; the state is a dict."""
+
+    def meet(own, other, visit):
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, own, other)
+        return mean, mean
+
+    def message(worker, update, start, central, visit):
+        momentum = 0.9 * worker["momentum"] + update
+        x = worker["x"] + momentum
+        return x, {"momentum": momentum, "x": x}, {}
+
+    return methods.Method(
+        "momentum_too",
+        {"learning_rate": learning_rate},
+        methods.gradient_steps(learning_rate),
+        message=message,
+        init_worker=lambda central: {"momentum": jnp.zeros_like(central), "x": central},
+        meet=meet,
+        replica=lambda state: state["x"],
+    )
+
+
 def own_targets():
     """A quadratic whose optimum is another one for each worker."""
 
@@ -108,27 +131,39 @@ METHODS = {
     "SGP, nobody waits": (methods.sgp(RATE, policy=None), "exponential()", "asynchronous()"),
     "overlap SGP": (methods.osgp(RATE), "exponential()", "overlap(1)"),
     "AD-PSGD": (methods.adpsgd(RATE), "complete()", "handshake()"),
+    "AD-PSGD with momentum": (momentum_too(), "complete()", "handshake()"),
+    "ClippedGossip": (methods.clipped_gossip(RATE), "exponential()", "neighbours()"),
+    "ClippedGossip, a constant radius": (methods.clipped_gossip(RATE, radius=0.3), "ring()", "neighbours()"),
+    "BRIDGE": (methods.robust_gossip("median()", RATE), "ring()", "neighbours(mix=beside)"),
     "gradient tracking": (tracking(), "ring()", "neighbours()"),
     "heavy ball": (heavy_ball(), "ring()", "neighbours()"),
 }
-LABELS = "label_flip(workers=[1, 4])"
+LABELS, FLIP = "label_flip(workers=[1, 4])", "sign_flip(workers=2, scale=0.5)"
+ALIE, PRODUCT = "alie(workers=2, z=1.5)", "inner_product(workers=[3], scale=0.1)"
 ATTACKS = {
     None: lambda vector: vector,
-    "sign_flip(workers=2, scale=0.5)": lambda vector: -0.5 * vector,
+    FLIP: lambda vector: -0.5 * vector,
     LABELS: lambda vector: vector,
     "zero(workers=[3])": lambda vector: 0 * vector,
 }
-BYZANTINE = {
-    None: [],
-    "sign_flip(workers=2, scale=0.5)": [0, 1],
-    LABELS: [1, 4],
-    "zero(workers=[3])": [3],
+#: Attacks that know honest messages, from these.
+KNOWING = {
+    ALIE: lambda known: known.mean(0) - 1.5 * known.std(0),
+    PRODUCT: lambda known: -0.1 * known.mean(0),
 }
-#: Workers that meet send no messages to attack.
-CASES = [(name, attack) for name in METHODS for attack in ATTACKS if name != "AD-PSGD" or attack in (None, LABELS)]
+BYZANTINE = {None: [], FLIP: [0, 1], LABELS: [1, 4], "zero(workers=[3])": [3], ALIE: [0, 1], PRODUCT: [3]}
+#: Methods that do not give their last message, which attacks that know it need.
+FORGETFUL = ("gradient tracking", "heavy ball")
+CASES = [
+    (name, attack)
+    for name in METHODS
+    for attack in (*ATTACKS, *KNOWING)
+    if name not in FORGETFUL or attack not in KNOWING
+]
 #: A case of each kind of message, of each attack.
-FEW = [("D-PSGD", None), ("SGP", LABELS), ("overlap SGP", "zero(workers=[3])"), ("AD-PSGD", LABELS)]
-FEW += [("gradient tracking", "sign_flip(workers=2, scale=0.5)"), ("heavy ball", None)]
+FEW = [("D-PSGD", None), ("SGP", LABELS), ("overlap SGP", "zero(workers=[3])"), ("AD-PSGD", FLIP)]
+FEW += [("gradient tracking", FLIP), ("heavy ball", None), ("SGP, nobody waits", ALIE)]
+FEW += [("ClippedGossip", ALIE), ("BRIDGE", ALIE), ("AD-PSGD with momentum", PRODUCT)]
 
 
 def some(cases):
@@ -150,7 +185,11 @@ class Loop:
 
     def __init__(self, name, trace, attack):
         self.kind = METHODS[name][0].name.replace("osgp", "sgp")
-        self.byzantine, self.change = BYZANTINE[attack], ATTACKS[attack]
+        self.has_momentum = self.kind == "momentum_too"
+        self.kind = self.kind.replace("momentum_too", "adpsgd")
+        self.byzantine = BYZANTINE[attack]
+        self.change, self.form = ATTACKS.get(attack, lambda part: part), KNOWING.get(attack)
+        self.radius = 0.3 if name == "ClippedGossip, a constant radius" else None
         self.targets = TARGETS.astype(float)
         if attack and attack.startswith("label_flip"):
             self.targets[self.byzantine] = TARGETS.max() - self.targets[self.byzantine]
@@ -171,15 +210,55 @@ class Loop:
         return CURVATURE * (at - self.targets[worker])
 
     def mix(self, row, own, part):
-        return row.kept * own + sum(
-            share * part(self.sent[r]) for r, share in zip(row.sources, row.weights, strict=True)
+        messages, shares = self.received(row, part), np.array(row.weights)
+        if self.kind == "robust_gossip":
+            return np.median([own, *messages], 0)
+        if self.kind == "clipped_gossip":
+            return own + self.clipped([message - own for message in messages], shares)
+        return row.kept * own + sum(share * message for share, message in zip(shares, messages, strict=True))
+
+    def clipped(self, apart, shares):
+        distances = np.array([np.linalg.norm(step) for step in apart])
+        radius = self.radius
+        if radius is None and len(apart):
+            last = np.argmax(distances)
+            near = np.arange(len(apart)) != last
+            radius = np.sqrt(np.sum((shares * distances**2)[near]) / shares[last])
+        return sum(
+            (share * min(1, radius / distance if distance else 1) * step)
+            for step, share, distance in zip(apart, shares, distances, strict=True)
         )
+
+    def received(self, row, part):
+        """Return a part of each message; those of Byzantine senders as they are formed for this receiver."""
+        messages, senders = [part(self.sent[r]) for r in row.sources], [self.frame["worker"][r] for r in row.sources]
+        known = {sender: message for sender, message in zip(senders, messages, strict=True) if sender in self.honest}
+        if row.worker in self.honest:
+            last = self.last.get(row.worker)
+            known[row.worker] = part((START, 1.0, 0 * START) if last is None else self.true[last])
+        if self.form is None or not known:
+            return messages
+        formed = self.form(np.array(list(known.values())))
+        return [formed if sender in self.byzantine else own for sender, own in zip(senders, messages, strict=True)]
+
+    def shown(self, worker, states):
+        """Return the state that a worker shows to the one that it meets."""
+        if worker not in self.byzantine:
+            return states[worker].copy()
+        return self.change(states[worker]) if self.form is None else self.form(states[self.honest])
+
+    def meet(self, i, j, states):
+        shown_by_i, shown_by_j = self.shown(i, states), self.shown(j, states)
+        states[i], states[j] = (states[i] + shown_by_j) / 2, (states[j] + shown_by_i) / 2
 
     def step(self, row):
         i = row.worker
         if self.kind == "adpsgd":
             step = -RATE * self.gradient(i, self.points[i])
-            self.x[i] = self.x[row.partner] = (self.x[i] + self.x[row.partner]) / 2
+            self.meet(i, row.partner, self.x)
+            if self.has_momentum:
+                self.meet(i, row.partner, self.m)
+                step = self.m[i] = 0.9 * self.m[i] + step
             self.x[i] = self.points[i] = self.x[i] + step
             return
         for source, share in zip(row.sources, row.weights, strict=True):
@@ -189,8 +268,11 @@ class Loop:
         else:
             self.initial[i] -= row.kept
         mixed = self.mix(row, self.x[i], lambda sent: sent[0])
-        self.w[i] = self.mix(row, self.w[i], lambda sent: sent[1])
-        self.points[i] = {"dpsgd": self.x[i], "sgp": mixed / self.w[i]}.get(self.kind, mixed)
+        if self.kind == "sgp":
+            self.w[i] = self.mix(row, self.w[i], lambda sent: sent[1])
+        self.points[i] = {"dpsgd": self.x[i], "robust_gossip": self.x[i], "sgp": mixed / self.w[i]}.get(
+            self.kind, mixed
+        )
         gradient = self.gradient(i, self.points[i])
         if self.kind == "tracking":
             self.y[i] = self.mix(row, self.y[i], lambda sent: sent[2]) + gradient - self.g[i]
@@ -264,17 +346,32 @@ def test_evaluations_are_of_that_mean_and_of_honest_replicas(name, attack):
         assert last[f"train_loss_{which}"] == pytest.approx(value, rel=1e-9)
 
 
-@pytest.mark.parametrize("attack", [None, "sign_flip(workers=2, scale=0.5)"])
-@pytest.mark.parametrize("name", ["SGP", "gradient tracking"])
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        ("SGP", None),
+        ("SGP", FLIP),
+        ("gradient tracking", None),
+        ("gradient tracking", FLIP),
+        ("SGP", ALIE),
+        ("ClippedGossip", None),
+        ("AD-PSGD", ALIE),
+    ],
+)
 def test_members_of_an_ensemble_have_their_means(name, attack):
-    make = {"SGP": methods.sgp, "gradient tracking": tracking}[name]
+    make = {
+        "SGP": methods.sgp,
+        "gradient tracking": tracking,
+        "ClippedGossip": methods.clipped_gossip,
+        "AD-PSGD": methods.adpsgd,
+    }[name]
     trace, loop = trace_of(*METHODS[name][1:]), Loop(name, trace_of(*METHODS[name][1:]), attack)
     options = {"learning_rate": [0.02, RATE], "precision": "float64", "attack": attack, "progress": False}
     runs = replay_ensemble(trace, make, own_targets(), batched=True, **options)
     assert_close(runs[1].params["x"], loop.central[-1])
 
 
-@pytest.mark.parametrize("attack", [None, "sign_flip(workers=2, scale=0.5)"])
+@pytest.mark.parametrize("attack", [None, FLIP, ALIE])
 def test_on_several_devices_it_is_the_same(attack):
     name = "SGP, nobody waits"
     trace = trace_of(*METHODS[name][1:])
@@ -294,3 +391,8 @@ def test_on_several_devices_it_is_the_same(attack):
 def test_a_message_that_does_not_say_where_its_replica_is(replica, message):
     with pytest.raises(InputError, match=message):
         replay(trace_of("ring()", "neighbours()"), heavy_ball(replica=replica), own_targets())
+
+
+def test_attacks_that_know_messages_need_the_last_one():
+    with pytest.raises(InputError, match=r"heavy_ball does not give it; add last=lambda worker"):
+        replay(trace_of("ring()", "neighbours()"), heavy_ball(), own_targets(), attack=ALIE)

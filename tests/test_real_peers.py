@@ -27,6 +27,7 @@ CASES = {
     "SGP, nobody waits": (methods.sgp(0.05, policy=None), "ring()", "asynchronous()"),
     "overlap SGP": (methods.osgp(0.05), "exponential()", "overlap(1)"),
     "AD-PSGD": (methods.adpsgd(0.05), "complete()", "handshake()"),
+    "ClippedGossip": (methods.clipped_gossip(0.05), "ring()", "neighbours()"),
 }
 
 

@@ -1,8 +1,7 @@
 """Attacks: what Byzantine workers send in the place of their messages.
 
 An attack is part of a replay: ``replay(..., attack=attacks.alie(workers=3))``, and ``--attack "alie(workers=3)"`` in
-studies. Without a server only attacks of the own message and `label_flip` are possible, and where workers meet in pairs
-`label_flip` alone. ``workers`` are the Byzantine ones: so many, from worker 0 on, or a list.
+studies. ``workers`` are the Byzantine ones: so many, from worker 0 on, or a list.
 They compute as the others do, and what they send is changed:
 
 ============================================  ==================================================================
@@ -12,7 +11,10 @@ They compute as the others do, and what they send is changed:
                                               of the version that is about to be made, for methods that combine its
                                               messages (`asyncsim.methods.Method.combine`; a version of Byzantine
                                               messages alone stays as it is); for all others, at each commit of a
-                                              Byzantine worker, of the last message of every honest worker
+                                              Byzantine worker, of the last message of every honest worker.
+                                              Without a server: of the honest messages that the receiver takes
+                                              up in the same step, and its own last one; where workers meet in
+                                              pairs, of the states of all honest workers at that instant
 `label_flip`                                  the message is honest, and comes from wrong labels
 ============================================  ==================================================================
 
@@ -65,7 +67,7 @@ class Attack(NamedTuple):
         The Byzantine workers, or their number: the first ones.
     own : function, optional
         ``own(message, key) -> message``, a vector or an array of a message that has several: what is known is the
-        worker's own message alone.
+        worker's own message alone. Where workers meet in pairs, their states take the place of messages.
     change : function, optional
         ``change(messages, honest, byzantine, key) -> messages``, with ``messages[workers, parameters]`` and the masks
         of the honest and the Byzantine workers whose messages are there: all of them are known.

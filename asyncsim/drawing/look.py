@@ -127,6 +127,8 @@ METHOD_LOOKS = {
     "sgp": Look(GREEN, (0, (4, 1)), "SGP"),
     "osgp": Look(ORANGE, (0, (4, 1, 1, 1)), "overlap SGP"),
     "adpsgd": Look(PURPLE, (0, (6, 1)), "AD-PSGD"),
+    "clipped_gossip": Look(VERMILLION, (0, (5, 1, 1, 1)), "ClippedGossip"),
+    "robust_gossip": Look(SKY, (0, (5, 1, 1, 1)), "BRIDGE"),
 }
 _PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 #: Colours and lines of methods outside the table.

@@ -55,6 +55,7 @@ from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.robust import robust
+from asyncsim.methods.robust_gossip import clipped_gossip, robust_gossip
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
@@ -73,6 +74,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         averaging,
         basgd,
         batch_sgd,
+        clipped_gossip,
         damping,
         dana_slim,
         dana_zero,
@@ -101,6 +103,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         ringleader,
         ringmaster,
         robust,
+        robust_gossip,
         sgd,
         sgp,
         softsync,

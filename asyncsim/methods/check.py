@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from asyncsim.base.console import counted
@@ -23,7 +24,7 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Inbox, Memories, Method, Timing, Visit, add
 
 #: The call of each function, as errors print it.
 _CALLS = {
@@ -42,12 +43,14 @@ _CALLS = {
     "mix": "mix(worker, inbox, visit)",
     "meet": "meet(replica, partner, visit)",
     "replica": "replica(message)",
+    "presents": "presents(state, inbox, visit)",
     "last": "last(worker)",
 }
 #: Number of messages with which a method's ``combine`` is checked.
 _SEVERAL = 3
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
+_OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy")
+_OPTIONAL_OF_GOSSIP = ("mix", "meet", "replica", "presents", "last")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -119,6 +122,15 @@ def memories_kinds(memory: Any, workers: int = 3) -> Memories:
     return Memories(several(workers), several(2), worker)
 
 
+def inbox_kinds(message: Any, most: int = 2) -> Inbox:
+    """Return an inbox of ``most`` messages, as shapes, from one message."""
+
+    def several(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((most, *jnp.shape(leaf)), jnp.result_type(leaf))
+
+    return Inbox(jax.tree.map(several, message), several(0.0), several(np.int32(0)))
+
+
 def _fault(check: Callable[..., Any], *arguments: Any) -> str:
     """Return the error message of a check; an empty string if the check passes."""
     try:
@@ -135,8 +147,6 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     _check_optimizer(method, params)
     visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None or method.meet is not None)
     worker, server, memory = (_call(method, name, central) for name in _STATES)
-    if method.meet is not None:
-        _require_vector(method, "init_worker", worker, central, "the worker's state, ")
     if method.resume is not None:
         read = None if method.mix is not None else central
         _require_vector(method, "resume", _call(method, "resume", worker, read), central)
@@ -168,6 +178,7 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
             )
         result = _call(method, "meet", worker, worker, visit)
         _require_alike(_named(method, "meet"), "the states of both workers", result, (worker, worker))
+        _check_replica(method, worker, central, "init_worker", "the worker's state")
         _require_vector(method, "message", message, central, "the message, ")
         return
     if method.resume is None:
@@ -180,19 +191,25 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
     _require_alike(
         _named(method, "mix"),
         "the worker's state, as init_worker made it",
-        _call(method, "mix", worker, message, visit),
+        _call(method, "mix", worker, inbox_kinds(message) if method.sees_messages else message, visit),
         worker,
     )
-    _check_replica(method, message, central)
+    _check_replica(method, message, central, "message", "the message")
     if method.last is not None:
         _require_alike(_named(method, "last"), "the last message", _call(method, "last", worker), message)
 
 
-def _check_replica(method: Method, message: Any, central: Any) -> None:
+def _check_replica(method: Method, carrier: Any, central: Any, maker: str, name: str) -> None:
+    """Check that a carrier has a replica: a message, or the state of a worker that meets others.
+
+    ``maker`` is the function that returns the carrier.
+    """
     if method.replica is not None:
-        result = _call(method, "replica", message)
+        result = _call(method, "replica", carrier)
         vector, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         _require_vector(method, "replica", vector, central, "the replica, ")
+        if method.meet is not None and weight is not None:
+            raise InputError(f"{_named(method, 'replica')} returned two things: workers that meet have no weights")
         if weight is not None and (weight.shape, weight.dtype) != ((), central.dtype):
             raise InputError(
                 f"{_named(method, 'replica')} returned the weight {tree_text(weight)}: must be a number of type "
@@ -200,12 +217,13 @@ def _check_replica(method: Method, message: Any, central: Any) -> None:
             )
         return
     # The entries of a dict have no order, so none of them is the first.
-    leaves = message if isinstance(message, tuple) else jax.tree.leaves(message)
-    if not (isinstance(message, tuple) or len(leaves) == 1) or getattr(leaves[0], "shape", None) != central.shape:
+    leaves = carrier if isinstance(carrier, tuple) else jax.tree.leaves(carrier)
+    shape = getattr(next(iter(leaves), None), "shape", None)
+    if not (isinstance(carrier, tuple) or len(leaves) == 1) or shape != central.shape:
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {tree_text(message)}: without a server it carries the "
+            f"{_named(method, maker)} returned {name}, {tree_text(carrier)}: without a server it carries the "
             f"worker's replica, a vector like the central variable, {tree_text(central)}; say which part that is with "
-            "replica=lambda message: ..."
+            f"replica=lambda {'message' if maker == 'message' else 'state'}: ..."
         )
 
 
@@ -223,11 +241,11 @@ def check_fields(method: Method) -> None:
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
     _check_timing(f"{method.name}.timing", method.timing)
-    for name in ("sees_loss", "sees_memories", "needs_key"):
+    for name in ("sees_loss", "sees_memories", "sees_messages", "needs_key"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
         function = getattr(method, name)
-        if not callable(function) and not (function is None and name in _OPTIONAL):
+        if not callable(function) and not (function is None and name in _OPTIONAL + _OPTIONAL_OF_GOSSIP):
             raise InputError(f"{method.name}.{name} = {function!r}: must be a function, {call}")
     if not all(callable(getattr(method.optimizer, name, None)) for name in ("init", "update")):
         raise InputError(

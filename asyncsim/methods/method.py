@@ -171,6 +171,25 @@ class Memories(NamedTuple):
         return rows.at[self.worker].set(newer, mode="drop")
 
 
+class Inbox(NamedTuple):
+    """The messages that a worker takes up in one step, for methods that see them one by one.
+
+    Attributes
+    ----------
+    messages : tree
+        Leaves with leading axis ``most``, the largest number of messages of a step in the trace.
+        Absent messages are zeros.
+    weights : Float[Array, "most"]
+        The weight of each message; zero for absent messages.
+    senders : Int[Array, "most"]
+        The worker that sent each message; the number of workers for absent messages.
+    """
+
+    messages: State
+    weights: Any
+    senders: Any
+
+
 #: Bits of a parameter, unless a study sets another type.
 _BITS = 32
 
@@ -344,26 +363,29 @@ class Method(NamedTuple):
     mix : function, optional
         ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: updates
         the worker's state before its gradient. ``inbox`` is the weighted sum of the messages taken
-        up; ``visit.kept`` is the weight of the worker's own state. ``message`` forms the message to
-        its neighbours, a tree of floating-point arrays.
+        up, or with ``sees_messages`` an `Inbox`; ``visit.kept`` is the weight of the worker's own
+        state. ``message`` forms the message to its neighbours, a tree of floating-point arrays.
     replica : function, optional
-        ``replica(message)``: with ``mix``, selects the worker's replica in its message, a vector;
+        With ``mix``, ``replica(message)`` selects the worker's replica in its message, a vector;
         for push-sum the biased replica and its weight. It is also applied to sums of messages, so
-        it may only select. By default the message, or the first entry of a message that is a tuple.
+        it may only select. With ``meet``, ``replica(state)`` selects it in the worker's state. By
+        default the message or state, or the first entry of a tuple.
     last : function, optional
         ``last(worker)``: with ``mix``, computes the worker's last message, or its initial one, from
         its state. By default the replay stores it, at the cost of a vector for each worker.
     meet : function, optional
         ``meet(replica, partner, visit) -> (replica, partner)``, for workers that meet in pairs:
-        updates the states of both at once, when the first commits, before its ``message``. States
-        are replicas, vectors. The message is also the committing worker's read for its next
-        gradient.
+        updates the states of both, any trees, at once, when the first commits, before its
+        ``message``. The message is also the committing worker's read for its next gradient, a
+        vector.
     timing : Timing
         The timing that the trace must have.
     sees_loss : bool
         Whether visits carry the loss.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers before this commit.
+    sees_messages : bool
+        Whether ``mix`` sees its messages one by one, in an `Inbox`.
     needs_key : bool
         Whether visits have a key, for methods that draw random numbers.
     rounds : Rounds, optional
@@ -371,6 +393,10 @@ class Method(NamedTuple):
     honest : tuple of bool, optional
         Without a server and under attack, the mask of the workers whose replicas and messages count
         for the central variable; set by the replay.
+    presents : function, optional
+        ``presents(state, inbox, visit) -> state``: with ``meet`` and under attack, the state that
+        ``visit.worker`` shows its partner; with ``sees_messages``, ``inbox.messages`` are the
+        states of all workers. Set by the replay.
     recipe : Recipe, optional
         Set by `asyncsim.methods.shares_programs`.
     """
@@ -397,9 +423,11 @@ class Method(NamedTuple):
     timing: Timing = Timing()
     sees_loss: bool = False
     sees_memories: bool = False
+    sees_messages: bool = False
     needs_key: bool = False
     rounds: Rounds | None = None
     honest: tuple[bool, ...] | None = None
+    presents: Callable[[State, Any, Visit], State] | None = None
     recipe: Any = None
 
     def __repr__(self) -> str:

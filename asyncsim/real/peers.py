@@ -22,7 +22,7 @@ import numpy as np
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
-from asyncsim.methods.method import Method
+from asyncsim.methods.method import Inbox, Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computation, Computing, OwnVisit, State, save_state
 from asyncsim.real.processes import require_ray
@@ -76,7 +76,8 @@ class Peer:
         processes, workers = header.processes, header.processes.workers
         topology, self._policy = processes.topology, processes.policy
         assert topology is not None
-        self._index, self._meets = index, method.meet is not None
+        self._index, self._workers = index, workers
+        self._meets, self._sees_messages = method.meet is not None, method.sees_messages
         cycle = topology.edges(workers)
         self._sends = [takers[index] for takers in topology.sends(workers)]
         self._expected = [int((one.taker == index).sum()) for one in cycle]
@@ -87,17 +88,17 @@ class Peer:
         self._replica, self._learner, self._snapshot = row.method, row.learner, central
         self._memory = initial_memory(method, central)
         self._moved = np.zeros(central.shape)
-        self._functions = _compiled(Same(method), workers, processes.window)
         self._dtype = np.dtype(header.precision)
+        self._functions = _compiled(Same(method), workers, processes.window)
         with jax.enable_x64(self._computing.x64):
             known = self._known(0, 1.0)
             row = self._row()
             ready = row if self._meets else row._replace(memory=Mass(central, ()))  # as after mixing
             given = ready, central, central, self._met_nobody(), known
             _, _, message, *_ = jax.eval_shape(self._functions.finish, *given)
+            self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
             if not self._meets:
-                jax.eval_shape(self._functions.begin, row, message, known)
-        self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
+                jax.eval_shape(self._functions.begin, row, self._mixable([]), known)
         self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
         # Workers that wait for their neighbours all compute equally many gradients; others share a total.
         self._waits = self._policy.name in ("neighbours", "overlap")
@@ -118,8 +119,8 @@ class Peer:
         with jax.enable_x64(self._computing.x64):
             row, start = self._row(), self._snapshot
             if not self._meets:
-                inbox = functions.add(self._nothing, self._nothing, self._number(0.0))
-                row, start = functions.begin(row, inbox, known)
+                functions.add(self._nothing, self._nothing, self._number(0.0))
+                row, start = functions.begin(row, self._mixable([]), known)
             functions.finish(row, start, result.update, self._met_nobody(), known)
 
     def begin(self) -> None:
@@ -183,7 +184,7 @@ class Peer:
         known, messages = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
         start_time, start, row = max(0.0, self.clock()), self._snapshot, self._row()
         if not self._meets:
-            mixed, start = functions.begin(row, self._sum(messages), known)
+            mixed, start = functions.begin(row, self._mixable(messages), known)
         time.sleep(self._delay(self._index))
         job = Computation(step, step, np.asarray(start), self._learner)
         result = self._computing.run(self._index, job)
@@ -195,7 +196,7 @@ class Peer:
             row = self._row()
         elif beside:
             messages = self._take_up(step)
-            row, _ = functions.begin(row, self._sum(messages), known)
+            row, _ = functions.begin(row, self._mixable(messages), known)
         else:
             row = mixed
         given = row, start, result.update, (other, np.int32(partner)), known
@@ -208,8 +209,8 @@ class Peer:
             commit_time = max(commit_time, math.nextafter(max(met, self._met), math.inf))
             self._snapshot = message
             if partner >= 0:
-                call(partner, "give_back", np.asarray(other), commit_time)()
-            self.give_back(np.asarray(own), commit_time)
+                call(partner, "give_back", jax.tree.map(np.asarray, other), commit_time)()
+            self.give_back(jax.tree.map(np.asarray, own), commit_time)
         else:
             self._replica = own
         self.rows.append(
@@ -242,8 +243,17 @@ class Peer:
             found = [one for job in jobs for one in self._inbox.pop(job, ())]
         return sorted(found, key=lambda one: (one.time, one.sender))  # the order of a trace and of a replay's sums
 
-    def _sum(self, messages: Sequence[Message]) -> Any:
-        """Return the weighted sum of messages."""
+    def _mixable(self, messages: Sequence[Message]) -> Any:
+        """Return the weighted sum of messages, or an `Inbox` for methods that see each message."""
+        if self._sees_messages:
+            # In few shapes, each of which is compiled: as many messages as a step expects, or a multiple.
+            room = max(1, *self._expected)
+            absent = -len(messages) % room or (0 if messages else room)
+            contents = [*(message.content for message in messages), *[self._nothing] * absent]
+            shares = [*(message.share for message in messages), *[0.0] * absent]
+            senders = [*(message.sender for message in messages), *[self._workers] * absent]
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *contents)
+            return Inbox(stacked, np.asarray(shares, self._dtype), np.asarray(senders, np.int32))
         total = self._nothing
         for one in messages:
             total = self._functions.add(total, one.content, self._number(one.share))
@@ -297,7 +307,9 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
         return jax.tree.map(lambda own, leaf: own + weight.astype(leaf.dtype) * leaf, total, message)
 
     def mix(row, inbox, known):
-        held, start = begin(method, None, Held(visit_of(*known), row, other=Sent(inbox, ())))
+        sees = method.sees_messages
+        sent = inbox._replace(messages=Sent(inbox.messages, ())) if sees else Sent(inbox, ())
+        held, start = begin(method, None, Held(visit_of(*known), row, other=sent))
         return held.row, start
 
     def commit(row, start, update, met, known):

@@ -162,7 +162,11 @@ def require_timing(method: Any, processes: Processes) -> None:
     gossips = method.mix is not None or method.meet is not None
     if gossips != (topology is not None):
         server = "no server" if gossips else "a server"
-        remedy = "give the processes a topology" if gossips else "choose dpsgd, sgp, osgp or adpsgd, or no topology"
+        remedy = (
+            "give the processes a topology"
+            if gossips
+            else "choose dpsgd or another method without a server, or no topology"
+        )
         raise InputError(f"method = {method.name!r}: has {server}, unlike these processes; {remedy}")
     if gossips and (method.meet is not None) != (policy.name == "handshake"):
         do, needed = ("meet in pairs", "handshake()") if method.meet else ("send messages", "neighbours()")

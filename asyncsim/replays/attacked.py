@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
@@ -17,7 +18,7 @@ from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Memories, Method, State, present
 from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
-from asyncsim.replays.central import weighed
+from asyncsim.replays.central import summed, weighed
 from asyncsim.replays.programs import Same
 from asyncsim.traces.trace import Trace
 
@@ -38,18 +39,10 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
 def among_the_living(method: Method, trace: Trace, attack: Attack | None) -> Method:
     """Return a method whose central variable is the mean of the living, if workers without a server are ever away.
 
-    Raises
-    ------
-    InputError
-        They are, and others are Byzantine.
+    A method under attack has that mean already, of the honest.
     """
-    if trace.protocol != "gossip" or trace.spells.empty:
+    if trace.protocol != "gossip" or trace.spells.empty or attack is not None:
         return method
-    if attack is not None:
-        raise InputError(
-            f"attack = {attack.text!r}: in this trace workers without a server crash, leave or join, and may copy the "
-            "replica of a Byzantine one; leave out one of attack and these failures"
-        )
     return _same_weighed(Same(method), trace.workers)
 
 
@@ -72,7 +65,7 @@ def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...])
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if method.mix is not None or method.meet is not None:
-        method = weighed(method, tuple((~byzantine).tolist()))
+        return _without_server(method, attack, byzantine)
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
@@ -117,29 +110,107 @@ def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> M
 
 def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers change their own messages."""
-    if method.meet is not None:
-        raise InputError(
-            f"attack = {attack.text!r}: workers of {method.name} meet in pairs and send no messages; choose label_flip"
-        )
-    assert attack.own is not None
-    change = attack.own
 
     def message(worker, update, start, central, visit):
         sent, worker, diagnostics = method.message(worker, update, start, central, visit)
-        leaves, tree = jax.tree.flatten(sent)
-        changed = [
-            jnp.where(jnp.asarray(byzantine)[visit.worker], change(leaf, jax.random.fold_in(visit.key, _OWN + i)), leaf)
-            if jnp.issubdtype(leaf.dtype, jnp.floating)
-            else leaf
-            for i, leaf in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(tree, changed), worker, diagnostics
+        return _changed_leaves(sent, attack, jnp.asarray(byzantine)[visit.worker], visit.key), worker, diagnostics
 
     return method._replace(message=message, needs_key=True)
 
 
+def _changed_leaves(message: State, attack: Attack, is_bad: Array, key: Any) -> State:
+    """Return a message whose floating-point arrays a Byzantine worker has changed, each by itself."""
+    assert attack.own is not None
+    leaves, tree = jax.tree.flatten(message)
+    changed = [
+        jnp.where(is_bad, attack.own(leaf, jax.random.fold_in(key, _OWN + i)), leaf)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+        else leaf
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, changed)
+
+
 #: Folded into a visit's key for what attacks draw: none of the method's own draws.
 _OWN = 2**30
+
+
+def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method without a server that an attack changes where workers mix or meet."""
+    changed, honest = method, tuple((~byzantine).tolist())
+    if method.meet is not None and (attack.own is not None or attack.change is not None):
+        changed = _shown_changed(changed, attack, byzantine)
+    elif method.mix is not None and attack.own is not None:
+        changed = _own_changed(changed, attack, byzantine)
+    if method.mix is not None and attack.change is not None:
+        changed = _inbox_changed(changed, attack, byzantine)
+    return weighed(changed, honest)
+
+
+def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose workers take up messages that Byzantine senders form for each receiver.
+
+    The senders know the honest messages that the receiver takes up in the same step, of each sender
+    the latest, and the receiver's own last message.
+    """
+    mix, last = method.mix, method.last
+    assert mix is not None and attack.change is not None
+    change = attack.change
+    if last is None:
+        raise InputError(
+            f"attack = {attack.text!r}: knows the receiver's last message, and {method.name} does not give it; add "
+            "last=lambda worker: ... to the method"
+        )
+
+    def attacked_mix(worker, inbox, visit):
+        is_bad, workers = jnp.asarray(byzantine), len(byzantine)
+        from_bad = is_bad.at[inbox.senders].get(mode="fill", fill_value=False)
+
+        def formed_for_the_receiver() -> State:
+            replica, unravel = ravel_pytree(last(worker))
+            vectors = jax.vmap(lambda message: ravel_pytree(message)[0])(inbox.messages)
+            later = jnp.triu(inbox.senders[:, None] == inbox.senders, 1)
+            latest = jnp.where(jnp.any(later, axis=1), workers, inbox.senders)
+            known = jnp.zeros((workers, replica.size), replica.dtype)
+            known = known.at[latest].set(vectors, mode="drop").at[visit.worker].set(replica)
+            present = jnp.zeros(workers, bool).at[latest].set(True, mode="drop").at[visit.worker].set(True)
+            honest = present & ~is_bad
+            formed = change(known, honest, present & is_bad, visit.key).at[inbox.senders].get(mode="clip")
+            return jax.vmap(unravel)(jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors))
+
+        messages = jax.lax.cond(jnp.any(from_bad), formed_for_the_receiver, lambda: inbox.messages)
+        inbox = inbox._replace(messages=messages)
+        return mix(worker, inbox if method.sees_messages else summed(inbox), visit)
+
+    return method._replace(mix=attacked_mix, sees_messages=True, needs_key=True)
+
+
+def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose Byzantine workers show a changed state to the worker that they meet.
+
+    Those that know the honest states know all of them, at the instant of the meeting, but those of
+    workers that are away.
+    """
+
+    def presents(state, inbox, visit):
+        is_bad = jnp.asarray(byzantine)
+        key = jax.random.fold_in(visit.key, visit.worker)
+        if attack.own is not None:
+            state = _changed_leaves(state, attack, is_bad[visit.worker], key)
+        if attack.change is None:
+            return state
+        change = attack.change
+        present = jnp.bool_(True) if isinstance(visit.counted, tuple) else visit.counted
+        honest = present & ~is_bad
+
+        def formed() -> State:
+            vectors = jax.vmap(lambda state: ravel_pytree(state)[0])(inbox.messages)
+            formed = change(vectors, honest, present & is_bad, key)
+            return ravel_pytree(state)[1](formed[visit.worker])
+
+        return jax.lax.cond(is_bad[visit.worker] & jnp.any(honest), formed, lambda: state)
+
+    return method._replace(presents=presents, sees_messages=attack.change is not None, needs_key=True)
 
 
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:
@@ -161,12 +232,6 @@ class LastMemory(NamedTuple):
 
 def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers change their messages, knowing all workers' last ones."""
-    if method.mix is not None or method.meet is not None:
-        usable = "label_flip" if method.meet else "sign_flip, gaussian, disturbance, zero, infinite or label_flip"
-        raise InputError(
-            f"attack = {attack.text!r}: knows the messages of all, and {method.name} has no server where they meet; "
-            f"choose {usable}"
-        )
     assert attack.change is not None
     change = attack.change
 

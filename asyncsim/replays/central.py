@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.methods.method import Applied, Array, Method, State, Visit
+from asyncsim.methods.method import Applied, Array, Inbox, Method, State, Visit
+
+#: Weights below which nobody is left.
+_NOTHING = 1e-6
 
 
 class Mass(NamedTuple):
@@ -27,7 +30,7 @@ class Mass(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message, and under attack its `Mass`, which is zero from a Byzantine worker; else ``()``."""
+    """A message, and under attack or with failures its `Mass`, zero from a Byzantine worker; else ``()``."""
 
     message: State
     mass: Any
@@ -50,28 +53,48 @@ def initial_memory(method: Method, central: Array) -> State:
     return () if method.mix is not None or method.meet is not None else method.init_memory(central)
 
 
-def take_up(method: Method, row: Any, inbox: Sent, visit: Visit) -> Any:
-    """Mix an inbox into a worker's row; its memory becomes the `Mass` that the worker's next message replaces."""
+def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
+    """Mix an inbox into a worker's row; its memory becomes the `Mass` that the worker's next message replaces.
+
+    ``inbox`` is a `Sent`, the weighted sum of messages, or of methods that see their messages an
+    `Inbox` of `Sent`.
+    """
     assert method.mix is not None
+    if method.sees_messages:
+        present = _without_absent(inbox)
+        inbox = summed(present)
+        messages = present._replace(messages=present.messages.message)
+    else:
+        messages = inbox.message
     arrived = _mass(method, inbox.message) if method.honest is None else inbox.mass
     last = row.memory if method.last is None else _mass(method, method.last(row.method))
-    last = _honest_part(method, last, visit.worker)
+    last = honest_part(method, last, visit.worker)
     mixed = jax.tree.map(lambda old, new: jnp.asarray(visit.kept, old.dtype) * old + new, last, arrived)
-    return row._replace(method=method.mix(row.method, inbox.message, visit), memory=mixed)
+    return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
 
-def meet(method: Method, row: Any, partner_replica: Array, partner: Array, visit: Visit) -> tuple[Any, Array]:
-    """Average a worker's row with its partner's replica; return the row and the replica.
+def meet(method: Method, row: Any, other: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
+    """Average a worker's row with its partner's state; return both.
 
-    The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the partner's new one.
+    The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
+    partner's new one. ``other`` is the partner's state; under attacks that know all workers' states
+    a pair, of it and an `Inbox` of these states.
     """
     assert method.meet is not None
-    replicas = row.method, partner_replica
-    averaged = method.meet(*replicas, visit)
-    new, new_partner = (jnp.where(partner < 0, old, mean) for old, mean in zip(replicas, averaged, strict=True))
+    everyone: Any = ()
+    if method.sees_messages:
+        other, everyone = other
+    own = row.method
+    if method.presents is not None:
+        shown = method.presents(own, everyone, visit)
+        shown_by_partner = method.presents(other, everyone, visit._replace(worker=partner))
+        averaged = method.meet(own, shown_by_partner, visit)[0], method.meet(shown, other, visit)[1]
+    else:
+        averaged = method.meet(own, other, visit)
+    new, new_partner = jax.tree.map(lambda old, mean: jnp.where(partner < 0, old, mean), (own, other), averaged)
     mass, partner_mass, new_partner_mass = (
-        _honest_part(method, Mass(replica, _ones(method, replica)), worker)
-        for replica, worker in ((row.method, visit.worker), (partner_replica, partner), (new_partner, partner))
+        honest_part(method, _mass(method, state), worker)
+        for state, worker in ((own, visit.worker), (other, partner), (new_partner, partner))
     )
     memory = jax.tree.map(lambda a, b, c: a + (b - c), mass, partner_mass, new_partner_mass)
     return row._replace(method=new, memory=memory), new_partner
@@ -91,20 +114,46 @@ def commit_mean(
     mixed : Mass
         The memory after `take_up` or `meet`.
     """
-    new = _mass(method, message) if method.mix is not None else Mass(worker, _ones(method, worker))
-    new = _honest_part(method, new, visit.worker)
+    new = _mass(method, message if method.mix is not None else worker)
     memory = new if method.mix is not None and method.last is None else ()
-    step = new.vector - mixed.vector
+    gained = jax.tree.map(jnp.subtract, honest_part(method, new, visit.worker), mixed)
     if method.honest is None:
+        step = gained.vector
         return Applied(central + step / jnp.asarray(visit.workers, step.dtype), server, memory)
-    gained = new.weight - mixed.weight
-    total = server + gained
-    return Applied(central + (step - gained[..., None] * central) / total[..., None], total, memory)
+    return Applied(*gain(central, server, gained), memory)
 
 
-def _mass(method: Method, message: State) -> Mass:
-    """Return the replica that a message carries, and under attack its weight."""
-    replica = jax.tree.leaves(message)[0] if method.replica is None else method.replica(message)
+def gain(central: Array, total: Array, mass: Mass) -> tuple[Array, Array]:
+    """Add a mass to a weighted mean; return the mean, which stays where nothing is left, and its weight."""
+    total = total + mass.weight
+    lasts = jnp.abs(total) > _NOTHING  # flipped weights may be negative
+    step = (mass.vector - mass.weight[..., None] * central) / jnp.where(lasts, total, 1)[..., None]
+    return jnp.where(lasts[..., None], central + step, central), jnp.where(lasts, total, jnp.zeros_like(total))
+
+
+def replica_of(method: Method, carrier: State) -> Any:
+    """Select the replica in a message, or in the state of a worker that meets others."""
+    return jax.tree.leaves(carrier)[0] if method.replica is None else method.replica(carrier)
+
+
+def summed(inbox: Inbox) -> Any:
+    """Return the sum of the messages of an inbox, each times its weight."""
+    return jax.tree.map(lambda leaf: jnp.tensordot(inbox.weights.astype(leaf.dtype), leaf, 1), inbox.messages)
+
+
+def _without_absent(inbox: Inbox) -> Inbox:
+    """Replace absent messages by zeros: their slots hold other messages."""
+
+    def masked(leaf: Array) -> Array:
+        present = inbox.weights.reshape(-1, *[1] * (leaf.ndim - 1)) > 0
+        return jnp.where(present, leaf, jnp.zeros_like(leaf))
+
+    return inbox._replace(messages=jax.tree.map(masked, inbox.messages))
+
+
+def _mass(method: Method, carrier: State) -> Mass:
+    """Return the replica of a message or state, and under attack its weight."""
+    replica = replica_of(method, carrier)
     if not isinstance(replica, tuple):
         return Mass(replica, _ones(method, replica))
     vector, weight = replica
@@ -116,7 +165,7 @@ def _ones(method: Method, replica: Array) -> Any:
     return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
 
 
-def _honest_part(method: Method, mass: Mass, worker: Array) -> Mass:
+def honest_part(method: Method, mass: Mass, worker: Array) -> Mass:
     """Return a worker's mass, or zeros if the worker is Byzantine."""
     if method.honest is None:
         return mass

@@ -12,12 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Method
-from asyncsim.replays.central import Mass
+from asyncsim.replays.central import Mass, gain, honest_part, replica_of
 from asyncsim.replays.local import Parts
 from asyncsim.replays.state import ReplayState
-
-#: Weights below which nobody is left.
-_NOTHING = 1e-6
 
 
 def lose_message(state: ReplayState, slot: Array, share: Array) -> ReplayState:
@@ -27,7 +24,7 @@ def lose_message(state: ReplayState, slot: Array, share: Array) -> ReplayState:
 
 def lose_worker(method: Method, state: ReplayState, worker: Array, share: Array) -> ReplayState:
     """Take the share that a worker has kept of its last message, or its replica, out of the mean."""
-    mass = _mass(method, state, worker)
+    mass = honest_part(method, _mass(method, state, worker), worker)
     return _gain(state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass))
 
 
@@ -36,7 +33,9 @@ def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array
     method, _, anew = parts
     assert anew is not None
     copied = _mass(method, state, jnp.maximum(source, 0))
-    replica = jnp.where(source < 0, initial, copied.vector / copied.weight[..., None])
+    # A Byzantine worker may send zeros in the place of its replica and its weight.
+    weight = jnp.where(copied.weight == 0, 1, copied.weight)[..., None]
+    replica = jnp.where(source < 0, initial, copied.vector / weight)
     mass, (own, learner) = Mass(replica, jnp.ones_like(copied.weight)), anew(replica)
     row = state.workers._replace(method=own, learner=learner, memory=mass if method.mix is not None else ())
 
@@ -47,21 +46,17 @@ def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array
         **{name: write(getattr(state.workers, name), getattr(row, name)) for name in ("method", "learner", "memory")}
     )
     read = state.read if method.mix is not None else state.read.at[worker].set(replica)
-    return _gain(state._replace(workers=workers, read=read), mass)
+    return _gain(state._replace(workers=workers, read=read), honest_part(method, mass, worker))
 
 
 def _mass(method: Method, state: ReplayState, worker: Array) -> Mass:
     """Return a worker's last message, or its replica where workers meet."""
     if method.mix is not None:
         return jax.tree.map(lambda leaf: leaf[worker], state.workers.memory)
-    replica: Any = state.workers.method[worker]
+    replica = replica_of(method, jax.tree.map(lambda leaf: leaf[worker], state.workers.method))
     return Mass(replica, jnp.ones(replica.shape[:-1], replica.dtype))
 
 
 def _gain(state: ReplayState, mass: Mass) -> ReplayState:
-    """Add a mass to the mean; where nothing is left, the central variable stays."""
-    total = state.server + mass.weight
-    lasts = total > _NOTHING
-    step = (mass.vector - mass.weight[..., None] * state.central) / jnp.where(lasts, total, 1)[..., None]
-    central = jnp.where(lasts[..., None], state.central + step, state.central)
-    return state._replace(central=central, server=jnp.where(lasts, total, jnp.zeros_like(total)))
+    central, total = gain(state.central, state.server, mass)
+    return state._replace(central=central, server=total)

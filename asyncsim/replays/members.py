@@ -5,12 +5,15 @@ from typing import Any
 
 import jax
 
-from asyncsim.methods.method import OF_MESSAGE, Array, Memories, Method, Visit, add, send_update
+from asyncsim.methods.method import OF_MESSAGE, Array, Inbox, Memories, Method, Visit, add, send_update
 from asyncsim.replays.local import Learner, MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
-_FUNCTIONS = ("message", "apply", "receive", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
+_FUNCTIONS = (
+    *("message", "apply", "receive", "reply", "resume", "origin", "proxy"),
+    *("mix", "meet", "replica", "presents", "last"),
+)
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,6 +77,8 @@ def _axis(argument: Any) -> Any:
     if isinstance(argument, Commit):
         every: Any = 0
         return Commit(_axis(argument.visit), *[every] * (len(Commit._fields) - 1))
+    if isinstance(argument, Inbox):
+        return Inbox(messages=1, weights=shared, senders=shared)
     return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
 
 

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.methods.method import Array, Memories, Method
-from asyncsim.replays.central import Sent
+from asyncsim.methods.method import Array, Inbox, Memories, Method
+from asyncsim.replays.central import Sent, honest_part
 from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
 from asyncsim.replays.members import over_members
@@ -178,9 +178,12 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
         worker, slot, push_slot, gossip = index
         other: Any = ()
         if method.mix is not None:
-            other = _inbox(state.messages, gossip, single)
+            other = _inbox(state.messages, gossip, single, method.sees_messages)
         elif meets:
             other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
+            if method.sees_messages:  # of all workers, for the one commit of the piece
+                states = of_workers(state.workers.method, layout.workers)
+                other = other, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
         pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
         seen = _take(state.read, slot, single) if layout.reads != "none" else ()
         return _take(state.workers, worker, single), seen, pulled, other
@@ -298,7 +301,8 @@ def _build_piece(
             last = jax.tree.leaves(messages)[0].shape[0] - 1
             taken = piece.gossip.message_slot >= 0
             message_slot = jnp.where(taken, piece.gossip.message_slot, last)
-            sent = Sent(commits.message, () if method.honest is None else commits.memory)
+            mass = jax.vmap(functools.partial(honest_part, method))(commits.memory, piece.visit.worker)
+            sent = Sent(commits.message, () if method.honest is None else mass)
             messages = _put(messages, sent, message_slot, there & taken, single)
         workers = _put(workers, row, piece.visit.worker, there, single)
         central, server, waiting = end.place
@@ -337,8 +341,17 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def _inbox(messages: Any, gossip: GossipOfPiece, single: bool) -> Any:
-    """Return the sums of the messages that commits take up, each times its weight."""
+def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
+    """Return the sums of the messages that commits take up, each times its weight, or each message."""
+    if one_by_one:
+
+        def rows(leaf: Array) -> Array:
+            if not single:
+                return leaf[gossip.sources]
+            take = functools.partial(jax.lax.dynamic_index_in_dim, leaf, keepdims=False)
+            return jax.lax.map(take, gossip.sources[0])[None]
+
+        return Inbox(jax.tree.map(rows, messages), gossip.weights, gossip.senders)
     if not single:
         return jax.tree.map(
             lambda leaf: jnp.einsum("ij,ij...->i...", gossip.weights.astype(leaf.dtype), leaf[gossip.sources]), messages

@@ -259,10 +259,10 @@ class Plan:
 
     def _gossip(self, gossip: Gossip, member: np.ndarray) -> Any:
         """Return what the commits of pieces take up of other workers."""
-        numbers = gossip.sources, gossip.taken, gossip.message_slot, gossip.partner
-        sources, taken, message_slot, partner = (own[member].astype(np.int32) for own in numbers)
+        numbers = gossip.sources, gossip.taken, gossip.message_slot, gossip.partner, gossip.senders
+        sources, taken, message_slot, partner, senders = (own[member].astype(np.int32) for own in numbers)
         weights: Any = gossip.weights[member].astype(self._dtype)
-        return GossipOfPiece(sources, weights, taken, message_slot, partner)
+        return GossipOfPiece(sources, weights, taken, message_slot, partner, senders)
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""

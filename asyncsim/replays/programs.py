@@ -15,6 +15,7 @@ from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Method, add, send_update
 from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import Problem
+from asyncsim.replays.central import replica_of
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_anew, build_local, flatten
 from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
@@ -266,7 +267,16 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     states = [*(jax.eval_shape(init, central) for init in inits), jax.eval_shape(method.optimizer.init, params)]
     leaves, structure = jax.tree.flatten(states)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    return (*functions, method.sees_loss, method.sees_memories, method.needs_key, method.honest, structure, shapes)
+    return (
+        *functions,
+        method.sees_loss,
+        method.sees_memories,
+        method.sees_messages,
+        method.needs_key,
+        method.honest,
+        structure,
+        shapes,
+    )
 
 
 def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:
@@ -280,6 +290,8 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
         if method.mix is not None:
             resume: Any = method.resume  # which every method with ``mix`` has
             replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
+        else:
+            replicas = jax.vmap(functools.partial(replica_of, method))(replicas)
         return of_workers(replicas, layout.workers)
 
     def spread(state: ReplayState, numbers: Any) -> Any:

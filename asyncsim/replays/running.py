@@ -56,7 +56,9 @@ class Running:
         slots = {"slots": waves.slots, "push_slots": waves.push_slots}
         if waves.gossip is not None:
             slots["message_slots"] = waves.gossip.slots + 1
-        self._living = np.ones(self.trace.workers, bool)
+        self._honest = np.zeros(self.trace.workers, bool)
+        self._honest[program.honest] = True
+        self._counted = self._honest.copy()  # the living among them
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
             constants.numbers, params, of_problem, **slots, workers=self.trace.workers
@@ -98,7 +100,8 @@ class Running:
             for change in self._plan.changes.get(int(starts[0]), ()):
                 state = self._program.engine.changed(state, change, self._constants.numbers, self._initial)
                 if change.kind != "message":
-                    self._living[change.place] = change.kind == "begin"
+                    returns = change.kind == "begin"
+                    self._counted[change.place] = returns and self._honest[change.place]
             looked_at = self._plan.looked_at[starts[0]]
             met = self._program.first(state, pieces) if looked_at else None
             given = self._train, self._constants, pieces
@@ -160,9 +163,9 @@ class Running:
         """Return the mean squared distance of the living workers' replicas from the central variable."""
         spread, replicas_of = self._program.spread, self._program.replicas
         assert spread is not None and replicas_of is not None
-        if not self._plan.changes or not self._living.any():
+        if not self._plan.changes or not self._counted.any():
             return spread(self.state, self._constants.numbers)
-        replicas = replicas_of(self.state, self._constants.numbers)[self._living]
+        replicas = replicas_of(self.state, self._constants.numbers)[self._counted]
         return jnp.mean(jnp.sum((replicas - self.state.central) ** 2, -1), 0)
 
     def wait(self) -> None:
@@ -181,7 +184,7 @@ class Running:
         states = None if self._problem.init_state is None else self._program.engine.problem_states(self.state)
         assert self._program.replicas is not None
         replicas = self._program.replicas(self.state, self._constants.numbers)
-        counted = self._living if self._plan.changes else self._program.honest
+        counted = self._counted if self._plan.changes else self._program.honest
         rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
         values: dict[str, Any] = {}
         for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():

@@ -180,6 +180,7 @@ class GossipOfPiece(NamedTuple):
     taken: Array  # [piece_size], how many of them
     message_slot: Array  # [piece_size]
     partner: Array  # [piece_size]
+    senders: Array  # [piece_size, most]
 
 
 def initial_state(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import Policy, handshake
-from asyncsim.methods.check import visit_kinds
+from asyncsim.methods.check import inbox_kinds, visit_kinds
 from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
 from asyncsim.traces.trace import Trace
 
@@ -54,6 +54,7 @@ def require_arrived(method: Method, trace: Trace, params: Any) -> None:
     visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
     worker = jax.eval_shape(method.init_worker, central)
     inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
+    inbox = inbox_kinds(inbox) if method.sees_messages else inbox
     traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
     messages = len(jax.tree.leaves(inbox))
     if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):

@@ -105,6 +105,8 @@ class Gossip(NamedTuple):
         What the worker kept of its own state when it sent it.
     partner : int array
         The worker that a commit meets; -1 if none.
+    senders : int array, shape ``[commits, most]``
+        The workers that sent the messages; the number of workers beyond ``taken``.
     changes : tuple of Change
         With absences, the lives and messages that end, and the lives that begin, in order.
     """
@@ -116,6 +118,7 @@ class Gossip(NamedTuple):
     slots: int
     kept: np.ndarray
     partner: np.ndarray
+    senders: np.ndarray
     changes: "tuple[Change, ...]" = ()
 
 
@@ -349,6 +352,8 @@ def _find_gossip(trace: Trace) -> Waves:
     there = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
     sources, weights, newest = np.zeros(there.shape, int), np.zeros(there.shape), np.full(commits, -1)
     sources[there] = message_slot[flat]
+    senders = np.full(there.shape, trace.workers)
+    senders[there] = worker[flat]
     weights[there] = np.concatenate([*frame["weights"], np.empty(0)])
     np.maximum.at(newest, rows, flat)
     previous = _previous_commit(worker)
@@ -357,7 +362,7 @@ def _find_gossip(trace: Trace) -> Waves:
     messages = zip(lost_at.tolist(), message_slot[lost_row].tolist(), lost["weight"], strict=True)
     changes = [Change(at, "message", slot, share) for at, slot, share in messages] + _lives(trace)
     changes.sort(key=lambda change: change.position)
-    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner, tuple(changes))
+    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner, senders, tuple(changes))
     depends_on = np.maximum.accumulate(np.maximum(own, newest + 1))
     nowhere = np.zeros(commits, int)
     return Waves(own, own, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)

@@ -92,7 +92,8 @@ def _scale(study: ModuleType, options: Sequence[str]) -> Any:
 
 def _typed(options: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each option with its values; values before the first option have the empty name."""
-    flag, values = "", []
+    flag = ""
+    values: list[str] = []
     for option in options:
         if option.startswith("-") and not NUMBER.fullmatch(option):
             if flag or values:

@@ -1,0 +1,175 @@
+"""Robust gossip: workers without a server that limit the influence of each neighbour's message."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.byzantine.aggregation import Rule, parse_rule
+from asyncsim.clusters.policy import Policy
+from asyncsim.methods.gossip import MixingWorker
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.recipe import shares_programs
+
+
+@shares_programs
+def clipped_gossip(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    f: int = 1,
+    radius: float | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "neighbours(mix=before)",
+) -> Method:
+    """Return ClippedGossip: a worker moves towards each neighbour's replica by at most a radius.
+
+    With ``W`` the topology's weights, ``tau`` the radius of worker ``i`` in this step and ``g`` the
+    gradient at the mixed replica::
+
+        x_i <- x_i + sum over j of W_ij (x_j - x_i) min(1, tau / |x_j - x_i|)
+        x_i <- x_i - learning_rate * g(x_i)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    f : int
+        Byzantine messages that a worker withstands in a step. The radius follows from it::
+
+            tau^2 = sum over the nearest j of W_ij |x_j - x_i|^2 / sum over the f furthest j of W_ij
+
+        where the nearest messages are all but the ``f`` furthest. Of at most ``f`` messages none counts.
+    radius : float, optional
+        A constant radius, in units of parameters, in the place of this rule.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When messages are taken up. None: whatever the trace has.
+
+    Raises
+    ------
+    InputError
+        For a learning rate or radius that is not above zero, an ``f`` below one, or a rate beside an optimizer.
+
+    Notes
+    -----
+    The paper's radius divides by the weight of the Byzantine neighbours, which is known in theory
+    alone; its practical rule keeps the nearest neighbours up to a total weight. Here ``f`` counts
+    messages; with equal weights the two are the same. The paper's workers have momentum: give
+    ``optimizer``. A message that is not finite does not count. Where messages are missing, as nobody
+    waits, the weights need not sum to one: the rule moves a replica by differences, so it needs no
+    other weights.
+
+    References
+    ----------
+    He, Karimireddy and Jaggi 2022, "Byzantine-robust decentralized learning via ClippedGossip", arXiv 2202.01545,
+    algorithm 1; the practical radius as in the program of Gaucher, Dieuleveut and Hendrikx
+    (github.com/renaudgaucher/Byzantine-Robust-Gossip).
+    """
+    require_count("f", f)
+    if radius is not None:
+        require_positive("radius", radius)
+    named, local = local_steps(learning_rate, optimizer)
+    needed = require_policy(policy)
+
+    def mix(worker, inbox, visit):
+        apart = inbox.messages - worker
+        squares = jnp.sum(apart**2, axis=1)
+        usable = (inbox.weights > 0) & jnp.isfinite(squares)
+        weights = jnp.where(usable, inbox.weights.astype(apart.dtype), 0)
+        squares, apart = jnp.where(usable, squares, 0), jnp.where(usable[:, None], apart, 0)
+        limit = _squared_radius(weights, squares, usable, f) if radius is None else radius**2
+        clipped = jnp.sqrt(jnp.where(squares > limit, limit / jnp.where(squares > 0, squares, 1), 1))
+        return worker + jnp.tensordot(weights * clipped, apart, 1)
+
+    return Method(
+        name="clipped_gossip",
+        hyperparameters={**named, "f": f, "radius": radius, "policy": None if needed is None else str(needed)},
+        optimizer=local,
+        message=lambda worker, update, start, central, visit: (worker + update, worker + update, {}),
+        init_worker=lambda central: central,
+        resume=lambda worker, read: worker,
+        mix=mix,
+        last=lambda worker: worker,
+        sees_messages=True,
+        timing=Timing(policy=needed),
+    )
+
+
+def _squared_radius(weights: Array, squares: Array, usable: Array, f: int) -> Array:
+    """Return the square of the radius from the squared distances of the usable messages."""
+    order = jnp.argsort(jnp.where(usable, -squares, jnp.inf))
+    furthest = jnp.zeros_like(usable).at[order[:f]].set(True)
+    divided = jnp.sum(jnp.where(furthest, weights, 0))
+    kept = jnp.sum(jnp.where(furthest, 0, weights * squares))
+    return jnp.where(divided > 0, kept / jnp.where(divided > 0, divided, 1), 0)
+
+
+@shares_programs
+def robust_gossip(
+    rule: Rule | str = "median()",
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "neighbours(mix=beside)",
+) -> Method:
+    """Return BRIDGE: D-PSGD whose replicas are combined by a rule that withstands some wrong ones.
+
+    With ``g`` the gradient at the replica that is not mixed yet::
+
+        x_i <- rule(x_i and the x_j that worker i takes up) - learning_rate * g(x_i)
+
+    Parameters
+    ----------
+    rule : Rule or str
+        Of `asyncsim.aggregation`: ``"median()"``, ``"trimmed_mean(f=1)"``, ``"krum(f=2)"``.
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When messages are taken up. None: whatever the trace has.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, a rate beside an optimizer, or a rule that has a state.
+
+    Notes
+    -----
+    With ``median()`` this is BRIDGE-M. With ``trimmed_mean(f)`` the worker's own replica may be
+    trimmed as any other; BRIDGE-T always keeps it. The topology's weights are not used. A neighbourhood
+    of too few messages for ``f`` is combined with the largest that it allows: two neighbours and
+    the worker itself withstand one.
+
+    References
+    ----------
+    Fang, Yang and Bajwa 2022, "BRIDGE: Byzantine-resilient decentralized gradient descent", arXiv 1908.08098.
+    """
+    chosen = parse_rule(rule)
+    named, local = local_steps(learning_rate, optimizer)
+    needed = require_policy(policy)
+
+    def mix(worker, inbox, visit):
+        messages = jnp.concatenate([worker.replica[None], inbox.messages])
+        present = jnp.concatenate([jnp.ones(1, bool), inbox.weights > 0])
+        return MixingWorker(worker.replica, chosen.aggregate((), messages, present, visit.key).vector)
+
+    def message(worker, update, start, central, visit):
+        x = worker.mixed + update
+        return x, MixingWorker(x, x), {}
+
+    if chosen.averaging or jax.tree.leaves(jax.eval_shape(chosen.init, jax.ShapeDtypeStruct((1,), np.float32))):
+        raise InputError(f"rule = {chosen.text!r}: remembers earlier messages; choose median() or trimmed_mean(f)")
+    return Method(
+        name="robust_gossip",
+        hyperparameters={"rule": chosen.text, **named, "policy": None if needed is None else str(needed)},
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: MixingWorker(central, central),
+        resume=lambda worker, read: worker.replica,
+        mix=mix,
+        last=lambda worker: worker.replica,
+        sees_messages=True,
+        needs_key=chosen.needs_key,
+        timing=Timing(policy=needed),
+    )
