@@ -287,6 +287,15 @@ CASES = {
     "overlap": (methods.osgp, {"topology": "exponential()", "policy": "overlap(1)"}),
     "adpsgd": (methods.adpsgd, {"topology": "complete()", "policy": "handshake()"}),
 }
+FLIP, ZERO, ALIE = "sign_flip(workers=2, scale=0.5)", "zero(workers=2)", "alie(workers=2, z=1.5)"
+#: By attack: the change of a message, and the message formed from the known honest ones.
+ATTACKS = {
+    None: (lambda vector: vector, None),
+    FLIP: (lambda vector: -0.5 * vector, None),
+    ZERO: (lambda vector: 0 * vector, None),
+    ALIE: (lambda vector: vector, lambda known: known.mean(0) - 1.5 * known.std(0)),
+}
+ATTACKED = [("dpsgd", FLIP), ("sgp", ZERO), ("overlap", ALIE), ("adpsgd", FLIP), ("adpsgd", ALIE)]
 
 
 def case_of(name, commits=150):
@@ -299,9 +308,11 @@ def case_of(name, commits=150):
 class Loop:
     """A loop over the events of a trace, written from `docs/failures.md`; ``central`` after each gradient."""
 
-    def __init__(self, trace, method):
+    def __init__(self, trace, method, attack=None):
         self.trace, self.frame, self.method = trace, trace.frame, method
         n = trace.workers
+        self.change, self.form = ATTACKS[attack]
+        self.honest = np.arange(n) >= (2 if attack else 0)
         self.x, self.w, self.snapshot = np.tile(START, (n, 1)), np.ones(n), np.tile(START, (n, 1))
         self.living, self.copied = np.ones(n, bool), np.ones(n)  # the share of an initial replica, or of a copy
         self.last = np.full(n, -1)
@@ -338,6 +349,9 @@ class Loop:
             source = self.frame["worker"][self.frame["outcome"] == "applied"].iloc[version - 1]
             assert self.living[source]
             replica = self.x[source] / self.w[source]
+            if not self.honest[source] and self.method != "adpsgd":  # as it was sent
+                x, w = self.sent[self.last[source]]
+                replica = x / (w or 1)
         self.x[worker] = self.snapshot[worker] = replica
         self.living[worker], self.copied[worker], self.w[worker] = True, 1, 1
 
@@ -347,37 +361,72 @@ class Loop:
             step = -RATE * CURVATURE * self.snapshot[i]
             if row.partner >= 0:
                 assert self.living[row.partner]
-                self.x[i] = self.x[row.partner] = (self.x[i] + self.x[row.partner]) / 2
+                shown = [self.shown(worker, row.commit) for worker in (row.partner, i)]
+                both = [i, row.partner]
+                self.x[both] = (self.x[both] + shown) / 2
             self.x[i] = self.snapshot[i] = self.x[i] + step
             return
-        came = [(share, *self.sent[source]) for source, share in zip(row.sources, row.weights, strict=True)]
+        came = self.received(row)
         for source, share in zip(row.sources, row.weights, strict=True):
             self.left[source] -= share
         if self.last[i] >= 0:
             self.left[self.last[i]] -= row.kept
-        mixed = row.kept * self.x[i] + sum((share * x for share, x, _ in came), 0 * START)
-        weight = row.kept * self.w[i] + sum(share * w for share, _, w in came)
+        sums = np.sum([share * sent for share, sent in zip(row.weights, came, strict=True)], 0)
+        mixed, weight = row.kept * self.x[i], row.kept * self.w[i]
+        if len(came):
+            mixed, weight = mixed + sums[:-1], weight + sums[-1]
         self.x[i] = mixed - RATE * CURVATURE * (self.x[i] if self.method == "dpsgd" else mixed / weight)
         self.w[i] = 1 if self.method == "dpsgd" else weight
         self.copied[i], self.last[i] = 0, row.commit
-        self.sent[row.commit], self.left[row.commit] = (self.x[i].copy(), self.w[i]), 1.0
+        x, w = self.x[i].copy(), self.w[i]
+        if not self.honest[i]:
+            x, w = self.change(x), w if self.method == "dpsgd" else self.change(w)
+        self.sent[row.commit], self.left[row.commit] = (x, w), 1.0
+
+    def received(self, row):
+        """Return the messages, each with its weight; those of Byzantine senders as formed for the receiver."""
+        senders = [self.frame["worker"][source] for source in row.sources]
+        messages = [np.array([*x, w]) for x, w in map(self.sent.get, row.sources)]
+        known = {sender: sent for sender, sent in zip(senders, messages, strict=True) if self.honest[sender]}
+        if self.honest[row.worker]:
+            known[row.worker] = np.array([*self.x[row.worker], self.w[row.worker]])
+        if self.form is None or not known:
+            return messages
+        formed = self.form(np.array(list(known.values())))
+        return [sent if self.honest[sender] else formed for sender, sent in zip(senders, messages, strict=True)]
+
+    def shown(self, worker, commit):
+        """Return the replica that a worker shows the one that it meets."""
+        if self.honest[worker]:
+            return self.x[worker]
+        if self.form is None:
+            return self.change(self.x[worker])
+        spells = self.trace.spells.fillna({"from_row": np.inf, "to_row": np.inf})
+        away = spells["worker"][(spells["from_row"] <= commit) & (commit < spells["to_row"])]
+        return self.form(self.x[self.honest & ~np.isin(np.arange(self.trace.workers), away)])
 
     def mean(self):
         if self.method == "adpsgd":
-            return self.x[self.living].mean(0) if self.living.any() else self.central[-1]
-        shares = [(share, *self.sent[row]) for row, share in self.left.items()]
-        shares += [(share, x, 1.0) for share, x in zip(self.copied, self.x, strict=True) if share]
+            counted = self.living & self.honest
+            return self.x[counted].mean(0) if counted.any() else self.central[-1]
+        shares = [
+            (share, *self.sent[row]) for row, share in self.left.items() if self.honest[self.frame["worker"][row]]
+        ]
+        shares += [(share, x, 1.0) for share, x in zip(self.copied * self.honest, self.x, strict=True) if share]
         weight = sum(share * w for share, _, w in shares)
         return sum(share * x for share, x, _ in shares) / weight
 
 
-@pytest.mark.parametrize("form", ["single", "batch"])
-@pytest.mark.parametrize("name", CASES)
-def test_replays_are_plain_loops(name, form, float64):
+@pytest.mark.parametrize(
+    ("name", "attack", "form"),
+    [(name, None, form) for name in CASES for form in ("single", "batch")]
+    + [(*case, form) for case, form in zip(ATTACKED, ["single", "batch", "single", "batch", "single"], strict=True)],
+)
+def test_replays_are_plain_loops(name, attack, form, float64):
     make, trace = case_of(name)
     method = make(RATE)
-    loop = Loop(trace, name)
-    options = {"stops": np.arange(0, len(trace), 7), "precision": "float64", "form": form}
+    loop = Loop(trace, name, attack)
+    options = {"stops": np.arange(0, len(trace), 7), "precision": "float64", "form": form, "attack": attack}
     running = Replay(trace, method, problems.quadratic(CURVATURE, start=START), **options)
     for stop in range(7, len(loop.central), 7):
         running.advance(stop)
@@ -396,25 +445,20 @@ def test_several_devices_are_plain_loops(float64):
     np.testing.assert_allclose(running.state.central, Loop(trace, "dpsgd").central[-1], rtol=0, atol=1e-12)
 
 
-def test_evaluations_are_of_the_living(float64):
+@pytest.mark.parametrize("attack", [None, FLIP])
+def test_evaluations_are_of_the_living(attack, float64):
     make, trace = case_of("dpsgd")
-    loop = Loop(trace, "dpsgd")
+    loop = Loop(trace, "dpsgd", attack)
     problem = problems.quadratic(CURVATURE, start=START)
-    run = replay(trace, make(RATE), problem, precision="float64", evaluate_replicas=True)
-    last, living = run.evaluations.iloc[-1], loop.x[loop.living]
+    run = replay(trace, make(RATE), problem, precision="float64", evaluate_replicas=True, attack=attack)
+    last, living = run.evaluations.iloc[-1], loop.x[loop.living & loop.honest]
     assert not loop.living.all()
     distance = np.mean(np.sum((living - loop.central[-1]) ** 2, 1))
     assert last["consensus_distance"] == pytest.approx(distance, rel=1e-9)
     losses = 0.5 * (CURVATURE * living**2).sum(1)
     assert last["train_loss_worst"] == pytest.approx(losses.max(), rel=1e-9)
-    rates = {"learning_rate": [0.02, RATE]}
+    rates = {"learning_rate": [0.02, RATE], "attack": attack}
     members = replay_ensemble(trace, make, problem, seeds=[0], batched=True, precision="float64", **rates)
     np.testing.assert_allclose(members[1].params, run.params, rtol=0, atol=1e-12)
     asyncsim.plots.overview(trace)
     assert len(film(run, trace, frame_times([trace], 20), "").phase) == 20
-
-
-def test_an_attack_and_absences_are_refused():
-    make, trace = case_of("dpsgd", commits=80)
-    with pytest.raises(InputError, match=r"attack = 'sign_flip.*may copy the replica of a Byzantine one"):
-        replay(trace, make(RATE), problems.quadratic(CURVATURE), attack="sign_flip(workers=1)")
