@@ -149,7 +149,7 @@ def test_requests_to_read_carry_no_parameters(size):
 
 def test_a_link_that_is_shared_is_told():
     cluster = Cluster(6, "gamma(1, 0.3)", 0.01, bandwidth=10.0, message_bytes=4.0, shared_bandwidth=True)
-    assert any("waited for a link that they shared" in note for note in examine(simulate(cluster, 500)).notes)
+    assert any("waited for a shared link" in note for note in examine(simulate(cluster, 500)).notes)
 
 
 def test_constant_times_are_not_correlated_by_their_round_off():

@@ -145,7 +145,7 @@ def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
 def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
     """Directions and distances with recorded positions only; and losses that are beyond the axis."""
     about = data_of(animated / "report.html")["animation"]["about"]
-    assert "direction is that in the plane" in about and "--animate" not in about
+    assert "direction is taken in the plane" in about and "--animate" not in about
     trace = simulate(Cluster(3, 1.0), commits=30)
     runs = [replay(trace, methods.downpour(rate), problems.quadratic([1.0, 2.0])) for rate in (0.1, 1.2)]
     about = [page.animation([("x", run, trace)], 10)["about"] for run in runs]

@@ -77,7 +77,7 @@ def test_workers_that_contend_are_called_out():
     prediction = extrapolate(TRACE, twice(compute="gamma(0.09, 0.2)"), seed=0, runs=RUNS)
     assert not prediction.holds
     told = next(told for told in prediction.reasons if told.startswith("compute times with 8 workers are 1.8"))
-    assert told.endswith("the workers contend for what they compute with")
+    assert told.endswith("the workers contend for their processors")
 
 
 def test_laws_of_each_worker_are_repeated():

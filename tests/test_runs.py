@@ -118,7 +118,7 @@ def test_a_page_from_elsewhere_is_not_opened(study, there, place, monkeypatch, c
     monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
     for _ in range(2):  # nor is it trusted from then on
         assert main(["show", "results/compare"]) == 0
-        assert "drawn anew" in capsys.readouterr().err
+        assert "redrawn" in capsys.readouterr().err
     page = Path(shown[1].removeprefix("file://"))
     assert shown[0] == shown[1] and page.is_relative_to(place / "index")
     text = page.read_text()

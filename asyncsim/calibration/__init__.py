@@ -1,4 +1,4 @@
-"""From a trace to the cluster that could have made it."""
+"""Calibration: fit a cluster to a trace."""
 
 from asyncsim.calibration.calibrated import Calibration, CalibrationWarning, calibrate, examine
 

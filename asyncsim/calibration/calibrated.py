@@ -1,4 +1,4 @@
-"""From a trace to the cluster that could have made it: laws of its times, order of its server.
+"""Fit a cluster to a trace: the laws of its times and the order of its server.
 
 ::
 
@@ -25,26 +25,27 @@ from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
 from asyncsim.traces.durations import Durations, choices, deaths, durations
 from asyncsim.traces.trace import Trace
 
-#: The parts that a trace has in which workers died.
+#: The parts of a trace in which workers died.
 _DEATHS, _AWAY = "time to a death", "time away"
-#: Who is served next where visits wait for one another.
+#: Orders of service in which visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
 
 class CalibrationWarning(UserWarning):
-    """A trace has what no cluster has: its calibration may predict it badly."""
+    """A trace has properties that no cluster has: its calibration may predict it badly."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A cluster fitted to a trace, and what it was fitted to."""
+    """A cluster fitted to a trace, with the durations and laws of the fit."""
 
     cluster: Cluster
-    #: Durations and laws: compute, of all workers or of each, then service and latencies, and those of deaths.
+    #: Durations and laws: compute, of all workers or of each, then service and latencies, and
+    #: deaths.
     parts: tuple[Part, ...] = field(repr=False)
-    notes: tuple[str, ...]  #: what the trace has that no cluster has, and how sure the discipline is
-    durations: Durations = field(repr=False)  #: as they were recorded
-    law: str  #: how the laws were chosen
+    notes: tuple[str, ...]  #: properties of the trace that no cluster has; doubts about the order
+    durations: Durations = field(repr=False)  #: as recorded
+    law: str  #: the rule by which the laws were chosen
 
     @property
     def table(self) -> pd.DataFrame:
@@ -58,10 +59,10 @@ class Calibration:
         return pd.DataFrame([part.row() for part in self.parts])
 
     def resampled(self, generator: np.random.Generator) -> Cluster:
-        """Return the cluster fitted to durations drawn anew from these: how well they determine it.
+        """Fit the cluster to resampled durations; the spread shows how well they determine it.
 
-        Drawn are stretches of successive durations, of as many as the cube root of their number, so that their serial
-        dependence is kept, and the families are chosen anew.
+        The samples are stretches of successive durations, with the cube root of their number as
+        length, so that their serial dependence is kept. The families are chosen again.
 
         References
         ----------
@@ -81,45 +82,52 @@ def calibrate(
     discipline: str | None = None,
     warm_up: int | None = None,
 ) -> Cluster:
-    """Return the cluster whose laws fit the durations of a trace, simulated or recorded.
+    """Fit a cluster to the durations of a trace, simulated or recorded.
 
-    A worker's way down is from ``read_time`` to ``start_time``, its computation from there to ``send_time``, its way up
-    to ``arrive_time``, and a service from ``serve_time`` to ``commit_time``, or from ``read_serve_time`` to
-    ``read_time`` where reads are visits of their own. If a visit waits although the server is free, as real ones do
-    that need a while to take it up, that is service as well. The time that messages take for their size is part of the
-    latencies; but where separate read_then_write visits tell how long messages without parameters are under way, a
-    bandwidth says what those with parameters take longer, as if both ways took the same. It is 1, and the size of a
-    message in seconds then: only their quotient means something. `Calibration.resampled` keeps it as it is.
+    A worker's way down is from ``read_time`` to ``start_time``, its computation from there to
+    ``send_time``, its way up to ``arrive_time``, and a service from ``serve_time`` to
+    ``commit_time``, or from ``read_serve_time`` to ``read_time`` for separate reads. If a visit
+    waits although the server is free, as real visits do until a process takes them up, the wait is
+    part of the service.
 
-    Workers that died make a cluster with `asyncsim.failures.crash`: the time to the next death is exponential, with the
-    workers' time at work per death as its mean, and the time away is drawn from the recorded ones. A computation that a
-    death cut short is a censored observation: long computations die more often than short ones. So the mean of an
-    exponential law is the computed time over the number of completed computations. The other families maximize the
-    censored likelihood, and empirical laws use the estimate of Kaplan and Meier.
+    The transfer times of message sizes are part of the latencies, with one exception. Separate
+    read_then_write visits show the transfer times of messages without parameters; a bandwidth then
+    explains the longer times of messages with parameters, the same for both ways. Its value is 1,
+    with the message size in seconds: only their quotient has a meaning. `Calibration.resampled`
+    keeps it.
+
+    Workers that died give the cluster an `asyncsim.failures.crash`: the time to the next death is
+    exponential, with the workers' time at work per death as its mean, and the time away is drawn
+    from the recorded ones. A computation that a death cut short is a censored observation: long
+    computations die more often than short ones. So the mean of an exponential law is the computed
+    time over the number of completed computations. The other families maximize the censored
+    likelihood, and empirical laws use the estimate of Kaplan and Meier.
 
     Parameters
     ----------
     trace : Trace
         Of an asynchronous server.
     law : str
-        ``"best"``: of the named families the one with the least BIC, each at its largest likelihood; the durations
-        themselves if even that one is off by more than 0.1 somewhere in its distribution function, and by more than a
-        sample of this size is by chance, or by a tenth in its mean. ``"empirical"``: the durations themselves. Or the
-        name of a family, such as ``"gamma"``, for all that is not constant. With a window above one only exponential
-        and gamma laws can be told, of which the sum is known.
+        ``"best"``: the named family with the least BIC, each at its largest likelihood. The
+        durations themselves if that law misses their distribution function by more than 0.1
+        somewhere and by more than chance at this sample size, or their mean by more than a tenth.
+        ``"empirical"``: the durations themselves. Or the name of a family, such as ``"gamma"``, for
+        all times that are not constant. With a window above one only exponential and gamma laws can
+        be fitted, because only their sums have a known law.
     per_worker : bool, optional
-        Whether each worker gets a law of its own for computing; by default if their laws together have a smaller BIC
-        than one for all.
+        Whether each worker gets its own compute law; by default if these laws together have a
+        smaller BIC than one law for all.
     latency_up : Law, number or text, optional
-        The way up; by default as the trace has it. Where a trace does not tell when messages set off, it counts as
-        computing by default, and is zero. ``"down"``: the law of the way down. What is given is taken out of the time
-        from ``start_time`` to the arrival, a constant exactly, another law by mean and variance. Where a trace of
-        separate read_then_write visits does not tell when requests to read set off, the default is the difference
-        between the two ways around the read and the way down, by mean and variance; where they hardly differ a
-        constant, with a warning.
+        The way up; by default from the trace. If the trace does not record when messages leave, the
+        way up counts as computing by default, and is zero. ``"down"``: the law of the way down. A
+        given law is removed from the time between ``start_time`` and the arrival, a constant
+        exactly, another law by mean and variance. If a trace of separate read_then_write visits
+        does not record when requests to read leave, the default is the difference between both ways
+        around the read and the way down, by mean and variance; if they hardly differ, a constant,
+        with a warning.
     discipline : str, optional
-        ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that 95 % of the server's choices agree
-        with. What is given is checked against them.
+        ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that agrees with 95 % of
+        the server's choices. An explicit discipline is checked against them.
     warm_up : int, optional
         Commits left out at the start; by default one per worker, at most half of all. Every worker's first computation
         is always left out.
@@ -131,26 +139,27 @@ def calibrate(
     Raises
     ------
     InputError
-        The trace was prescribed, has a policy or failures other than deaths; times are missing, negative or not
-        finite; services overlap; a law has fewer than 20 durations to be fitted to; or an argument contradicts the
-        trace.
+        If the trace was prescribed, has a policy or failures other than deaths; if times are
+        missing, negative or not finite; if services overlap; if a law has fewer than 20 durations;
+        or if an argument contradicts the trace.
 
     Warns
     -----
     CalibrationWarning
-        The durations are no independent draws: they drift, are correlated, depend on how many compute at once, or had a
-        link to share.
+        If the durations are no independent draws: they drift, are correlated, depend on the number
+        of computing workers, or shared a link.
 
     Notes
     -----
-    Computations that had not ended with the trace are not seen, so that of the last ones the short ones are: a bias of
-    the order of one computation in those of each worker. In a recording of real workers a computation that a death cut
-    short begins at its read, so that the way down counts as computing there.
+    Computations that were unfinished at the end of the trace are not seen, so that the last ones
+    are biased towards short ones, by the order of one computation of each worker. In a recording of
+    real workers a computation that a death cut short begins at its read, so that its way down
+    counts as computing.
     """
-    found = examine(**locals())
-    for note in found.notes:
+    calibration = examine(**locals())
+    for note in calibration.notes:
         warnings.warn(f"trace: {note}", CalibrationWarning, stacklevel=2)
-    return found.cluster
+    return calibration.cluster
 
 
 def examine(
@@ -162,29 +171,32 @@ def examine(
     discipline: str | None = None,
     warm_up: int | None = None,
 ) -> Calibration:
-    """Return what `calibrate` does, with the durations, how well the laws fit them, and notes in place of warnings."""
+    """Calibrate, and return the durations and the fits, with notes instead of warnings."""
     require_choice("law", law, (*KINDS, *FAMILIES))
     if per_worker is not None:
         require_switch("per_worker", per_worker)
-    found = durations(trace, warm_up)
-    down = fitted("latency down", found.down, law)
-    up, computed, notes = _uplink(found, latency_up, down.fit.law, law)
-    compute = _compute(found._replace(compute=computed), trace, law, per_worker)
-    service = fitted("service", found.service, law)
-    # How much longer messages with parameters take, down and up together, than those without, where it is no chance.
+    recorded = durations(trace, warm_up)
+    down = fitted("latency down", recorded.down, law)
+    up, computed, notes = _uplink(recorded, latency_up, down.fit.law, law)
+    compute = _compute(recorded._replace(compute=computed), trace, law, per_worker)
+    service = fitted("service", recorded.service, law)
+    # The extra time of messages with parameters, down and up together, if it is no chance.
     longer = 0.0
-    if found.round_trip is not None and found.up is not None:
-        longer = float(found.round_trip.mean() - found.up.mean() - found.down.mean())
-        error = math.sqrt(sum(float(times.var()) / len(times) for times in (found.round_trip, found.up, found.down)))
-        chance = max(ERRORS * error, NO_SPREAD * float(found.round_trip.mean()))
+    if recorded.round_trip is not None and recorded.up is not None:
+        longer = float(recorded.round_trip.mean() - recorded.up.mean() - recorded.down.mean())
+        error = math.sqrt(
+            sum(float(times.var()) / len(times) for times in (recorded.round_trip, recorded.up, recorded.down))
+        )
+        chance = max(ERRORS * error, NO_SPREAD * float(recorded.round_trip.mean()))
         longer = float(f"{longer:.9g}") if longer > chance else 0.0
-    served = choices(trace)
+    service_order = choices(trace)
     if discipline is None:
-        discipline = trace.discipline if trace.discipline in _QUEUES else served.discipline
+        discipline = trace.discipline if trace.discipline in _QUEUES else service_order.discipline
     require_choice("discipline", discipline, _QUEUES)
-    if not served.agree_with(discipline):
+    if not service_order.agree_with(discipline):
         raise InputError(
-            f"discipline = {discipline!r}: the order of service says {served.discipline!r}: {served}; leave it out"
+            f"discipline = {discipline!r}: the order of service says {service_order.discipline!r}: {service_order}; "
+            "leave it out"
         )
     frame = Cluster(
         workers=trace.workers,
@@ -198,22 +210,22 @@ def examine(
     )
     if trace.cluster is not None and trace.cluster.shared_bandwidth:
         notes.append(
-            "messages waited for a link that they shared; here they are under way independently of one another, and "
+            "messages waited for a shared link; the calibrated cluster has independent transfer times, so that "
             "queues and the spread of staleness differ"
         )
     parts = (*compute, service, up, down)
     died = deaths(trace)
     if len(died.between):
         if not died.away.sum() > 0:
-            raise InputError("trace: a worker died and none came back; end the trace before, or start it again")
+            raise InputError("trace: a worker died and none came back; end the trace before, or restart it")
         for name, values in ((_DEATHS, died.between), (_AWAY, died.away)):
             part = Part(name, values, Fit(Constant(0.0), 0.0, 0, 0.0))
             parts = (*parts, part._replace(fit=fit(values, _of_deaths(part, law))))
-    return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(found), *notes), found, law)
+    return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded, law)
 
 
 def _compute(durations: Durations, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
-    """Return the law of computing, of all workers or of each."""
+    """Fit the laws of computing, one for all workers or one for each."""
     seconds, workers, cancelled = durations.attempts
     completed = len(durations.compute)
     pooled = fitted("compute", seconds, law, trace.window, cancelled)
@@ -229,42 +241,42 @@ def _compute(durations: Durations, trace: Trace, law: str, per_worker: bool | No
         separate.append(fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled))
     different = sum(part.fit.bic(completed) for part in separate) < pooled.fit.bic(completed)
     if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in separate):
-        # Kruskal and Wallis' test of ranks, as empirical laws have no BIC.
+        # Empirical laws have no BIC: use Kruskal and Wallis' test of ranks.
         samples = [part.uncensored for part in separate]
         different = bool(np.ptp(np.concatenate(samples)) > 0 and kruskal(*samples).pvalue < 1e-3)
     return separate if per_worker or different else [pooled]
 
 
-def _uplink(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
+def _uplink(recorded: Durations, override: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
     """Return the law of the way up, the durations of computing without it, and notes."""
 
     def unfitted(up: Law) -> Part:
         return Part("latency up", np.zeros(0), Fit(up, 0.0, 0, 0.0))
 
-    if given is not None:
-        taken = down if given == "down" else as_law("latency_up", given)
-        together = found.compute if found.up is None else found.compute + found.up
-        return unfitted(taken), without("latency_up", together, taken), []
-    if found.up is not None:
-        return fitted("latency up", found.up, law), found.compute, []
-    if found.round_trip is None:
-        return unfitted(Constant(0.0)), found.compute, []
+    if override is not None:
+        up = down if override == "down" else as_law("latency_up", override)
+        combined = recorded.compute if recorded.up is None else recorded.compute + recorded.up
+        return unfitted(up), without("latency_up", combined, up), []
+    if recorded.up is not None:
+        return fitted("latency up", recorded.up, law), recorded.compute, []
+    if recorded.round_trip is None:
+        return unfitted(Constant(0.0)), recorded.compute, []
     notes = []
     try:
-        times = without("latency down", found.round_trip, down)
-    except InputError:  # what is left is less than the noise of what it is the difference of
-        mean = max(0.0, float(found.round_trip.mean()) - down.mean)
-        times = np.full(len(found.round_trip), mean)
+        times = without("latency down", recorded.round_trip, down)
+    except InputError:  # the difference is smaller than the noise of its terms
+        mean = max(0.0, float(recorded.round_trip.mean()) - down.mean)
+        times = np.full(len(recorded.round_trip), mean)
         notes.append(
-            f"the way up is taken for a constant, {mean:.2g} s: it is too short beside the way down for its law to be "
-            "found; give latency_up"
+            f"the way up is modelled as a constant, {mean:.2g} s: it is too short beside the way down to fit its law; "
+            "give latency_up"
         )
-    up = fitted("latency up", times, law)
-    return up, without("latency up", found.compute, up.fit.law), notes
+    part = fitted("latency up", times, law)
+    return part, without("latency up", recorded.compute, part.fit.law), notes
 
 
 def _of_deaths(part: Part, law: str) -> str:
-    """Return how the law of a part is chosen: as all are, but for the times of deaths."""
+    """Return the rule for a part's law: the common one, except for the times of deaths."""
     if part.name == _DEATHS:
         return "exponential"
     return "empirical" if part.name == _AWAY else law
@@ -274,7 +286,7 @@ def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
     laws = {part.name: part.fit.law for part in parts}
     compute = [law for name, law in laws.items() if name.startswith("compute")]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # laws of their own may come out equal
+        warnings.simplefilter("ignore")  # the workers' laws may turn out equal
         return replace(
             cluster,
             compute=compute[0] if len(compute) == 1 else tuple(compute),

@@ -1,6 +1,7 @@
-"""Test recorded durations for what a cluster, which draws them independently, does not have, and say what matters.
+"""Test recorded durations for dependence, which a cluster's independent draws do not have.
 
-They may drift, be correlated with one another, or depend on how many workers compute at once.
+They may drift, be correlated with one another, or depend on the number of workers that compute at
+once.
 """
 
 import math
@@ -13,123 +14,126 @@ from asyncsim.calibration.fitting import ERRORS, NO_SPREAD
 from asyncsim.traces.durations import Durations
 
 #: Smaller effects, relative to the mean, are not mentioned.
-_LEAST = 0.05
-#: A worker that is silent so many times longer than any before has stopped.
+_SMALLEST_EFFECT = 0.05
+#: A worker has stopped if its last silence is this many times longer than any before.
 _SILENCE = 3.0
-#: Shorter waits are the clock's, seconds.
+#: Shorter waits are within the clock's resolution, seconds.
 _CLOCK = 1e-5
-#: Correlations below this are not mentioned.
+#: Smaller correlations are not mentioned.
 _CORRELATION = 0.1
-#: Means over so many stretches of time give the standard errors, with the serial dependence in them.
+#: Means over this many stretches of time give standard errors that include serial dependence.
 _STRETCHES = 10
 
 
 class Ratio(NamedTuple):
-    """How many times longer durations are than others, and the standard error of that."""
+    """The ratio of two mean durations, and its standard error."""
 
     value: float
     error: float
 
     @property
     def matters(self) -> bool:
-        """Whether it matters, and is not chance."""
-        return abs(self.value - 1) > max(_LEAST, ERRORS * self.error)
+        """Whether the ratio differs from 1 by a relevant amount and by more than chance."""
+        return abs(self.value - 1) > max(_SMALLEST_EFFECT, ERRORS * self.error)
 
 
-def ratio(durations: np.ndarray, others: np.ndarray) -> Ratio | None:
-    """Return the ratio of two means, each of durations in the order of time; None without enough of them."""
-    if min(len(durations), len(others)) < 2 * _STRETCHES or not others.mean() > 0:
+def ratio(durations: np.ndarray, reference: np.ndarray) -> Ratio | None:
+    """Return the ratio of two means of durations in the order of time; None for too few."""
+    if min(len(durations), len(reference)) < 2 * _STRETCHES or not reference.mean() > 0:
         return None
-    value = float(durations.mean() / others.mean())
-    return Ratio(value, value * math.hypot(_error(durations), _error(others)))
+    value = float(durations.mean() / reference.mean())
+    return Ratio(value, value * math.hypot(_error(durations), _error(reference)))
 
 
-def medians(found: Durations) -> dict[int, float]:
+def medians(recorded: Durations) -> dict[int, float]:
     """Return each worker's median compute duration, seconds."""
-    return {int(worker): float(np.median(found.compute[found.worker == worker])) for worker in np.unique(found.worker)}
+    return {
+        int(worker): float(np.median(recorded.compute[recorded.worker == worker]))
+        for worker in np.unique(recorded.worker)
+    }
 
 
-def relative_to(found: Durations, scale: dict[int, float]) -> np.ndarray:
-    """Return the compute durations relative to a scale for each worker; of workers without one they are left out."""
-    known = np.isin(found.worker, list(scale))
-    scales = np.array([scale.get(worker, np.nan) for worker in range(int(found.worker.max(initial=0)) + 1)])
+def relative_to(recorded: Durations, scale: dict[int, float]) -> np.ndarray:
+    """Return the compute durations divided by each worker's scale; omit workers without one."""
+    scaled = np.isin(recorded.worker, list(scale))
+    scales = np.array([scale.get(worker, np.nan) for worker in range(int(recorded.worker.max(initial=0)) + 1)])
     with np.errstate(divide="ignore", invalid="ignore"):
-        return found.compute[known] / scales[found.worker[known]]
+        return recorded.compute[scaled] / scales[recorded.worker[scaled]]
 
 
-def notes(found: Durations) -> list[str]:
-    """Return in what durations are no independent draws, a sentence each."""
-    said = []
-    idle, busy = float(found.idle.mean()), float(found.service.mean())
-    if idle > _LEAST * busy and idle > _CLOCK:
-        said.append(
+def notes(recorded: Durations) -> list[str]:
+    """Describe each dependence between durations in a sentence."""
+    sentences = []
+    idle, busy = float(recorded.idle.mean()), float(recorded.service.mean())
+    if idle > _SMALLEST_EFFECT * busy and idle > _CLOCK:
+        sentences.append(
             f"messages wait {idle:.2g} s on average although the server is free; that is part of the {busy:.2g} s of "
             "a service here"
         )
-    stopped = _stopped(found)
+    stopped = _stopped(recorded)
     if stopped:
-        said.append(
-            f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of {len(medians(found))} do: "
-            "fewer compute there than the cluster has; end the trace when the first one stops"
+        sentences.append(
+            f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of {len(medians(recorded))} do: "
+            "fewer compute there than in the cluster; end the trace when the first one stops"
         )
-    relative = relative_to(found, medians(found))
+    relative = relative_to(recorded, medians(recorded))
     relative = relative[np.isfinite(relative)]
-    constant = len(relative) > 0 and relative.std() <= NO_SPREAD * relative.mean()  # but for round-off
-    if len(relative) != len(found.compute) or len(relative) < 4 * _STRETCHES or constant:
-        return said
+    constant = len(relative) > 0 and relative.std() <= NO_SPREAD * relative.mean()
+    if len(relative) != len(recorded.compute) or len(relative) < 4 * _STRETCHES or constant:
+        return sentences
     half = len(relative) // 2
     drift = ratio(relative[half:], relative[:half])
     if drift is not None and drift.matters:
-        said.append(
+        sentences.append(
             f"compute times drift: in the later half they are {drift.value:.2f} \u00b1 {drift.error:.2f} times as long "
             "as in the earlier; leave out a longer warm_up, or record a steadier run"
         )
-    order = np.argsort(found.worker, kind="stable")
-    serial = _successive(relative, order, np.diff(found.worker[order]) == 0)  # of one worker's
+    order = np.argsort(recorded.worker, kind="stable")
+    serial = _successive(relative, order, np.diff(recorded.worker[order]) == 0)  # of one worker's
     if serial > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
-        said.append(
+        sentences.append(
             f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws them independently"
         )
-    order = np.argsort(found.begin, kind="stable")
-    common = _successive(relative, order, np.diff(found.worker[order]) != 0)  # of two workers'
+    order = np.argsort(recorded.begin, kind="stable")
+    common = _successive(relative, order, np.diff(recorded.worker[order]) != 0)  # of two workers'
     if common > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
-        said.append(
+        sentences.append(
             f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
             "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
         )
-    load = _correlation(relative, found.others)
-    spread = float(found.others.var())
-    product = float(np.mean((found.others - found.others.mean()) * (relative - relative.mean())))
+    load = _correlation(relative, recorded.others)
+    spread = float(recorded.others.var())
+    product = float(np.mean((recorded.others - recorded.others.mean()) * (relative - relative.mean())))
     slope = product / spread / float(relative.mean()) if spread else 0.0
     effect = abs(slope) * spread**0.5
-    if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _LEAST / 2:
-        why = "; workers share what they compute with, or contend for the network" if slope > 0 else ""
-        said.append(
+    if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _SMALLEST_EFFECT / 2:
+        why = "; workers share their processors, or contend for the network" if slope > 0 else ""
+        sentences.append(
             f"compute times depend on how many compute at once: {slope:+.0%} for each other at the start (correlation "
             f"{load:.2f}){why}"
         )
-    return said
+    return sentences
 
 
-def _stopped(found: Durations) -> list[int]:
-    """Return the workers that are silent at the end for much longer than any has been, relative to its usual pace."""
-    ends = found.begin + found.compute
+def _stopped(recorded: Durations) -> list[int]:
+    """Return the workers whose last silence far exceeds any before, relative to their pace."""
+    ends = recorded.begin + recorded.compute
     gaps, silence = [0.0], {}
-    for worker in medians(found):
-        own = ends[found.worker == worker]
-        if len(own) > 1 and (usual := float(np.median(np.diff(own)))) > 0:
-            gaps.append(float(np.diff(own).max()) / usual)
-            silence[worker] = float(ends.max() - own[-1]) / usual
+    for worker in medians(recorded):
+        worker_ends = ends[recorded.worker == worker]
+        if len(worker_ends) > 1 and (usual := float(np.median(np.diff(worker_ends)))) > 0:
+            gaps.append(float(np.diff(worker_ends).max()) / usual)
+            silence[worker] = float(ends.max() - worker_ends[-1]) / usual
     return [worker for worker, silent in silence.items() if silent > _SILENCE * max(gaps)]
 
 
 def _successive(values: np.ndarray, order: np.ndarray, pairs: np.ndarray) -> float:
-    """Return the rank correlation of values with the next ones in an order, of the pairs that count."""
+    """Return the rank correlation of values with the next ones in an order, for the given pairs."""
     return _correlation(values[order][:-1][pairs], values[order][1:][pairs])
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return Spearman's rank correlation; 0 where one is constant."""
+    """Return Spearman's rank correlation; 0 if one sample is constant."""
     ranks = rankdata(x), rankdata(y)
     if len(x) < 3 or min(rank.std() for rank in ranks) == 0:
         return 0.0
@@ -137,6 +141,6 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _error(values: np.ndarray) -> float:
-    """Return the standard error of a mean relative to it, with the serial dependence in it."""
+    """Return the relative standard error of a mean, including serial dependence."""
     means = np.array([part.mean() for part in np.array_split(values, _STRETCHES)])
     return float(means.std(ddof=1) / math.sqrt(_STRETCHES) / max(means.mean(), 1e-300))

@@ -1,17 +1,18 @@
 """Laws fitted to durations: the named families by maximum likelihood, the best of them by BIC.
 
-Computations that a death cut short are censored observations: the whole duration would have been longer. The factor of
-the likelihood is the probability of a longer duration.
+Computations that a death cut short are censored observations: the whole duration would have been
+longer. Their factor of the likelihood is the probability of a longer duration.
 
-Of ``n`` complete durations and a family with ``p`` parameters the criterion is Schwarz's, ``p log n - 2 log L``: the
-least is the best. Uniform and Pareto laws end where the durations do, so that for them it is a rule of thumb; mixtures
-are not tried.
+For ``n`` complete durations and a family with ``p`` parameters the criterion is Schwarz's,
+``p log n - 2 log L``, least for the best law. Uniform and Pareto laws end where the durations do,
+so that for them it is a rule of thumb; mixtures are not tried.
 
 References
 ----------
-Schwarz 1978, Annals of Statistics 6, 461. Log-normal, Pareto, uniform and exponential laws have closed forms; the
-shapes of gamma and Weibull laws solve one equation each (Johnson, Kotz and Balakrishnan 1994, ch. 17 and 21). With
-censored durations gamma and log-normal laws are searched for, and a uniform law solves an equation.
+Schwarz 1978, Annals of Statistics 6, 461. Log-normal, Pareto, uniform and exponential laws have
+closed forms; the shapes of gamma and Weibull laws solve one equation each (Johnson, Kotz and
+Balakrishnan 1994, ch. 17 and 21). With censored durations gamma and log-normal laws are found by
+search, and a uniform law solves an equation.
 
 Kaplan and Meier 1958, Journal of the American Statistical Association 53, 457: the distribution of censored durations.
 """
@@ -28,36 +29,36 @@ from asyncsim.base.errors import InputError, require_choice
 from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
 
-#: A law is not fitted to fewer durations than these.
+#: Fewest durations to which a law is fitted.
 FEWEST = 20
-#: How a law is chosen.
+#: Rules for choosing a law.
 KINDS = ("best", "empirical")
-#: Durations spread less than this, relative to their mean, are constant: clocks and differences are not that exact.
+#: Durations with a smaller relative spread are constant: clocks and differences are not more exact.
 NO_SPREAD = 1e-6
-#: Shorter than any clock's step, seconds.
+#: Durations below any clock's step, seconds.
 _NO_TIME = 1e-9
-#: A named law is taken unless its distribution function, or its mean, is further off than this.
+#: Largest error of a named law's distribution function, or of its mean.
 _TOO_FAR = 0.1
-#: What the Kolmogorov distance of a sample of n exceeds once in a hundred, times the root of n.
+#: Times the root of n: exceeded by the Kolmogorov distance of a sample of n once in a hundred.
 _CHANCE = 1.63
-#: Standard errors from which on a difference is no chance.
+#: Standard errors above which a difference is no chance.
 ERRORS = 4.0
-#: Between these the shapes of gamma and Weibull laws are sought.
+#: Search intervals for the shapes of gamma and Weibull laws.
 _GAMMA_SHAPES, _WEIBULL_SHAPES = (1e-5, 1e15), (0.05, 1e4)
-#: And between these the power of durations that spreads as what is left of them does.
+#: Search interval for the power by which durations are scaled to a given spread.
 _POWERS = (1e-6, 1e3)
 
 
 class Fit(NamedTuple):
-    """A law and how well it fits some durations."""
+    """A law fitted to durations, and the quality of the fit."""
 
-    law: Law  #: of one of the ``steps`` that make a duration
+    law: Law  #: of one of a duration's ``steps``
     log_likelihood: float  #: of the durations
     parameters: int  #: of the family; of an empirical law the number of durations
     distance: float  #: the largest difference of the durations' distribution function and the law's
 
     def bic(self, samples: int) -> float:
-        """Return Schwarz's criterion for so many durations in all; less is better."""
+        """Return Schwarz's criterion for this total number of durations; less is better."""
         return self.parameters * math.log(samples) - 2 * self.log_likelihood
 
 
@@ -68,11 +69,11 @@ class Part(NamedTuple):
     durations: np.ndarray  #: seconds, in the order of time; of ``steps`` local steps each
     fit: Fit
     steps: int = 1
-    censored: np.ndarray | None = None  #: whether each was cut short; None if none was
+    censored: np.ndarray | None = None  #: whether each was cut short; None for no such duration
 
     @property
     def uncensored(self) -> np.ndarray:
-        """The durations, with an estimate of those that were cut short; see `uncensored`."""
+        """The durations, with estimates for those that were cut short; see `uncensored`."""
         return uncensored(self.durations, self.censored)
 
     def resampled(self, generator: np.random.Generator, law: str) -> "Part":
@@ -89,37 +90,37 @@ class Part(NamedTuple):
     def row(self) -> dict[str, Any]:
         """Return the row of `Calibration.table`."""
         values, law = self.uncensored / self.steps, self.fit.law
-        known = len(values) > 0
+        has_samples = len(values) > 0
         return {
             "what": self.name,
             "samples": len(values),
-            "mean": float(values.mean()) if known else np.nan,
-            "std": float(values.std() * self.steps**0.5) if known else np.nan,
+            "mean": float(values.mean()) if has_samples else np.nan,
+            "std": float(values.std() * self.steps**0.5) if has_samples else np.nan,
             "law": brief(law),
             "law_mean": law.mean,
             "law_std": law.std,
-            "error": law.std / (len(values) * self.steps) ** 0.5 if known else np.nan,
-            "distance": self.fit.distance if known else np.nan,
+            "error": law.std / (len(values) * self.steps) ** 0.5 if has_samples else np.nan,
+            "distance": self.fit.distance if has_samples else np.nan,
         }
 
 
 def fitted(name: str, values: np.ndarray, law: str, steps: int = 1, censored: np.ndarray | None = None) -> Part:
-    """Fit a law to durations: of a named family, or as `calibrate` chooses for ``law``."""
+    """Fit a law to durations, from a named family or by the rules of `calibrate`."""
     completed = len(values) if censored is None else int(np.count_nonzero(~censored))
     if completed < FEWEST:
         raise InputError(
             f"trace: {completed} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
-            "some hundred for a law that can be relied on"
+            "some hundred for a reliable law"
         )
     return Part(name, values, fit(values, law, steps, censored), steps, censored)
 
 
 def uncensored(durations: np.ndarray, censored: np.ndarray | None) -> np.ndarray:
-    """Estimate the durations that censored ones would have had.
+    """Estimate the whole durations of computations that were cut short.
 
-    Returned are quantiles of Kaplan and Meier's distribution, one for each complete duration. If the longest
-    duration is censored, quantiles beyond the complete ones are equal to it. Without censored ones the durations are
-    unchanged.
+    The result holds quantiles of Kaplan and Meier's distribution, one for each complete duration.
+    If the longest duration is censored, quantiles beyond the complete ones are equal to it. Without
+    censored ones the durations are unchanged.
     """
     if censored is None:
         return durations
@@ -134,11 +135,12 @@ def uncensored(durations: np.ndarray, censored: np.ndarray | None) -> np.ndarray
 def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.ndarray | None = None) -> Fit:
     """Fit a law to durations.
 
-    ``durations``: seconds, zero or above. ``kind``: ``"best"``: of the named families the
-    one with the least BIC; the durations themselves if even that one is off by more than 0.1 somewhere in its
-    distribution function, or by a tenth in its mean. ``"empirical"``: the durations themselves. Or the name of a
-    family. ``steps``: each duration is the sum of so many independent ones of the law. Above one, only the families are
-    tried of which the sum is known: constant, exponential and gamma. ``censored``: whether each was cut short.
+    ``durations``: seconds, zero or above. ``kind``: ``"best"``: the named family with the least
+    BIC, or the durations themselves if that law misses their distribution function by more than 0.1
+    somewhere, or their mean by a tenth. ``"empirical"``: the durations themselves. Or the name of a
+    family. ``steps``: number of independent draws of the law whose sum is a duration; above one,
+    only families with a known sum are tried: constant, exponential and gamma. ``censored``: whether
+    each duration was cut short.
     """
     require_choice("law", kind, (*KINDS, *FAMILIES))
     observed, cut = durations, np.zeros(0)
@@ -147,14 +149,14 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.
         durations = uncensored(durations, censored)
     spread, mean = float(np.std(observed)), float(np.mean(observed))
     if spread <= max(NO_SPREAD * mean, _NO_TIME):
-        # Differences of clock readings end in noise, which is no part of the value.
+        # Differences of clock readings have noise in their last digits.
         value = 0.0 if mean <= _NO_TIME else float(f"{mean / steps:.9g}")
         return Fit(Constant(value), math.inf, 1, 0.0)
     if kind == "empirical":
         if steps > 1:
             raise InputError(
-                f"law = 'empirical': a computation is a sum of {steps} local steps here, which does not tell the law "
-                "of one; write law='best'"
+                f"law = 'empirical': a computation is a sum of {steps} local steps here, which does not determine the "
+                "law of one step; write law='best'"
             )
         return Fit(Empirical(tuple(durations)), -len(durations) * math.log(len(durations)), len(durations), 0.0)
     longest = math.inf if censored is None else max(float(observed.max()), float(cut.max(initial=0.0)))
@@ -181,7 +183,7 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.
 def _family(name: str, durations: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float, int] | None:
     """Return the law of a family with the largest likelihood, its logarithm, and the number of parameters.
 
-    None if there is none. ``cut``: the durations that were cut short.
+    None if no law of the family fits. ``cut``: the durations that were cut short.
     """
     family, parameters, estimate = FAMILIES[name]
     if steps > 1 and family not in (Exponential, Gamma):
@@ -195,13 +197,13 @@ def _family(name: str, durations: np.ndarray, cut: np.ndarray, steps: int) -> tu
 
 
 def _mean_up_to(longest: float, law: Law, points: np.ndarray) -> float:
-    """Integrate the probability of longer durations up to the longest that could be observed, by trapezoids."""
+    """Integrate the probability of longer durations up to the longest observable, by trapezoids."""
     edges = np.concatenate([[0.0], np.sort(points), [longest]])
     return float(np.trapezoid(1 - law.cdf(edges), edges))
 
 
 def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
-    """Return durations less an independent part of them: a constant exactly, another law by mean and variance.
+    """Subtract an independent part from durations: a constant exactly, else by mean and variance.
 
     The rest is a scaled power of the durations, so that they keep their order and stay positive.
     """
@@ -233,12 +235,12 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
         x = np.exp(power * logs)
         return float(x.std() / x.mean()) - variance**0.5 / mean
 
-    if excess(_POWERS[0]) >= 0:  # next to no spread
+    if excess(_POWERS[0]) >= 0:  # almost no spread
         return np.full(len(values), mean)
     if excess(_POWERS[1]) < 0:
         raise InputError(
             f"{argument} = {part}: without it {len(values)} durations of {values.mean():.6g} s on average would spread "
-            "more than so many can; give less, or record more"
+            "more than is possible; give less, or record more"
         )
     power = brentq(excess, *_POWERS)
     shape = np.exp(power * logs)
@@ -248,7 +250,8 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
 def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> float:
     """Return the largest difference between the distribution functions of durations and of a continuous law.
 
-    Durations of ``longest`` or more are counted, and not compared: they stand for all that could not be observed.
+    Durations of ``longest`` or more count, but are not compared: they stand for all unobservable
+    ones.
     """
     ordered = np.sort(durations)
     n, compared = len(ordered), int(np.searchsorted(ordered, longest))
@@ -257,7 +260,8 @@ def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> floa
     return float(max(above.max(initial=0.0), below.max(initial=0.0)))
 
 
-# Each estimate takes complete durations, those that were cut short, and the local steps of a duration.
+# The arguments of each estimate: complete durations, durations that were cut short, local steps of
+# a duration.
 
 
 def _exponential(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
@@ -328,7 +332,7 @@ def _uniform(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
 def _weibull(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
     samples = np.concatenate([x, cut])
     longest = float(samples.max())
-    # No power of these can overflow.
+    # Divided by the longest, so that no power can overflow.
     logs, complete = np.log(samples) - math.log(longest), np.log(x) - math.log(longest)
 
     def slope(shape: float) -> float:

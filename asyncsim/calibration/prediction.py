@@ -1,7 +1,8 @@
-"""How well a cluster calibrated on one recording predicts another: the later half of the same, or other workers.
+"""Test a calibrated cluster on other data: the later half of the recording, or other workers.
 
-A prediction is many simulated runs, each of the cluster fitted to durations drawn anew from the recording: so their
-spread has in it both the chance of one run, serial dependence included, and how well the recording determines the laws.
+A prediction consists of many simulated runs, each of the cluster fitted to resampled durations of
+the recording. Their spread includes the chance of one run, with serial dependence, and the
+uncertainty of the laws.
 """
 
 import os
@@ -33,15 +34,16 @@ from asyncsim.traces.trace_summary import warm_up_of
 
 __all__ = ["Prediction", "extrapolate", "predict"]
 
-#: Simulated runs of a prediction: a run of the same cluster is outside of all of them once in a hundred.
+#: Simulated runs of a prediction: another run of the cluster lies outside all of them once in a
+#: hundred.
 RUNS = 199
-#: Runs with the laws of what was to be predicted.
+#: Runs with the laws of the predicted recording.
 _OWN_RUNS = 10
-#: How far off the throughput may be predicted.
+#: Tolerance for the predicted throughput, relative.
 BAR = 0.1
-#: Waits below this part of the mean service time are none.
-_LEAST_WAIT = 0.05
-#: What is compared besides the distributions: the entry of `Trace.summary`, and what it is called.
+#: Waits below this share of the mean service time count as zero.
+_SHORTEST_WAIT = 0.05
+#: Compared besides the distributions: entries of `Trace.summary`, and their titles.
 _MEANS = {
     "staleness_mean": "staleness, mean",
     "staleness_std": "staleness, std",
@@ -53,17 +55,17 @@ THROUGHPUT = "throughput (commits/s)"
 STALENESS = "staleness, distance"
 #: Points of a drawn curve.
 _CURVE_POINTS = 200
-#: A panel shows all but this share of what is measured, at its far end.
+#: Share of the values beyond a panel's far end.
 _TAIL = 0.003
-#: Bars of a histogram: as many as the eye can use at paper size.
+#: Bars of a histogram, the most that are distinct at paper size.
 _BARS = 40
 
 
-class Measured(NamedTuple):
-    """The quantities of a trace that are compared: the entries of `Trace.summary`, and of each commit two.
+class Measurements(NamedTuple):
+    """The compared quantities of a trace: entries of `Trace.summary`, and two for each commit.
 
-    A wait is from the arrival of a message to the begin of its service (s); less than a twentieth of a mean service is
-    none, as no real server accepts a visit in no time.
+    A wait is from the arrival of a message to the start of its service (s). A wait below a
+    twentieth of a mean service counts as zero, because no real server accepts a visit in no time.
     """
 
     values: dict[str, float]
@@ -71,37 +73,38 @@ class Measured(NamedTuple):
     waits: np.ndarray
 
 
-def _measure(trace: Trace, first: int) -> Measured:
-    """Return what is compared of a trace from a commit on."""
+def _measure(trace: Trace, first: int) -> Measurements:
+    """Measure a trace from a commit on."""
     frame = trace.accepted.frame.iloc[first:]
     waits = (frame["serve_time"] - frame["arrive_time"]).to_numpy()
-    least = _LEAST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
-    return Measured(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < least, 0.0, waits))
+    shortest = _SHORTEST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
+    return Measurements(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < shortest, 0.0, waits))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted, and what was measured."""
+    """A prediction beside the measurement."""
 
-    title: str  #: what was predicted from what
-    #: One row per quantity: ``quantity``, ``measured``, ``predicted`` (the mean of the runs), ``low`` and ``high``, and
-    #: ``within``, whether what was measured lies between them. For the throughput these are what the prediction misses
-    #: by 10 %; for all others the least and the most of the simulated runs. A ``distance`` is the largest difference of
-    #: two distribution functions, that of the commits in question and that of all simulated runs together (Kolmogorov
-    #: and Smirnov's; its band is simulated, so that ties and dependence do no harm).
+    title: str  #: the predicted recording, and the data of the calibration
+    #: One row per quantity: ``quantity``, ``measured``, ``predicted`` (the mean of the runs),
+    #: ``low`` and ``high``, and ``within``, whether the measured value lies between them. For the
+    #: throughput these are the values that the prediction misses by 10 %; for all others the least
+    #: and the largest of the simulated runs. A ``distance`` is the largest difference of two
+    #: distribution functions, of the commits in question and of all simulated runs together
+    #: (Kolmogorov and Smirnov's; its band is simulated, so that ties and dependence do no harm).
     table: pd.DataFrame
-    #: What of the recorded durations differs or depends on what a cluster does not know; if the prediction fails, also
-    #: whether the simulator does better with the laws of what it should predict.
+    #: Differences and dependences of the recorded durations that a cluster does not have; if the
+    #: prediction fails, also the error of the simulator with the laws of the predicted recording.
     reasons: tuple[str, ...]
-    calibration: Calibration  #: the laws, and the durations that they were fitted to
-    cluster: Cluster  #: what was simulated
-    measured: Measured  #: what was compared: of the recording, and of each simulated run
-    runs: tuple[Measured, ...]
-    durations: Durations  #: those of what was predicted
+    calibration: Calibration  #: the laws, and the durations to which they were fitted
+    cluster: Cluster  #: the simulated cluster
+    measured: Measurements  #: of the recording
+    runs: tuple[Measurements, ...]  #: of each simulated run
+    durations: Durations  #: of the predicted recording
 
     @property
     def holds(self) -> bool:
-        """Whether the throughput is within its bar and the distribution of the staleness within its band."""
+        """Whether the throughput is within its tolerance and the staleness within its band."""
         return bool(self.table.set_index("quantity")["within"][[THROUGHPUT, STALENESS]].all())
 
     @property
@@ -112,9 +115,9 @@ class Prediction:
         verdict = "holds" if self.holds else "fails"
         band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
         judged = "judged by the throughput and by the distance of the staleness"
-        said = [f"  {reason}" for reason in self.reasons]
+        reasons = [f"  {reason}" for reason in self.reasons]
         return "\n".join(
-            [f"{self.title}: {verdict}", f"simulated: {describe(self.cluster)}", f"{band}; {judged}", table, *said]
+            [f"{self.title}: {verdict}", f"simulated: {describe(self.cluster)}", f"{band}; {judged}", table, *reasons]
         )
 
     def draw(self, path: str | os.PathLike) -> list[Path]:
@@ -130,16 +133,17 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     recorded : Trace
         Of an asynchronous server.
     seed : int
-        Names the random numbers.
+        Seed of the simulated runs.
     runs : int
-        Simulated runs. With 199 of them what is the same cluster is outside the band of a quantity once in a hundred.
+        Simulated runs. With 199 of them another run of the same cluster lies outside a quantity's
+        band once in a hundred.
     **options
         For `asyncsim.calibrate`: ``law``, ``latency_up``, ...
     """
     require_asynchronous("recorded", recorded)
     half = len(recorded.accepted) // 2
-    taken = np.cumsum(recorded.frame["outcome"].isin(ACCEPTED).to_numpy())
-    earlier = recorded.frame[taken <= half]
+    accepted = np.cumsum(recorded.frame["outcome"].isin(ACCEPTED).to_numpy())
+    earlier = recorded.frame[accepted <= half]
     spells = recorded.spells[recorded.spells["begin"] <= earlier["commit_time"].max()]
     rows = spells[["from_row", "to_row"]]
     spells = spells.assign(**rows.where(rows <= len(earlier)))
@@ -149,103 +153,104 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     return _prediction(calibration, target, seed, runs, options)
 
 
-def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
-    """Predict a recording with another number of workers; laws of each worker's own are repeated for the others.
+def extrapolate(recorded: Trace, target: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
+    """Predict a recording with another number of workers; laws of single workers repeat in turn.
 
     Parameters
     ----------
     recorded : Trace
-        What the cluster is calibrated on.
-    again : Trace
-        What is predicted, except for the first commits that a summary leaves out.
+        The recording for the calibration.
+    target : Trace
+        The predicted recording, except for the first commits that a summary leaves out.
     seed, runs, **options
         As for `predict`.
     """
-    for name, trace in (("recorded", recorded), ("again", again)):
+    for name, trace in (("recorded", recorded), ("target", target)):
         require_asynchronous(name, trace)
     for name in ("protocol", "window", "separate_reads"):
-        given, other = getattr(recorded.source, name), getattr(again.source, name)
-        if given != other:
-            raise InputError(f"again: {name} is {other!r}, and in the first recording {given!r}; record both alike")
-    title = f"{counted(len(again), 'commit')} by {counted(again.workers, 'worker')}"
+        expected, value = getattr(recorded.source, name), getattr(target.source, name)
+        if expected != value:
+            raise InputError(f"target: {name} is {value!r}, and in the first recording {expected!r}; record both alike")
+    title = f"{counted(len(target), 'commit')} by {counted(target.workers, 'worker')}"
     title = f"{title}, from a recording of {recorded.workers}"
-    which, origin = (f"with {trace.workers} workers" for trace in (again, recorded))
-    target = _Target(title, which, origin, again, warm_up_of(again, None))
-    return _prediction(examine(recorded, **options), target, seed, runs, options)
+    period, origin = (f"with {trace.workers} workers" for trace in (target, recorded))
+    task = _Target(title, period, origin, target, warm_up_of(target, None))
+    return _prediction(examine(recorded, **options), task, seed, runs, options)
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
-    """Return a cluster with another number of workers; the laws of each one's own are repeated."""
-    own = cluster.compute_laws
-    compute = tuple(own[i % len(own)] for i in range(workers))
+    """Return a cluster with another number of workers; laws of single workers repeat in turn."""
+    laws = cluster.compute_laws
+    compute = tuple(laws[i % len(laws)] for i in range(workers))
     return replace(cluster, workers=workers, compute=compute[0] if len(set(compute)) == 1 else compute)
 
 
 class _Target(NamedTuple):
-    """What is to be predicted: a trace from a commit on, in words; ``origin``: what the laws come from, in words."""
+    """A trace to predict from a commit on; ``period`` and ``origin`` name it and its source."""
 
     title: str
-    which: str
+    period: str
     origin: str
     trace: Trace
     first: int
 
 
 def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]) -> Prediction:
-    """Simulate, compare, and look for reasons."""
+    """Simulate, compare, and explain differences."""
     trace, first = target.trace, target.first
-    found = durations(trace, first)
+    predicted = durations(trace, first)
     streams = Streams(require_count("seed", seed, minimum=0), "prediction")
-    made = []
+    simulated = []
     for run in range(require_count("runs", runs, minimum=2)):
         generator = streams.generator(run)
         drawn = int(generator.integers(2**31))
-        like = with_workers(calibration.resampled(generator), trace.workers)
-        made.append(_measure(simulate(like, len(trace.accepted), drawn, progress=False), first))
+        cluster = with_workers(calibration.resampled(generator), trace.workers)
+        simulated.append(_measure(simulate(cluster, len(trace.accepted), drawn, progress=False), first))
     measured = _measure(attended(trace), first)
 
-    # Durations that are longer or shorter than those that the cluster was calibrated on.
-    given, workers = calibration.durations, calibration.cluster.workers
-    own = {worker: median for worker, median in dependence.medians(given).items() if median > 0}
-    scale = {int(worker): own[worker % workers] for worker in np.unique(found.worker) if worker % workers in own}
+    # Durations that are longer or shorter than in the calibrated recording.
+    fitted, workers = calibration.durations, calibration.cluster.workers
+    medians = {worker: median for worker, median in dependence.medians(fitted).items() if median > 0}
+    ids = np.unique(predicted.worker).tolist()
+    scale = {worker: medians[worker % workers] for worker in ids if worker % workers in medians}
     compared = {
-        "compute times": (dependence.relative_to(found, scale), dependence.relative_to(given, own)),
-        "service times": (found.service, given.service),
-        "ways down": (found.down, given.down),
+        "compute times": (dependence.relative_to(predicted, scale), dependence.relative_to(fitted, medians)),
+        "service times": (predicted.service, fitted.service),
+        "ways down": (predicted.down, fitted.down),
     }
     reasons: list[str] = []
     small: list[str] = []
-    for what, (here, there) in compared.items():
-        ratio = dependence.ratio(here, there)
+    for quantity, samples in compared.items():
+        ratio = dependence.ratio(*samples)
         if ratio is not None:
-            text = f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
-            if what == "compute times" and ratio.value > 1 and trace.workers > workers and ratio.matters:
-                text += ": the workers contend for what they compute with"
+            text = f"{quantity} {target.period} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
+            if quantity == "compute times" and ratio.value > 1 and trace.workers > workers and ratio.matters:
+                text += ": the workers contend for their processors"
             (reasons if ratio.matters else small).append(text)
     reasons += [f"{target.origin}: {note}" for note in calibration.notes]
     prediction = Prediction(
         target.title,
-        pd.DataFrame(_table(measured, made)),
+        pd.DataFrame(_table(measured, simulated)),
         tuple(reasons),
         calibration,
         with_workers(calibration.cluster, trace.workers),
         measured,
-        tuple(made),
-        found,
+        tuple(simulated),
+        predicted,
     )
     if prediction.holds:
         return prediction
 
-    # How well the simulator does with the laws of what was to be predicted.
+    # The error of the simulator with the laws of the predicted recording.
     itself = examine(trace, **{**options, "warm_up": first})
     seeds = range(seed, seed + _OWN_RUNS)
-    again = [_measure(simulate(itself.cluster, len(trace.accepted), drawn, progress=False), first) for drawn in seeds]
-    rate, true_rate = float(np.mean([run.values["throughput"] for run in again])), measured.values["throughput"]
-    off = _distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in again])))
-    met = abs(rate / true_rate - 1) <= BAR and off <= prediction.table.set_index("quantity")["high"][STALENESS]
-    verdict = "only the times are others" if met else "what was recorded is no cluster of independent times"
+    refits = [_measure(simulate(itself.cluster, len(trace.accepted), drawn, progress=False), first) for drawn in seeds]
+    rate, true_rate = float(np.mean([run.values["throughput"] for run in refits])), measured.values["throughput"]
+    off = _distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in refits])))
+    agrees = abs(rate / true_rate - 1) <= BAR and off <= prediction.table.set_index("quantity")["high"][STALENESS]
+    verdict = "only the times are others" if agrees else "the recording is no cluster of independent times"
     reasons += [f"{text}, which may be chance" for text in small]
-    reasons += [f"{target.which}: {note}" for note in itself.notes]
+    reasons += [f"{target.period}: {note}" for note in itself.notes]
     reasons.append(
         f"with laws fitted to its own times the simulator makes {rate:.4g} commits/s, measured {true_rate:.4g}, and "
         f"misses the staleness by a distance of {off:.2g}: {verdict}"
@@ -253,12 +258,11 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     return replace(prediction, reasons=tuple(reasons))
 
 
-def _table(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Return the rows of `Prediction.table`."""
+def _table(measured: Measurements, runs: Sequence[Measurements]) -> list[dict[str, Any]]:
     table = []
 
     def add(quantity: str, value: float, predicted: float, low: float, high: float) -> None:
-        # Sums of the same terms in another order may differ in the last digits.
+        # Sums of the same terms in another order can differ in the last digits.
         slack = 1e-9 * max(abs(low), abs(high))
         within = low - slack <= value <= high + slack
         table.append(dict(quantity=quantity, measured=value, predicted=predicted, low=low, high=high, within=within))
@@ -266,13 +270,13 @@ def _table(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]
     rate = float(np.mean([run.values["throughput"] for run in runs]))
     add(THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))
     lost = {"cancelled_share": LOST} if any(run.values["cancelled_share"] for run in (measured, *runs)) else {}
-    for name, called in (_MEANS | lost).items():
+    for name, title in (_MEANS | lost).items():
         values = [run.values[name] for run in runs]
-        add(called, measured.values[name], float(np.mean(values)), min(values), max(values))
-    for called, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):
+        add(title, measured.values[name], float(np.mean(values)), min(values), max(values))
+    for title, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):
         everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
         distances = [_distance(getattr(run, name), everything) for run in runs]
-        add(called, _distance(getattr(measured, name), everything), float(np.mean(distances)), 0.0, max(distances))
+        add(title, _distance(getattr(measured, name), everything), float(np.mean(distances)), 0.0, max(distances))
     return table
 
 
@@ -294,18 +298,18 @@ def _draw(prediction: Prediction, path: str | os.PathLike) -> list[Path]:
         compute = [part for name, part in parts.items() if name.startswith("compute")]
         steps = compute[0].steps
         computed, laws = [part.uncensored for part in compute], [part.fit.law for part in compute]
-        shown = "compute time" if steps == 1 else f"compute time of {steps} local steps"
+        label = "compute time" if steps == 1 else f"compute time of {steps} local steps"
         seconds, _, cancelled = prediction.durations.attempts
-        scale = _durations(axes[2], shown, np.concatenate(computed), uncensored(seconds, cancelled))
-        if steps == 1:  # else the law is that of a step
+        scale = _durations(axes[2], label, np.concatenate(computed), uncensored(seconds, cancelled))
+        if steps == 1:  # else the law describes one step
             _law(axes[2], scale, laws, list(map(len, computed)))
         service = parts["service"]
         scale = _durations(axes[3], "service time", service.durations, prediction.durations.service)
         _law(axes[3], scale, [service.fit.law], [1])
-        for each in axes[2:]:
-            each.set_ylim(-0.02, 1.5)
-            each.set_yticks([0, 0.25, 0.5, 0.75, 1])
-            each.legend(loc="upper left")
+        for panel in axes[2:]:
+            panel.set_ylim(-0.02, 1.5)
+            panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
+            panel.legend(loc="upper left")
         return look.save(figure, path)
 
 
@@ -358,18 +362,18 @@ def _waits(axes: Axes, prediction: Prediction) -> None:
     axes.legend(loc="lower right")
 
 
-def _durations(axes: Axes, label: str, fitted: np.ndarray, others: np.ndarray) -> float:
-    """Draw the distribution functions of the durations that were fitted, and of those to be predicted.
+def _durations(axes: Axes, label: str, fitted: np.ndarray, predicted: np.ndarray) -> float:
+    """Draw the distribution functions of the fitted durations and of those to be predicted.
 
-    Returns what seconds are multiplied with.
+    Returns the factor from seconds to the unit of the axis.
     """
-    both = np.concatenate([fitted, others])
-    low, high = np.quantile(both, [0, 1 - _TAIL])
+    pooled = np.concatenate([fitted, predicted])
+    low, high = np.quantile(pooled, [0, 1 - _TAIL])
     room = max(0.05 * (high - low), 0.01 * high, 1e-12)
     points = np.linspace(max(0.0, low - room), high + room, _CURVE_POINTS)
     scale, unit = _unit(float(high))
     axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label="fitted")
-    axes.plot(points * scale, _share(others, points), color=look.VERMILLION, linestyle="-.", label="to be predicted")
+    axes.plot(points * scale, _share(predicted, points), color=look.VERMILLION, linestyle="-.", label="to be predicted")
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set(xlabel=f"{label} ({unit})", ylabel="share that is shorter", xlim=(points[0] * scale, points[-1] * scale))
     return scale
@@ -389,5 +393,5 @@ def _share(values: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def _unit(longest: float) -> tuple[float, str]:
-    """Return what to multiply seconds with, and the unit that gives."""
+    """Return a factor for seconds, and the unit of the product."""
     return (1.0, "s") if longest >= 0.1 or longest <= 0 else (1e3, "ms") if longest >= 1e-4 else (1e6, "\u00b5s")

@@ -1,1 +1,1 @@
-"""Pages: a finished study, and how its workers move, as HTML that needs no network."""
+"""Pages: a finished study, and the motion of its workers, as HTML that needs no network."""

@@ -1,4 +1,4 @@
-"""The command line of figures: draws those of a paper, or of a folder of results, and says which files it wrote."""
+"""The command ``asyncsim figures``: draws the figures of a paper, or of a folder of results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ from asyncsim.study.finished import PAPERS, figures, study_of
 from asyncsim.study.results import unfinished
 
 _USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper, of several studies
-       asyncsim figures FOLDER           draw those of one study again, into the folder of its results; one that is
-                                         called as a paper is ./FOLDER
+       asyncsim figures FOLDER           redraw the figures of one study into its folder; if the
+                                         folder has a paper's name, write ./FOLDER
 
 papers:"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw the figures of a paper, or of a folder of results; return the exit code (2 for bad input)."""
+    """Draw the figures of a paper or of a folder of results; return the exit code, 2 if bad."""
     name, *options = arguments or ["--help"]
     if name in ("-h", "--help"):
         print("\n".join([_USAGE, *(f"  {paper:<8}  {about}" for paper, about in PAPERS.items())]))
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def draw_folder(folder: Path) -> list[Path]:
-    """Draw the figures and the page of a study again, into its folder; return the files that were written."""
+    """Redraw the figures and the page of a study into its folder; return the written files."""
     _, study = study_of(folder)
     with reading_results(folder), collecting(unfinished(folder)) as drawn:
         paths = finished.draw(folder)
@@ -47,7 +47,7 @@ def draw_folder(folder: Path) -> list[Path]:
 
 
 def draw_page(folder: Path, out: Path) -> Path:
-    """Draw the page of a study to a file elsewhere, with the figures that are shipped; leave its folder as it is."""
+    """Draw the page of a study to a file elsewhere; leave the study's folder unchanged."""
     study_of(folder)
     with reading_results(folder), collecting(unfinished(folder), files=False) as drawn:
         finished.draw(folder)

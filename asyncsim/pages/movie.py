@@ -1,4 +1,4 @@
-"""The animation of some runs as a file for slides: GIF, or MP4 where ffmpeg is installed."""
+"""Write an animation of runs as a file for slides: GIF, or MP4 where ffmpeg is installed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ _RATE, _DPI = 20, 100
 
 
 def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = 300) -> Path:
-    """Write an animation of the workers of some runs, side by side on one clock, with the loss of each run below.
+    """Write an animation of the workers of runs, side by side on one clock, above their losses.
 
     Parameters
     ----------
@@ -31,12 +31,13 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
     path : Path
         Ends with ``.gif`` or ``.mp4``.
     frames : int
-        At 20 a second.
+        Number of frames, at 20 a second.
 
     Raises
     ------
     InputError
-        Another ending, an MP4 without ffmpeg, or runs without a server, which the page draws.
+        For another ending, an MP4 without ffmpeg, or runs without a server, which only the page
+        draws.
     """
     if path.suffix not in (".gif", ".mp4"):
         raise InputError(f"out = {str(path)!r}: must end with .gif or .mp4")
@@ -46,13 +47,13 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
     if films[0].messages is not None:
         raise InputError(f"out = {str(path)!r}: only a page draws messages between workers; write a .html")
     bend, largest = scale(films)
-    places = [on_screen(one.offset, bend, largest) for one in films]
+    places = [on_screen(film.offset, bend, largest) for film in films]
     colors = np.array([*(look.PHASES.get(name, look.GREY) for name in films[0].names), look.GREY])
     with look.style():
         figure, axes = look.new_figure(look.SINGLE * len(films), 4.2, len(films), 2, height_ratios=(4, 1))
         above, below = axes[: len(films)], axes[len(films) :]
         moving = []
-        for panel, curve, one in zip(above, below, films, strict=True):
+        for panel, curve, film in zip(above, below, films, strict=True):
             panel.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
             for side in ("left", "bottom"):
                 panel.spines[side].set_visible(False)
@@ -63,38 +64,39 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
             lines = LineCollection([], linewidths=0.4, alpha=0.3, zorder=1)
             panel.add_collection(lines)
             dots = panel.scatter([], [], s=9, zorder=2)
-            curve.plot(*np.reshape(one.loss, (-1, 2)).T, color=look.BLUE, marker=".")
+            curve.plot(*np.reshape(film.loss, (-1, 2)).T, color=look.BLUE, marker=".")
             curve.set(xlim=(0, times[-1]), xlabel="simulated time (s)")
             cursor = curve.axvline(0, color=look.BLACK, linewidth=0.8)
-            moving.append((panel.set_title(one.title), lines, dots, cursor))
+            moving.append((panel.set_title(film.title), lines, dots, cursor))
         below[0].set_ylabel("training loss")
-        losses = [value for one in films for _, value in one.loss]
+        losses = [value for film in films for _, value in film.loss]
         for curve in below if losses and min(losses) > 0 else ():
             curve.set(yscale="log", ylim=(0.8 * min(losses), 1.25 * max(losses)))
 
         def draw(frame: int) -> list[object]:
-            for one, place, (title, lines, dots, cursor) in zip(films, places, moving, strict=True):
-                there = np.isfinite(place[frame]).all(1)
-                at = place[frame][there]
-                color = colors[one.phase[frame][there]]
+            for film, place, (title, lines, dots, cursor) in zip(films, places, moving, strict=True):
+                is_drawn = np.isfinite(place[frame]).all(1)
+                at = place[frame][is_drawn]
+                color = colors[film.phase[frame][is_drawn]]
                 dots.set_offsets(at)
                 dots.set_facecolor(color)
                 lines.set_segments(list(np.stack([np.zeros_like(at), at], axis=1)))
                 lines.set_color(color)
                 cursor.set_xdata([times[frame]] * 2)
-                ended = one.ended is not None and times[frame] > one.ended
-                state = "diverged" if ended else f"{times[frame]:.1f} s, {one.commits[frame]:,} commits"
-                title.set_text(f"{one.title}: {state}")
+                ended = film.ended is not None and times[frame] > film.ended
+                state = "diverged" if ended else f"{times[frame]:.1f} s, {film.commits[frame]:,} commits"
+                title.set_text(f"{film.title}: {state}")
             return []
 
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it would be solved again for each frame
-        film = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]  # returns no artists
+        figure.set_layout_engine("none")  # or the layout would be computed for each frame
+        # The function returns no artists, which blit=False allows.
+        movie = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]
         kind = PillowWriter if path.suffix == ".gif" else FFMpegWriter
         with tqdm(total=len(times), desc=path.name, unit="frame", disable=not on_a_terminal(), leave=False) as bar:
             return write_whole(
                 path,
-                lambda partial: film.save(
+                lambda partial: movie.save(
                     partial, writer=kind(fps=_RATE), dpi=_DPI, progress_callback=lambda *_: bar.update()
                 ),
             )

@@ -1,4 +1,4 @@
-"""Write pages: `report.html` of a finished study, and a page with the animation of some of its runs alone."""
+"""Write pages: `report.html` of a finished study, and a page with an animation alone."""
 
 import ast
 import base64
@@ -27,19 +27,20 @@ from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import IN_WORDS
 
-#: The text that a study printed at its end.
+#: The file with a study's printed text.
 PRINTED = "report.txt"
-#: Most rows of a table in a page, frames of the animation in a study's page, and frames of one on a page of its own.
+#: Largest numbers: rows of a table, frames of the animation in a study's page, and frames of an
+#: animation page.
 _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
-#: Most bytes of the films in an animation: with many workers there are fewer frames.
+#: Largest size of the films in an animation, in bytes: with many workers there are fewer frames.
 _MOST_BYTES = 2_000_000
-#: The number that stands for an offset of 1 in the page's data, and the one for an unknown place.
+#: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
 _UNIT, _NOWHERE = 28_000, -32_768
 
 
 @contextlib.contextmanager
 def on_a_page(folder: Path) -> Iterator[None]:
-    """Collect what is printed and drawn inside, then write the page of a study's folder with it."""
+    """Collect printed text and figures within a block, then write the page of a study's folder."""
     with collecting(results.unfinished(folder)) as drawn, heard() as printed:
         yield
     write_text(folder / PRINTED, printed.getvalue())
@@ -47,9 +48,10 @@ def on_a_page(folder: Path) -> Iterator[None]:
 
 
 def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Path | None = None) -> Path:
-    """Write the self-contained page of a finished study; ``figures``: names and SVG; ``out``: by default in its folder.
+    """Write the self-contained page of a finished study.
 
-    It holds no times of day and no paths: the same results give the same page.
+    ``figures``: names and SVG. ``out``: the file, by default in the study's folder. The page
+    contains no times of day and no paths: the same results give the same page.
     """
     config = results.config_of(folder)
     study = str(config.get("study", folder.name))
@@ -78,14 +80,14 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Pat
 
 
 def write_animation(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES) -> Path:
-    """Write a page with the animation of some runs on one clock; ``chosen``: their titles, runs and traces."""
-    title = " and ".join(one for one, _, _ in chosen)
+    """Write a page with the animation of runs, given by titles, runs and traces, on one clock."""
+    title = " and ".join(name for name, _, _ in chosen)
     empty: dict[str, Any] = {"question": "", "answer": "", "command": None, "figures": [], "tables": [], "config": None}
     return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
 
 
 def films_of(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> tuple[np.ndarray, list[Film]]:
-    """Return the times (s) of the frames, as many as fit, and a film of each run."""
+    """Return the times (s) of the frames, limited by the page's size, and a film of each run."""
     workers = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
     frames = max(2, min(frames, MOST_FRAMES, _MOST_BYTES // (6 * workers * len(chosen))))
     times = frame_times([trace for _, _, trace in chosen], frames)
@@ -93,29 +95,29 @@ def films_of(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> tuple[np.
 
 
 def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str, Any]:
-    """Return the data of an animation for the page's script: arrays as base64, the rest as JSON."""
+    """Return an animation's data for the page's script: arrays as base64, the rest as JSON."""
     times, films = films_of(chosen, frames)
     bend, largest = scale(films)
-    losses = [loss for one in films for _, loss in one.loss if loss > 0]
-    first = max((one.loss[0][1] for one in films if one.loss), default=1.0)
+    losses = [loss for film in films for _, loss in film.loss if loss > 0]
+    first = max((film.loss[0][1] for film in films if film.loss), default=1.0)
     high = min(max(losses, default=1.0), 10 * first) if first > 0 else 1.0
     gossips = films[0].messages is not None
-    shown = counted(len(films[0].workers), "worker")
+    drawn = counted(len(films[0].workers), "worker")
     of = "" if len(films[0].workers) == chosen[0][2].workers else f" of {chosen[0][2].workers}"
     low = max(min(losses, default=0.1), 1e-6 * high)
     about = (
-        f"{shown}{of} on their graph; a dot along an edge is a message under way."
+        f"{drawn}{of} on their graph; a dot along an edge is a message under way."
         if gossips
-        else f"{shown}{of} around the central variable, the square. The distance from the square is the "
+        else f"{drawn}{of} around the central variable, the square. The distance from the square is the "
         f"{films[0].measure}, linear near the centre, logarithmic far out. "
     )
     if not gossips:
         about += (
-            "The direction is that in the plane in which the reads spread most. A gradient is computed where its "
+            "The direction is taken in the plane in which the reads spread most. A gradient is computed where its "
             "worker is drawn, and is applied at the centre."
             if films[0].measure == DISTANCE
-            else "Each worker keeps a direction of its own, which means nothing: only a study with --animate records "
-            "where its reads are."
+            else "Each worker has a constant direction without a meaning: only a study with --animate records the "
+            "positions of its reads."
         )
     if any(not low <= loss <= high for animated in films for _, loss in animated.loss):
         about += f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at the edge."
@@ -128,39 +130,39 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
         "limits": (low, high),
         "films": [
             {
-                "title": one.title,
-                "workers": one.workers.tolist(),
-                "phase": _packed(one.phase),
-                "progress": _packed(one.progress),
-                "place": _packed(_as_integers(on_screen(one.offset, bend, largest))),
-                "commits": _packed(one.commits.astype("<i4")),
-                "loss": one.loss,
-                "ended": one.ended,
-                "messages": None if one.messages is None else _packed(one.messages.astype("<f4")),
+                "title": film.title,
+                "workers": film.workers.tolist(),
+                "phase": _packed(film.phase),
+                "progress": _packed(film.progress),
+                "place": _packed(_as_integers(on_screen(film.offset, bend, largest))),
+                "commits": _packed(film.commits.astype("<i4")),
+                "loss": film.loss,
+                "ended": film.ended,
+                "messages": None if film.messages is None else _packed(film.messages.astype("<f4")),
             }
-            for one in films
+            for film in films
         ],
     }
 
 
 def _packed(values: np.ndarray) -> str:
-    """Return an array's bytes as base64."""
+    """Encode an array's bytes as base64."""
     return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
 
 
 def _as_integers(places: np.ndarray) -> np.ndarray:
-    """Return places on the screen as integers of two bytes, NaN as `_NOWHERE`."""
-    known = np.isfinite(places)
-    return np.where(known, np.round(np.where(known, places, 0) * _UNIT), _NOWHERE).astype("<i2")
+    """Convert places on the screen to integers of two bytes, NaN to `_NOWHERE`."""
+    finite = np.isfinite(places)
+    return np.where(finite, np.round(np.where(finite, places, 0) * _UNIT), _NOWHERE).astype("<i2")
 
 
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
-    """Return the runs that the page of a study moves, each with a title: those of the worst and the best method.
+    """Return the titled runs that a study's page animates: of the worst and the best method.
 
-    The order of the methods, and the rate of each, are those of the study's table `results.RANKING`; the run is the
-    first of the method at this rate. In a study without that table they are on the study's first trace, and each is its
-    method's with the least training loss at the end. Without ``--animate`` the best alone: the staleness that is drawn
-    then is the same for all.
+    The study's table `results.RANKING` has the order of the methods and the rate of each; the run
+    is the method's first at this rate. In a study without that table the runs are on the study's
+    first trace, each with its method's least training loss at the end. Without ``--animate`` only
+    the best method is returned, because the staleness is then the same for all.
     """
     config = results.config_of(folder)
     try:
@@ -169,26 +171,26 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
         for row in rows:
             loss = float(row.get("train_loss") or "nan")
             loss = loss if np.isfinite(loss) else np.inf
-            known = best.get(row["method"])
-            if row["trace_file"] == rows[0]["trace_file"] and (known is None or loss < known[0]):
+            previous = best.get(row["method"])
+            if row["trace_file"] == rows[0]["trace_file"] and (previous is None or loss < previous[0]):
                 best[row["method"]] = loss, row
-        ordered = [row for _, row in sorted(best.values(), key=lambda one: -one[0])]
+        ordered = [row for _, row in sorted(best.values(), key=lambda pair: -pair[0])]
         if (folder / results.RANKING).exists():
             ordered = _in_order_of_table(folder, rows)[::-1]
         chosen = ordered[:: max(1, len(ordered) - 1)] if config.get("animate") else ordered[-1:]
         rates = len({row.get("method.learning_rate") for row in rows}) > 1
-        found = []
+        titled = []
         for row in chosen:
             rate = f" at rate {row.get('method.learning_rate')}" if rates else ""
             run, trace = Run.load(within(folder, row["run_folder"])), Trace.load(within(folder, row["trace_file"]))
-            found.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
-        return found
-    except (InputError, OSError, ValueError, KeyError, csv.Error):  # of a damaged folder: the page shows what there is
+            titled.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
+        return titled
+    except (InputError, OSError, ValueError, KeyError, csv.Error):  # a damaged folder
         return []
 
 
 def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the first of some rows of a summary for each row of `results.RANKING`, the best method first."""
+    """Return a summary's first run for each row of `results.RANKING`, the best method first."""
     runs: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         runs.setdefault((row["method"], row.get("method.learning_rate") or ""), row)
@@ -207,7 +209,7 @@ def _question(study: str) -> str:
 
 
 def _table(file: Path) -> dict[str, Any]:
-    """Return the texts of a CSV file: its columns, these in words, its first rows, and how many rows there are."""
+    """Read a CSV file as texts: its columns, their titles, first rows, and the number of rows."""
     try:
         columns, *rows = list(csv.reader(io.StringIO(read_text(file), newline=""))) or [[]]
     except (OSError, ValueError, csv.Error):
@@ -218,7 +220,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinities and NaN, which JSON lacks, by their texts."""
+    """Replace infinities and NaN, which JSON lacks, by texts."""
     if isinstance(value, dict):
         return {name: _finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -227,17 +229,17 @@ def _finite(value: Any) -> Any:
 
 
 def _write(path: Path, page: dict[str, Any]) -> Path:
-    """Write the template with the style, the script and a page's data in it."""
-    here = Path(__file__).parent
-    text = (here / "page.html").read_text(encoding="utf-8")
+    """Write a page: the template with the style, the script and the data."""
+    assets = Path(__file__).parent
+    text = (assets / "page.html").read_text(encoding="utf-8")
     parts = {
-        "/* style */": (here / "page.css").read_text(encoding="utf-8"),
-        "/* script */": (here / "page.js").read_text(encoding="utf-8"),
-        # No text in the data can end the element that holds them.
+        "/* style */": (assets / "page.css").read_text(encoding="utf-8"),
+        "/* script */": (assets / "page.js").read_text(encoding="utf-8"),
+        # Escaped, so that no text in the data can end its element.
         "/* data */": json.dumps(_finite(page), allow_nan=False).replace("<", "\\u003c"),
     }
     for place, part in parts.items():
-        before, found, after = text.partition(place)
-        assert found
+        before, separator, after = text.partition(place)
+        assert separator
         text = f"{before}{part}{after}"
     return write_text(path, text)

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from asyncsim.study import results
 
-#: The file of the checksums of pages, a line each.
+#: The file with the checksums of pages, one on each line.
 _PAGES = "pages"
 
 
 def trust_page(page: Path) -> None:
-    """Record the checksum of a page drawn on this machine: only such pages are opened unchanged."""
+    """Record the checksum of a page drawn on this machine; other pages are redrawn to open."""
     with contextlib.suppress(OSError, ValueError):  # without a checksum the page is drawn again
         results.add_line(results.index_folder() / _PAGES, hashlib.sha256(page.read_bytes()).hexdigest())
 
 
 def page_of(folder: Path) -> Path:
-    """Return the path of the page that this machine draws of another user's folder."""
+    """Return the path at which this machine draws the page of another user's folder."""
     name = hashlib.sha256(str(folder.absolute()).encode(errors="replace")).hexdigest()[:16]
     return results.index_folder() / "drawn" / f"{name}.html"
 

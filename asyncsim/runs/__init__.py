@@ -1,4 +1,4 @@
-"""Runs: what a replay brings back, its files, and the finished studies that are found again by their tags."""
+"""Runs: the result of a replay, its files, and finished studies by their tags."""
 
 import importlib
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["Run", "open", "table"]
 
 
 def __getattr__(name: str) -> Any:
-    # A study loads a Run; what reads whole studies is above both.
+    # Loaded on demand: a study imports Run, and the modules for whole studies import studies.
     if name in ("open", "table"):
         return getattr(importlib.import_module("asyncsim.runs.opened"), name)
     raise AttributeError(f"module 'asyncsim.runs' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Animate runs of a finished study into a file of their own."""
+"""Animate the runs of a finished study, in one file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ def animate(
 ) -> Path:
     """Write the animation of one or two runs of a study; return the path of its file.
 
-    ``name``: of the study. The other arguments are the options of ``asyncsim animate``.
+    ``name``: the study's tag or folder. The other arguments are the options of
+    ``asyncsim animate``.
     """
     study = open(name)
     path = Path(out or f"{study.name}-animation.html")
@@ -34,13 +35,13 @@ def animate(
             raise InputError(f"--runs {run}: not in {study.folder}; {choices_like(run, study.runs)}")
         file = trace_files.get(f"runs/{run}")
         if file is None:
-            raise InputError(f"--runs {run}: the summary in {study.folder} names no trace of it; choose another")
+            raise InputError(f"--runs {run}: the summary in {study.folder} names no trace for it; choose another")
         chosen.append((run, study.runs[run], study.finished.trace(file)))
     chosen = chosen or two_runs(study.folder)
     if not chosen:
         raise InputError(f"name = {name!r}: {study.folder} has no run with a trace to animate")
     if not any(column.startswith("position_") for column in chosen[0][1].commits):
-        note("the study was not run with --animate: what is drawn is the staleness, not the distance")
+        note("the study was not run with --animate: the picture shows the staleness, not the distance")
     with reading_results(study.folder):
         if path.suffix == ".html":
             return write_animation(chosen, path, frames or MOST_FRAMES)

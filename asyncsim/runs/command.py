@@ -1,4 +1,4 @@
-"""The commands that find finished studies again and show them: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
+"""The commands for finished studies: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
 import argparse
 import re
@@ -17,20 +17,20 @@ from asyncsim.runs import index
 from asyncsim.runs.folders import one_line
 from asyncsim.study.results import PAGE
 
-#: Folders that a table shows unless all are asked for.
-_SHOWN = 40
+#: Rows of a table without --all.
+_ROWS = 40
 
 
 class Parser(argparse.ArgumentParser):
     """Reads options; raises InputError where argparse would end the program."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise InputError with argparse's own words, and where the options are listed."""
+        """Raise InputError with argparse's message and a hint."""
         raise InputError(f"{message}; {self.prog} --help lists the options")
 
 
 def _parser(command: Callable[..., Any]) -> Parser:
-    """Return the parser of a command, which its docstring describes."""
+    """Create the parser of a command, with its docstring as the description."""
     return Parser(prog=f"asyncsim {command.__name__}", description=" ".join((command.__doc__ or "").split()))
 
 
@@ -48,37 +48,37 @@ def runs(arguments: Sequence[str]) -> int:
     parser = _parser(runs)
     parser.add_argument("--study", help="only results of this study")
     parser.add_argument("--method", help="only results with this method")
-    parser.add_argument("--tag", help="only results with a tag that has this in its name")
-    parser.add_argument("--all", action="store_true", help=f"all, not only the newest {_SHOWN}")
-    parser.add_argument("--root", help="search this folder for results, too, from now on")
-    parser.add_argument("--forget", action="store_true", help="remove folders that are gone from the list")
-    given = parser.parse_args(arguments)
-    if given.root is not None:
-        index.add_root(given.root)
-    if given.forget:
+    parser.add_argument("--tag", help="only results with a tag whose name contains this")
+    parser.add_argument("--all", action="store_true", help=f"all, not only the newest {_ROWS}")
+    parser.add_argument("--root", help="search this folder for results, too; it is remembered")
+    parser.add_argument("--forget", action="store_true", help="remove missing folders from the list")
+    options = parser.parse_args(arguments)
+    if options.root is not None:
+        index.add_root(options.root)
+    if options.forget:
         print(f"forgot {counted(index.forget(), 'folder')}")
-    found = index.entries()
-    there = [entry for entry in found if not entry.gone]
-    for name, names in (("study", {entry.study for entry in there}), ("method", _methods(there))):
-        value = getattr(given, name)
+    entries = index.entries()
+    present = [entry for entry in entries if not entry.missing]
+    for name, names in (("study", {entry.study for entry in present}), ("method", _methods(present))):
+        value = getattr(options, name)
         if value is not None and value not in names:
             raise InputError(f"--{name} {value!r}: no results; {choices_like(value, sorted(names))}")
-    kept = [
+    matches = [
         entry
-        for entry in there
-        if given.study in (None, entry.study)
-        and (given.method is None or given.method in _methods([entry]))
-        and (given.tag is None or any(given.tag in tag.name for tag in entry.tags))
+        for entry in present
+        if options.study in (None, entry.study)
+        and (options.method is None or options.method in _methods([entry]))
+        and (options.tag is None or any(options.tag in tag.name for tag in entry.tags))
     ]
-    shown = kept if given.all else kept[:_SHOWN]
-    if not kept:
+    printed = matches if options.all else matches[:_ROWS]
+    if not matches:
         print("no results are known; asyncsim runs --root FOLDER searches a folder for them")
     else:
-        print(_table(shown))
-    if len(shown) < len(kept):
-        print(f"and {counted(len(kept) - len(shown), 'older folder')}: asyncsim runs --all")
-    for entry in found:
-        if entry.gone:
+        print(_table(printed))
+    if len(printed) < len(matches):
+        print(f"and {counted(len(matches) - len(printed), 'older folder')}: asyncsim runs --all")
+    for entry in entries:
+        if entry.missing:
             tags = f" ({', '.join(tag.name for tag in entry.tags)})" if entry.tags else ""
             note(f"{entry.folder}{tags} is gone; was it moved? asyncsim runs --root FOLDER, else --forget")
     return 0
@@ -87,24 +87,24 @@ def runs(arguments: Sequence[str]) -> int:
 def tag(arguments: Sequence[str]) -> int:
     """Name a folder of results, or a commit of one of its runs."""
     parser = _parser(tag)
-    parser.add_argument("folder", nargs="?", help="the folder of results, or its name, or a tag that it has")
+    parser.add_argument("folder", nargs="?", help="the folder of results, its name, or one of its tags")
     parser.add_argument("name", nargs="?", help="letters, digits, '.', '_' and '-'")
-    parser.add_argument("--note", default="", help="a line that says why")
-    parser.add_argument("--run", help="name this run: downpour-seed0, say")
+    parser.add_argument("--note", default="", help="a line of explanation")
+    parser.add_argument("--run", help="name this run, such as downpour-seed0")
     parser.add_argument("--commit", type=int, help="name this commit of the run")
     parser.add_argument("--remove", metavar="NAME", help="remove a tag")
-    given = parser.parse_args(arguments)
-    if given.remove is not None:
-        if given.folder is not None:
-            raise InputError(f"--remove {given.remove!r}: takes no folder; leave {given.folder!r} out")
-        print(f"removed {given.remove} from {index.untag(given.remove).folder}")
+    options = parser.parse_args(arguments)
+    if options.remove is not None:
+        if options.folder is not None:
+            raise InputError(f"--remove {options.remove!r}: takes no folder; leave {options.folder!r} out")
+        print(f"removed {options.remove} from {index.untag(options.remove).folder}")
         return 0
-    if given.folder is None or given.name is None:
+    if options.folder is None or options.name is None:
         raise InputError("give a folder and a name: asyncsim tag results/compare baseline")
-    folder = Path(given.folder)
-    folder = folder if folder.is_dir() else index.find(given.folder).folder
-    made = index.tag(folder, given.name, given.note, given.run, given.commit)
-    print(f"{made.name}: {made.folder}")
+    folder = Path(options.folder)
+    folder = folder if folder.is_dir() else index.find(options.folder).folder
+    created = index.tag(folder, options.name, options.note, options.run, options.commit)
+    print(f"{created.name}: {created.folder}")
     return 0
 
 
@@ -113,14 +113,14 @@ def warp(arguments: Sequence[str]) -> int:
     parser = _parser(warp)
     parser.add_argument("name", help="a tag, or the name of a folder of results")
     parser.add_argument("--open", action="store_true", help="show its page as well")
-    given = parser.parse_args(arguments)
-    found = index.find(given.name)
-    print(found.folder)
-    if found.run:
-        at = "" if found.commit is None else f", commit {found.commit}"
-        note(f"the place is runs/{found.run}{at}{f': {found.note}' if found.note else ''}")
-    if given.open:
-        _show(found.folder)
+    options = parser.parse_args(arguments)
+    tag = index.find(options.name)
+    print(tag.folder)
+    if tag.run:
+        at = "" if tag.commit is None else f", commit {tag.commit}"
+        note(f"the place is runs/{tag.run}{at}{f': {tag.note}' if tag.note else ''}")
+    if options.open:
+        _show(tag.folder)
     return 0
 
 
@@ -133,20 +133,20 @@ def show(arguments: Sequence[str]) -> int:
 
 
 def diff(arguments: Sequence[str]) -> int:
-    """Print which options of two studies differ; draw both on the same axes."""
+    """Print the options that differ in two studies; draw both on the same axes."""
     parser = _parser(diff)
     parser.add_argument("first", help="a tag, or a folder of results")
     parser.add_argument("second", help="another")
-    parser.add_argument("--measure", help="what is drawn: train_loss, test_accuracy, ...")
-    parser.add_argument("--out", help="where the figure is written; a PNG and a PDF of the tags' names otherwise")
-    from asyncsim.runs.difference import report  # which loads matplotlib
+    parser.add_argument("--measure", help="the measure to draw: train_loss, test_accuracy, ...")
+    parser.add_argument("--out", help="path of the figure without its ending; by default from the two names")
+    from asyncsim.runs.difference import report  # loads matplotlib
 
     report(**vars(parser.parse_args(arguments)))
     return 0
 
 
 def animate(arguments: Sequence[str]) -> int:
-    """Write a page in which the workers of a run, or of two side by side, move around the central variable.
+    """Write a page in which the workers of one or two runs move around the central variable.
 
     Studies that were run with --animate show distances, others the staleness.
     """
@@ -158,40 +158,41 @@ def animate(arguments: Sequence[str]) -> int:
     parser.add_argument("--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4")
     parser.add_argument("--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
-    from asyncsim.runs import animation  # which loads matplotlib
+    from asyncsim.runs import animation  # loads matplotlib
 
     print(animation.animate(**vars(parser.parse_args(arguments))))
     return 0
 
 
 def _show(folder: Path) -> None:
-    """Open the page of a folder of results in the browser; draw a new one unless this machine wrote it."""
+    """Open a folder's page in the browser; redraw it unless this machine wrote it."""
     page = folder / PAGE
     if not is_trusted(page):
         from asyncsim.pages.command import draw_page
 
-        note(f"{page} is not known to be this machine's, and could run anything: the page is drawn anew")
+        note(f"{page} was not written on this machine and could run anything: the page is redrawn")
         page = draw_page(folder, page_of(folder))
     print(page)
     if not webbrowser.open(page.absolute().as_uri()):
-        note("no browser could be opened; open that file in one")
+        note("no browser could be opened; open the file in a browser")
 
 
 def _methods(entries: Sequence[index.IndexEntry]) -> set[str]:
-    """Return the methods of some entries, with their hyper-parameters and by their names alone."""
+    """Return the methods of the entries, with their hyper-parameters and by their names alone."""
     # Commas inside brackets are between hyper-parameters.
     calls = {call for entry in entries for call in re.split(r", (?![^(]*\))", entry.methods) if call}
     return calls | {call.partition("(")[0] for call in calls}
 
 
 def _table(entries: Sequence[index.IndexEntry]) -> str:
-    """Return the entries as a table that fits the terminal: long cells are cut, the folder never."""
-    now = datetime.now(UTC)
+    """Format the entries as a table that fits the terminal; cut long cells, but no folder."""
+    today = datetime.now(UTC)
     rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
-    for one in entries:
-        tags = ", ".join(tag.name for tag in one.tags) or "-"
-        methods = one_line(one.methods)
-        rows.append([tags, one.study, one.cluster, methods, one.headline, _age(one.date, now), _short(one.folder)])
+    for entry in entries:
+        tags = ", ".join(tag.name for tag in entry.tags) or "-"
+        methods = one_line(entry.methods)
+        age, folder = _age(entry.date, today), _short(entry.folder)
+        rows.append([tags, entry.study, entry.cluster, methods, entry.headline, age, folder])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
     while sum(widths) + 2 * len(widths) > room and max(widths[:5]) > 12:
@@ -203,10 +204,10 @@ def _table(entries: Sequence[index.IndexEntry]) -> str:
     return "\n".join(lines)
 
 
-def _age(date: str, now: datetime) -> str:
-    """Return how long ago a date was, in the largest unit of which there is at least one."""
+def _age(date: str, today: datetime) -> str:
+    """Return the time since a date, in its largest unit."""
     try:
-        seconds = (now - datetime.fromisoformat(date).astimezone(UTC)).total_seconds()
+        seconds = (today - datetime.fromisoformat(date).astimezone(UTC)).total_seconds()
     except ValueError:
         return "?"
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
@@ -216,7 +217,7 @@ def _age(date: str, now: datetime) -> str:
 
 
 def _short(folder: Path) -> str:
-    """Return a path relative to the working folder or to the user's own, if it is inside."""
+    """Return a path relative to the working folder or to the user's home, if it is inside."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if folder.is_relative_to(base):
             return f"{prefix}{folder.relative_to(base)}"

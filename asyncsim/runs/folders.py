@@ -1,4 +1,4 @@
-"""Folders of results: where they lie, and what each holds in a few words, for the index and its table."""
+"""Folders of results: find them, and describe each in a few words for the index and its table."""
 
 import contextlib
 import csv
@@ -19,14 +19,14 @@ from asyncsim.study import results
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Levels of folders below a root that are searched for results.
 _DEPTH = 3
-#: Characters of a text in the index, and of a list of methods or a note.
+#: Longest text in the index, and longest list of methods or note, in characters.
 LONGEST_TEXT, _LONGEST_LIST = 100, 1000
-#: Most tags of a folder.
+#: Largest number of tags of a folder.
 _MOST_TAGS = 1000
 
 
 def roots() -> list[Path]:
-    """Return the folders that are searched: those that were added, and those that studies wrote to elsewhere."""
+    """List the folders to search: added roots, and folders outside them to which studies wrote."""
     try:
         lines = (results.index_folder() / results.KNOWN).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -34,57 +34,58 @@ def roots() -> list[Path]:
     return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
 
 
-def search(known: Iterable[str]) -> Iterator[Path]:
-    """Yield each folder of results once: the known ones, then those found below the roots and ``results``."""
-    seen = set()
-    for path in map(Path, known):
+def search(known_paths: Iterable[str]) -> Iterator[Path]:
+    """Yield each folder of results once: known ones first, then below roots and ``results``."""
+    visited = set()
+    for path in map(Path, known_paths):
         if (path / results.CONFIG).exists():
-            seen.add(path)
+            visited.add(path)
             yield path
     waiting = [(root, 0) for root in (Path("results").absolute(), *roots())]
     while waiting:
         folder, depth = waiting.pop()
-        if folder in seen or not str(folder).isprintable():  # a database or a terminal may refuse such names
+        # A database or a terminal may refuse names that are not printable.
+        if folder in visited or not str(folder).isprintable():
             continue
-        seen.add(folder)
+        visited.add(folder)
         if (folder / results.CONFIG).exists():
             if isinstance(results.config_of(folder).get("study"), str):
                 yield folder
         elif depth < _DEPTH:
             with contextlib.suppress(OSError), os.scandir(folder) as inside:
                 waiting += [
-                    (Path(one.path), depth + 1)
-                    for one in inside
-                    if one.is_dir(follow_symlinks=False) and not one.name.startswith(".")
+                    (Path(entry.path), depth + 1)
+                    for entry in inside
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
                 ]
 
 
 def stamp(folder: Path) -> str:
-    """Return a text that changes whenever a file does that the index has read."""
+    """Return a text that changes whenever a file in the index changes."""
     stamps = []
     for name in (results.CONFIG, results.SUMMARY, results.MADE, "tags"):
         try:
-            found = os.stat(folder / name)
-            stamps.append(f"{found.st_mtime_ns}.{found.st_size}.{found.st_ino}")
+            status = os.stat(folder / name)
+            stamps.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
         except OSError:
             stamps.append("")
     return " ".join(stamps)
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return what the index keeps of a folder: its study, date, cluster, methods, headline and tags."""
-    config, made = results.config_of(folder), results.json_table(folder / results.MADE)
-    date = made.get("date")
+    """Return a folder's entry in the index: study, date, cluster, methods, headline and tags."""
+    config, record = results.config_of(folder), results.json_table(folder / results.MADE)
+    date = record.get("date")
     if not isinstance(date, str):
         date = ""
         with contextlib.suppress(OSError):
-            begun = (folder / results.CONFIG).stat().st_mtime
-            date = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
+            modified = (folder / results.CONFIG).stat().st_mtime
+            date = datetime.fromtimestamp(modified, UTC).isoformat(timespec="seconds")
     rows = _rows(folder / results.SUMMARY)
     methods = config.get("methods")
     headline = "; ".join(filter(None, [results.unfinished(folder, config), _headline(rows, config)]))
     return {
-        "id": one_line(made.get("id") or ""),
+        "id": one_line(record.get("id") or ""),
         "study": one_line(config.get("study", "")),
         "date": one_line(date),
         "cluster": one_line(_cluster(config)),
@@ -96,9 +97,9 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def _tags(folder: Path) -> list[dict[str, Any]]:
-    """Return the name, run, commit, note and date of each tag in a folder."""
+    """Read the name, run, commit, note and date of each tag in a folder."""
     files: list[Path] = []
-    with contextlib.suppress(OSError, InputError):  # no folder of ours
+    with contextlib.suppress(OSError, InputError):  # the folder has no tags
         files = sorted(files_below(folder / "tags"), key=lambda file: file.stem)
     tags = []
     for file in [file for file in files if file.suffix == ".json" and NAME.fullmatch(file.stem)][:_MOST_TAGS]:
@@ -117,20 +118,20 @@ def _tags(folder: Path) -> list[dict[str, Any]]:
 
 
 def runs_in(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder of results: ``gem-seed0``, or in a cell ``workers-5/gem-seed0``."""
+    """List the runs in a folder of results: ``gem-seed0``, or in a cell ``workers-5/gem-seed0``."""
     runs = folder / "runs"
     names = (path.parent.relative_to(runs).as_posix() for path in files_below(runs) if path.name == RUN)
-    return sorted(name for name in names if "/." not in f"/{name}")  # what begins with a dot is half-written
+    return sorted(name for name in names if "/." not in f"/{name}")  # leading dot: half-written
 
 
 def one_line(value: Any, longest: int = LONGEST_TEXT) -> str:
-    """Return any value as a short text of one line: no control characters reach a terminal."""
-    text = "".join(one if one.isprintable() else "?" for one in str(value)[: longest + 1])
+    """Convert a value to a short text of one line, without control characters for a terminal."""
+    text = "".join(character if character.isprintable() else "?" for character in str(value)[: longest + 1])
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a summary as texts; none if it cannot be read."""
+    """Read the rows of a summary as texts; none if it cannot be read."""
     try:
         if file.stat().st_size > results.LARGEST:
             return []
@@ -140,18 +141,18 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _cluster(config: Mapping[str, Any]) -> str:
-    """Return the cluster of a study in a few words: its workers, and what is not the default."""
+    """Describe the cluster of a study: its workers, and options that differ from the defaults."""
     workers = config.get("workers")
     count = ", ".join(map(str, workers)) if isinstance(workers, list) else "" if workers is None else str(workers)
-    said = [f"{count} worker{'' if count == '1' else 's'}"] if count else []
+    parts = [f"{count} worker{'' if count == '1' else 's'}"] if count else []
     for name, usual in (("topology", None), ("policy", "asynchronous"), ("protocol", "exchange")):
         value = config.get(name)
         if isinstance(value, str) and value != usual:
-            said.append(value)
-    return ", ".join(said)
+            parts.append(value)
+    return ", ".join(parts)
 
 
-#: The measure of a headline is the first of these columns that a summary has; and whether more of it is better.
+#: Columns for a headline, in order of preference, and whether larger values are better.
 _HEADLINES = (
     ("time_to_target", False),
     ("test_accuracy", True),
@@ -164,12 +165,12 @@ _HEADLINES = (
 def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> str:
     """Return the best mean over seeds of a measure, and its method; without a measure, the mean staleness.
 
-    A study whose runs differ in more than method, learning rate and seed has no best: its means go from the least to
-    the most.
+    A study whose runs differ in more than method, learning rate and seed has no best: its headline
+    is the range of its means.
     """
     options = [name for name in results.cell_options(config) if name != "learning_rate"]
     unlike = [name for name in options if len({row.get(name) for row in rows}) > 1]
-    for column, more in _HEADLINES:
+    for column, is_larger_better in _HEADLINES:
         groups: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
             conditions = (str(row.get(name) or "") for name in ("method", "method.learning_rate", *unlike))
@@ -185,7 +186,7 @@ def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> s
         if unlike:
             ends = dict.fromkeys(map(number_text, (min(means.values()), max(means.values()))))
             return f"{name} {' to '.join(ends)}{unit}, by {', '.join(unlike)}"
-        best = (max if more else min)(means, key=means.__getitem__)
+        best = (max if is_larger_better else min)(means, key=means.__getitem__)
         return f"{name} {number_text(means[best])}{unit} {best[0]}".rstrip()
     with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
         values = [float(row["trace.staleness_mean"]) for row in rows]

@@ -1,8 +1,9 @@
-"""The index of finished studies: a file that can be made anew at any time from their folders, which are the truth.
+"""The index of finished studies: a file that can be rebuilt at any time from their folders.
 
-A tag is a file ``tags/NAME.json`` inside the folder that it names, so that it moves with the folder. The index only
-remembers what lies where: every command looks at each known folder and at each folder of the roots, and reads again
-those that have changed. Neither pandas nor JAX is imported here: a shell waits for the answer.
+A tag is a file ``tags/NAME.json`` inside the folder that it names, so that it moves with the
+folder. The index only caches the folders' contents: every command scans the known folders and the
+roots, and reads changed folders again. Neither pandas nor JAX is imported here, so that a shell
+answers at once.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ from asyncsim.replays.run import Run
 from asyncsim.runs import folders
 from asyncsim.study import results
 
-#: Raised whenever an older asyncsim could not read the index: it is made anew then.
-_VERSION = 3
-#: Seconds for which a command waits for another one that changes the index, and between two looks.
-_PATIENCE, _LOOK = 60.0, 0.02
+#: Version of the file's format; a file of another version is rebuilt.
+_VERSION = 4
+#: Longest wait for another command that changes the index, and pause between two attempts (s).
+_PATIENCE, _PAUSE = 60.0, 0.02
 
 
 class Tag(NamedTuple):
@@ -48,33 +49,34 @@ class IndexEntry(NamedTuple):
     date: str  #: when the study began, in UTC
     cluster: str
     methods: str
-    headline: str  #: whether the study is unfinished, and the best mean over seeds
+    headline: str  #: an unfinished study's state, and the best mean over seeds
     runs: int  #: rows of its summary
     tags: tuple[Tag, ...]
-    gone: bool  #: the folder is not there any more, and was not found elsewhere
+    missing: bool  #: whether the folder is neither at its place nor elsewhere
 
 
 def entries() -> list[IndexEntry]:
-    """Return all known folders of results, the newest first."""
-    with _index() as known:
+    """List all known folders of results, newest first."""
+    with _index() as table:
         rows = [
             IndexEntry(
                 folder=Path(path),
                 tags=tuple(Tag(folder=Path(path), **tag) for tag in entry["tags"]),
                 **{name: entry[name] for name in IndexEntry._fields if name not in ("folder", "tags")},
             )
-            for path, entry in sorted(known.items())
+            for path, entry in sorted(table.items())
         ]
     return sorted(rows, key=lambda entry: entry.date, reverse=True)
 
 
 def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None) -> Tag:
-    """Give a folder of results, or a place in one of its runs, a name; it is kept inside the folder.
+    """Name a folder of results, or a place in one of its runs, by a file inside the folder.
 
     Raises
     ------
     InputError
-        The folder has no results, the run or the commit does not exist, or the name is malformed or taken.
+        For a folder without results, an unknown run or commit, or a name that is malformed or
+        taken.
     """
     place = require_path("folder", folder).absolute()
     if not isinstance(results.config_of(place).get("study"), str):
@@ -90,21 +92,21 @@ def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = 
         run = _require_run(place, run, commit)
     elif commit is not None:
         raise InputError(f"commit = {commit}: of which run? give --run too (in Python run=...)")
-    made = Tag(name, place, run, commit, note, datetime.now(UTC).isoformat(timespec="seconds"))
+    created = Tag(name, place, run, commit, note, datetime.now(UTC).isoformat(timespec="seconds"))
     results.remember(place)
-    with _index() as known:
-        for path, entry in known.items():
-            for other in (Tag(folder=Path(path), **values) for values in entry["tags"]):
-                if other.name.casefold() == name.casefold() and _file(other).exists():
-                    at = f", run {other.run}" if other.run else ""
-                    at += f", commit {other.commit}" if other.commit is not None else ""
+    with _index() as table:
+        for path, entry in table.items():
+            for rival in (Tag(folder=Path(path), **values) for values in entry["tags"]):
+                if rival.name.casefold() == name.casefold() and _file(rival).exists():
+                    at = f", run {rival.run}" if rival.run else ""
+                    at += f", commit {rival.commit}" if rival.commit is not None else ""
                     raise InputError(
-                        f"name = {name!r}: is taken by {other.folder}{at}; choose another, or remove that one with: "
-                        f"asyncsim tag --remove {other.name}"
+                        f"name = {name!r}: is taken by {rival.folder}{at}; choose another, or remove that one with: "
+                        f"asyncsim tag --remove {rival.name}"
                     )
-        write_json(_file(made), {field: value for field, value in made._asdict().items() if field != "folder"})
-        _refresh(known)
-    return made
+        write_json(_file(created), {field: value for field, value in created._asdict().items() if field != "folder"})
+        _refresh(table)
+    return created
 
 
 def untag(name: str) -> Tag:
@@ -113,69 +115,69 @@ def untag(name: str) -> Tag:
     Raises
     ------
     InputError
-        No tag has this name, or tags of several folders have it.
+        If no tag has this name, or tags of several folders have it.
     """
-    found = find(name)
-    if not _file(found).exists():
+    tag = find(name)
+    if not _file(tag).exists():
         raise InputError(f"name = {name!r}: is a folder, and no tag; asyncsim runs lists the tags")
-    remove(_file(found))
-    with contextlib.suppress(OSError):  # others are there
-        _file(found).parent.rmdir()
-    return found
+    remove(_file(tag))
+    with contextlib.suppress(OSError):  # the folder has other tags
+        _file(tag).parent.rmdir()
+    return tag
 
 
 def find(name: str) -> Tag:
-    """Return the tag of this name; if no tag has it, one made for the folder of results of this name or path.
+    """Return the tag of this name, else a tag for the folder of results of this name or path.
 
     Raises
     ------
     InputError
-        There is none, several folders have the name, or the folder is gone.
+        For an unknown name, a name of several folders, or a missing folder.
     """
-    known = entries()
-    there = [entry for entry in known if not entry.gone]
-    found = [tag for entry in there for tag in entry.tags if tag.name == name]
-    found = found or [Tag(name, entry.folder) for entry in there if entry.folder.name == name]
+    all_entries = entries()
+    present = [entry for entry in all_entries if not entry.missing]
+    matches = [tag for entry in present for tag in entry.tags if tag.name == name]
+    matches = matches or [Tag(name, entry.folder) for entry in present if entry.folder.name == name]
     path = Path(name)
-    if not found and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
-        found = [Tag(path.absolute().name, path.absolute())]
-    if len(found) > 1:
-        places = ", ".join(str(tag.folder) for tag in found)
-        raise InputError(f"name = {name!r}: {len(found)} folders have it: {places}; give the path of one")
-    if found:
-        return found[0]
-    for entry in known:
-        if entry.gone and name in (entry.folder.name, *(tag.name for tag in entry.tags)):
+    if not matches and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
+        matches = [Tag(path.absolute().name, path.absolute())]
+    if len(matches) > 1:
+        places = ", ".join(str(tag.folder) for tag in matches)
+        raise InputError(f"name = {name!r}: {len(matches)} folders have it: {places}; give the path of one")
+    if matches:
+        return matches[0]
+    for entry in all_entries:
+        if entry.missing and name in (entry.folder.name, *(tag.name for tag in entry.tags)):
             raise InputError(
                 f"name = {name!r}: its folder {entry.folder} is gone; if it was moved, say where it is now with: "
                 "asyncsim runs --root FOLDER; else remove it from the list with: asyncsim runs --forget"
             )
-    names = {name for entry in there for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
+    names = {name for entry in present for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
     nearest = difflib.get_close_matches(str(name)[: folders.LONGEST_TEXT], names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise InputError(f"name = {shown(name)}: no tag and no folder of results; {hint}asyncsim runs lists all")
 
 
 def add_root(folder: str | os.PathLike) -> Path:
-    """Search a folder, and the folders inside it, for results from now on."""
+    """Add a folder to those that are searched for results, with the folders inside it."""
     path = require_path("root", folder).absolute()
     if not path.is_dir():
-        raise InputError(f"root = {str(folder)!r}: is no folder; give one that holds results")
+        raise InputError(f"root = {str(folder)!r}: is no folder; give one that contains results")
     results.remember(path, strict=True)
     return path
 
 
 def forget() -> int:
-    """Remove the folders that are gone from the index; return how many there were."""
-    with _index() as known:
-        gone = [path for path, entry in known.items() if entry["gone"]]
-        for path in gone:
-            del known[path]
+    """Remove the missing folders from the index; return their number."""
+    with _index() as table:
+        missing = [path for path, entry in table.items() if entry["missing"]]
+        for path in missing:
+            del table[path]
     roots = folders.roots()
     if not all(root.exists() for root in roots):
         lines = "".join(f"{root}\n" for root in roots if root.exists())
         write_text(results.index_folder() / results.KNOWN, lines, mode=0o600)
-    return len(gone)
+    return len(missing)
 
 
 def _file(tag: Tag) -> Path:
@@ -183,11 +185,11 @@ def _file(tag: Tag) -> Path:
 
 
 def _require_run(folder: Path, run: str, commit: int | None) -> str:
-    """Return the name of a run in a folder; raise InputError unless it is there and has that commit."""
-    there = folders.runs_in(folder)
-    if not there:
+    """Return the name of a run in a folder; raise InputError without that run or that commit."""
+    names = folders.runs_in(folder)
+    if not names:
         raise InputError(f"run = {shown(run)}: {folder} has no runs; leave it out")
-    name = require_choice("run", str(run).removeprefix("runs/").rstrip("/"), there)
+    name = require_choice("run", str(run).removeprefix("runs/").rstrip("/"), names)
     if commit is not None:
         require_count("commit", commit, minimum=0)
         commits = len(Run.load(folder / "runs" / name).commits)
@@ -198,26 +200,26 @@ def _require_run(folder: Path, run: str, commit: int | None) -> str:
 
 @contextlib.contextmanager
 def _index() -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield what is known of each folder by its path, up to date; write changes at the end. Other processes wait.
+    """Yield the refreshed entries by path and write changes at the end; other processes wait.
 
     Raises
     ------
     InputError
-        The user's data folder cannot be used.
+        If the user's data folder cannot be used.
     """
     file = results.index_folder() / "index.json"
     try:
         results.private_file(file)
         with _locked(file.parent):
             try:
-                known = unsealed(file, _VERSION)["folders"]
+                table = unsealed(file, _VERSION)["folders"]
             except (ValueError, KeyError):  # new, damaged, or of another version
-                known = {}
-            before = json.dumps(known)
-            _refresh(known)
-            yield known
-            if json.dumps(known) != before:
-                write_text(file, sealed({"format": _VERSION, "folders": known}), mode=0o600)
+                table = {}
+            before = json.dumps(table)
+            _refresh(table)
+            yield table
+            if json.dumps(table) != before:
+                write_text(file, sealed({"format": _VERSION, "folders": table}), mode=0o600)
     except OSError as error:
         raise InputError(
             f"index = {str(file)!r}: cannot be used: {error}; set ASYNCSIM_INDEX to a folder that can be written"
@@ -227,7 +229,7 @@ def _index() -> Iterator[dict[str, dict[str, Any]]]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder; wait if another process has locked it."""
-    if sys.platform == "win32":  # which opens no folders
+    if sys.platform == "win32":  # cannot open folders
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -235,21 +237,21 @@ def _locked(folder: Path) -> Iterator[None]:
         end = time.monotonic() + _PATIENCE
         while not lock(descriptor):
             if time.monotonic() > end:
-                raise TimeoutError("another process has it")
-            time.sleep(_LOOK)
+                raise TimeoutError("another process uses it")
+            time.sleep(_PAUSE)
         yield
     finally:
         os.close(descriptor)
 
 
-def _refresh(known: dict[str, dict[str, Any]]) -> None:
-    """Read the folders that have changed; mark those that are gone, and drop those that have moved."""
-    stamps = {str(folder): folders.stamp(folder) for folder in folders.search(known)}
+def _refresh(table: dict[str, dict[str, Any]]) -> None:
+    """Read changed folders; mark missing ones, and drop those that moved."""
+    stamps = {str(folder): folders.stamp(folder) for folder in folders.search(table)}
     for path, stamp in stamps.items():
-        if stamp != known.get(path, {}).get("stamp"):
-            known[path] = {"stamp": stamp, **folders.describe(Path(path))}
-    ids = {known[path]["id"] for path in stamps}
-    for path in list(known):
-        known[path]["gone"] = path not in stamps
-        if known[path]["gone"] and known[path]["id"] and known[path]["id"] in ids:
-            del known[path]
+        if stamp != table.get(path, {}).get("stamp"):
+            table[path] = {"stamp": stamp, **folders.describe(Path(path))}
+    ids = {table[path]["id"] for path in stamps}
+    for path in list(table):
+        table[path]["missing"] = path not in stamps
+        if table[path]["missing"] and table[path]["id"] and table[path]["id"] in ids:
+            del table[path]

@@ -1,4 +1,4 @@
-"""Finished studies in Python: a table of all, and one opened by its tag."""
+"""Finished studies in Python: a table of all, and one study opened by its tag."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,14 +18,14 @@ from asyncsim.traces.trace import Trace
 Loaded = TypeVar("Loaded")
 
 
-class Lazy(Mapping[str, Loaded]):
-    """Runs, or traces, by name; each is loaded when it is asked for."""
+class LazyMapping(Mapping[str, Loaded]):
+    """Runs or traces by name; each is loaded on access."""
 
     def __init__(self, names: list[str], load: Callable[[str], Loaded]):
         self._names, self._load = names, load
 
     def __getitem__(self, name: str) -> Loaded:
-        """Load one; raise InputError with the known names if there is none of this name."""
+        """Load an entry; raise InputError with the available names for an unknown one."""
         return self._load(require_choice("name", name, self._names))
 
     def __iter__(self) -> Iterator[str]:
@@ -39,14 +39,14 @@ class Lazy(Mapping[str, Loaded]):
 
 
 class TaggedPlace(NamedTuple):
-    """A run, or one of its commits, that a tag names."""
+    """The run, or one of its commits, that a tag names."""
 
     run: str
     commit: int | None
     folder: Path
 
     def rows(self, around: int = 5) -> pd.DataFrame:
-        """Return the rows of the run's commits around this one; all of them if the tag names none."""
+        """Return the run's commits around this one; all commits for a tag without a commit."""
         require_count("around", around, minimum=0)
         commits = Run.load(self.folder / "runs" / self.run).commits
         if self.commit is None:
@@ -54,17 +54,17 @@ class TaggedPlace(NamedTuple):
         return commits[commits["commit"].between(self.commit - around, self.commit + around)]
 
 
-class Opened(NamedTuple):
+class TaggedStudy(NamedTuple):
     """A finished study.
 
     Attributes
     ----------
     name, note : str
-        The tag by which it was opened, or the folder's name, and the tag's note.
+        The tag, or the folder's name, and the tag's note.
     finished : Finished
         The results in its folder.
     place : TaggedPlace or None
-        The run, and its commit, that the tag names.
+        The run, and possibly its commit, that the tag names.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Opened(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """The folder of its results."""
         return self.finished.folder
 
     @property
     def config(self) -> dict[str, Any]:
-        """What its ``config.json`` holds."""
+        """The contents of its ``config.json``."""
         return self.finished.config
 
     @property
@@ -88,17 +88,17 @@ class Opened(NamedTuple):
         return self.finished.summary
 
     @property
-    def runs(self) -> Lazy[Run]:
-        """Its runs by name, ``gem-seed0`` say."""
-        return Lazy(runs_in(self.folder), lambda name: Run.load(self.folder / "runs" / name))
+    def runs(self) -> LazyMapping[Run]:
+        """Its runs by name, such as ``gem-seed0``."""
+        return LazyMapping(runs_in(self.folder), lambda name: Run.load(self.folder / "runs" / name))
 
     @property
-    def traces(self) -> Lazy[Trace]:
+    def traces(self) -> LazyMapping[Trace]:
         """Its traces by name."""
         traces = self.folder / "traces"
         paths = [path.relative_to(traces) for path in files_below(traces) if path.suffix == ".parquet"]
         names = [path.with_suffix("").as_posix() for path in paths if not path.name.startswith(".")]
-        return Lazy(names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet"))
+        return LazyMapping(names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet"))
 
     def __repr__(self) -> str:
         at = f" at {self.place.run}" if self.place else ""
@@ -107,32 +107,32 @@ class Opened(NamedTuple):
 
 
 def table() -> pd.DataFrame:
-    """Return a row for each known study, the newest first: what ``asyncsim runs`` shows."""
+    """Return a row for each known study, newest first, as printed by ``asyncsim runs``."""
     rows = [
         {
             "tags": ", ".join(tag.name for tag in entry.tags),
             **{name: getattr(entry, name) for name in ("study", "cluster", "methods", "headline", "runs")},
             "date": pd.Timestamp(entry.date) if entry.date else pd.NaT,
             "folder": str(entry.folder),
-            "gone": entry.gone,
+            "missing": entry.missing,
         }
         for entry in index.entries()
     ]
-    columns = ["tags", "study", "cluster", "methods", "headline", "runs", "date", "folder", "gone"]
+    columns = ["tags", "study", "cluster", "methods", "headline", "runs", "date", "folder", "missing"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def open(name: str) -> Opened:
+def open(name: str) -> TaggedStudy:
     """Open a finished study by its tag, its folder's name or its path.
 
     Raises
     ------
     InputError
-        There is none, several have that name, or the folder is gone or damaged.
+        For an unknown name, a name of several folders, or a missing or damaged folder.
     """
-    found = index.find(name)
-    study = read(found.folder, str(results.config_of(found.folder).get("study")))
-    if found.run is not None and found.run not in runs_in(found.folder):
-        raise InputError(f"name = {name!r}: its run {found.run} is not in {found.folder} any more; tag another")
-    place = TaggedPlace(found.run, found.commit, found.folder) if found.run else None
-    return Opened(found.name, found.note, study, place)
+    tag = index.find(name)
+    study = read(tag.folder, str(results.config_of(tag.folder).get("study")))
+    if tag.run is not None and tag.run not in runs_in(tag.folder):
+        raise InputError(f"name = {name!r}: its run {tag.run} is not in {tag.folder} any more; tag another")
+    place = TaggedPlace(tag.run, tag.commit, tag.folder) if tag.run else None
+    return TaggedStudy(tag.name, tag.note, study, place)
