@@ -1,15 +1,15 @@
-"""Which explicit momentum is best with how many workers, as asynchrony brings some of its own.
+"""Which explicit momentum is best for each number of workers, given that asynchrony adds implicit momentum.
 
-Asynchronous SGD with momentum on the server, on a quadratic as it comes::
+Asynchronous SGD with momentum on the server, by default on a quadratic::
 
     m       <- server_momentum * m - learning_rate * gradient
     central <- central + m
 
-Every number of workers computes the same number of gradients, at each momentum and each learning rate; a momentum is
-judged by the loss after them, at the learning rate that is best for it. With one worker and exact gradients the best
-momentum is known, ``((sqrt(k) - 1) / (sqrt(k) + 1))**2`` for the condition number k: 0.67 as it comes, where k is 100.
-Mitliagkas, Zhang, Hadjis and Ré (2016, arXiv 1605.09774) found the best one to fall from 0.6 or 0.7 towards 0, and
-below it where asynchrony alone brings too much.
+Every number of workers computes the same number of gradients, at each momentum and each learning rate; a
+momentum is judged by the final loss at its best learning rate. With one worker and exact gradients the best
+momentum is known, ``((sqrt(k) - 1) / (sqrt(k) + 1))**2`` for the condition number k: 0.67 by default, where
+k is 100. Mitliagkas, Zhang, Hadjis and Ré (2016, arXiv 1605.09774) report that the best momentum falls from
+0.6 or 0.7 towards 0 with more workers, and below 0 if asynchrony alone adds too much.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, check_values, sweep
 from asyncsim.theory import implicit_momentum
 
-#: The best momentum of each number of workers, beside the summary of all runs.
+#: File with the best momentum of each number of workers.
 TABLE = "best.csv"
 
-#: Options without effect: the method is the study's own, and a run is evaluated at its start and its end.
+#: Options without effect: the study fixes the method, and evaluates a run at its start and its end.
 _IGNORED = ("steps", "optimizer", "momentum", "evaluate_every", "diagnose_every", "diagnose_energy", "animate")
 
 
@@ -51,7 +51,7 @@ class Config(SweepConfig):
     """Workers of the clusters, one after the other."""
     server_momentum: tuple[float, ...] = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.7, 0.8)
     """Explicit momenta, above -1 and below 1."""
-    # Several values here, of which each cell has one.
+    # A sequence, unlike in the base class: each cell has one value.
     learning_rate: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-10, 5))  # type: ignore[assignment]
     """Learning rates to choose the best of, for each momentum."""
     gradients: int = 600
@@ -61,16 +61,16 @@ class Config(SweepConfig):
     service: LawLike = "constant(0)"
     """Law of the time that the server is busy with a visit (s)."""
     problem: ProblemLike = "quadratic(curvature=[1, 0.3, 0.1, 0.03, 0.01], noise=0)"
-    """A quadratic, digits, or another as in the other studies; all but small problems take their time."""
+    """A quadratic, digits, or any other problem; large ones take long."""
     x64: bool = True
     """Compute in float64 instead of float32."""
     methods: tuple[MethodLike, ...] = ("async_local_sgd",)
-    """The study's own, with momentum on the server; leave it out."""
+    """Fixed by the study (momentum on the server); leave it out."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         if self.methods != type(self).methods:
-            raise InputError(f"methods = {self.methods!r}: this study has a method of its own; leave it out")
+            raise InputError(f"methods = {self.methods!r}: this study fixes its method; leave it out")
         super().check()
         require_count("gradients", self.gradients)
         for rate in self.learning_rate:
@@ -117,7 +117,7 @@ def run(config: Config) -> Result:
             best = best_momentum(summary)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
-            text = f"{record['problem']}, the least loss after {gradients}; {seeds}\n{text_of(best)}"
+            text = f"{record['problem']}, lowest training loss after {gradients}; {seeds}\n{text_of(best)}"
             present(folder, {TABLE: best}, text)
 
         return run_jobs("best_momentum", config, record, jobs, executor, conclude)
@@ -131,13 +131,13 @@ def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> Met
 
 
 def best_momentum(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the best momentum of each number of workers.
+    """Choose the best momentum of each number of workers.
 
-    ``summary``: a row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``, ``train_loss``
-    (infinite if it diverged).
+    ``summary``: a row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``,
+    ``train_loss`` (infinite if it diverged).
 
-    Returns ``workers``; ``server_momentum`` and ``learning_rate`` with the least geometric mean over the seeds of the
-    loss, ``train_loss``; ``lowest`` and ``highest``, the least and the greatest momentum that is best in a seed;
+    Returns ``workers``; ``server_momentum`` and ``learning_rate`` with the lowest geometric mean over the
+    seeds, ``train_loss``; ``lowest`` and ``highest``, the range over seeds of the best momentum;
     ``implicit``, ``1 - 1/n``.
     """
     rows = []
@@ -145,15 +145,15 @@ def best_momentum(summary: pd.DataFrame) -> pd.DataFrame:
         choices = ["server_momentum", "learning_rate"]
         mean = log_loss(runs).groupby([runs[name] for name in choices]).mean()
         momentum, rate = mean.idxmin()
-        each = runs.loc[runs.groupby("seed")["train_loss"].idxmin(), "server_momentum"]
+        best_by_seed = runs.loc[runs.groupby("seed")["train_loss"].idxmin(), "server_momentum"]
         rows.append(
             {
                 "workers": workers,
                 "server_momentum": momentum,
                 "learning_rate": rate,
                 "train_loss": 10 ** mean.min(),
-                "lowest": each.min(),
-                "highest": each.max(),
+                "lowest": best_by_seed.min(),
+                "highest": best_by_seed.max(),
                 "implicit": implicit_momentum(int(workers)),
             }
         )
@@ -161,13 +161,13 @@ def best_momentum(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def log_loss(runs: pd.DataFrame) -> pd.Series:
-    """Return the decimal logarithm of the losses, of which means are taken."""
+    """Return the decimal logarithm of the losses, for geometric means."""
     with np.errstate(divide="ignore"):
         return np.log10(runs["train_loss"])
 
 
 def _losses(config: Config, cell: Cell, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of a number of workers and a seed: one trace, and all momenta and learning rates on it."""
+    """Replay all momenta and learning rates on the trace of a number of workers and a seed; return the rows."""
     commits = max(1, int(config.gradients // cell.cluster.mean_window))
     with config.computing_device():
         runs = replay_ensemble(

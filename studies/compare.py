@@ -1,9 +1,9 @@
 """Which method is best on a cluster: any methods side by side, by the time or the gradients they need.
 
-Every seed has one trace for each timing that some method needs, with the same random numbers. Prints a table sorted by
-the measure of your choice, says which methods are best, which are not to be told apart and how sure that is, and what
-each method sends and throws away; writes traces, runs, the tables of the methods and of all learning rates, and
-figures. docs/compare.md says how to read the table.
+Every seed has one trace for each timing that some method needs, with the same random numbers. Prints a table
+sorted by the measure of your choice; reports which methods are best, which cannot be distinguished and how
+sure that is, and how much each method sends and discards. Writes traces, runs, the tables of the methods and
+of all learning rates, and figures. docs/compare.md explains the table.
 """
 
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
 
-#: Measures that most problems have; a problem may have others of its own.
+#: Measures that most problems have; a problem may have further ones.
 MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
 #: Measures of every run, whatever the problem evaluates.
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
 #: Files beside the summary: the methods at their best learning rates, and all methods and rates.
 TABLE, TUNING = results.RANKING, "tuning.csv"
-#: Columns that are printed of a ranked method, before the problem's own measures and after.
+#: Printed columns of a ranked method, before and after the problem's further measures.
 _LEARNED = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy")
 _COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes")
 #: Columns that identify a row of these tables.
@@ -62,8 +62,8 @@ class Config(TargetOptions, StudyConfig):
     learning_rate: float | None = None  # type: ignore[assignment]
     """Step size of a gradient, for all methods. None: each method's own default."""
     measure: str = "time_to_target"
-    """What the table is sorted by, and the best learning rate chosen by: time_to_target, gradients_to_target,
-    final_loss (of minibatches), or train_ or test_ and what the problem evaluates: test_accuracy, say."""
+    """Measure that sorts the table and chooses the best learning rate: time_to_target, gradients_to_target,
+    final_loss (of minibatches), or a measure of the problem's evaluation, such as test_accuracy."""
     best: Literal["least", "most"] | None = None
     """Which values of the measure are best. None: the most of accuracies, the least of losses, times and counts."""
     time_budget: float | None = None
@@ -77,7 +77,7 @@ class Config(TargetOptions, StudyConfig):
 
     @property
     def direction(self) -> str | None:
-        """Which values of the measure are best; None if --best has to say it."""
+        """Which values of the measure are best; None if --best must decide."""
         if self.best is not None or self.measure in _ALWAYS:
             return self.best or "least"
         return {"loss": "least", "accuracy": "most"}.get(self.measure.partition("_")[2])
@@ -110,23 +110,23 @@ def run(config: Config) -> Result:
         cells = [cell._replace(goal=config.goal, seconds=config.time_budget) for cell in cells]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            table, every = results_tables(config, cells[0], read(folder, "compare"))
-            present(folder, {TABLE: table, TUNING: every}, report(config, cells[0], table, every))
-            if said := say_at_start(summary, config.goal):
-                note(said)
+            table, grid_table = results_tables(config, cells[0], read(folder, "compare"))
+            present(folder, {TABLE: table, TUNING: grid_table}, report(config, cells[0], table, grid_table))
+            if warning := say_at_start(summary, config.goal):
+                note(warning)
 
         return run_cells("compare", config, cells, conclude)
 
 
 def results_tables(config: Config, cell: Cell, finished: Finished) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a row per method at its best learning rate, the best method first, and a row per method and rate.
+    """Tabulate each method at its best learning rate, the best method first, and all methods and rates.
 
-    Columns: those of `asyncsim.study.ranking.grid`, with all measures, the problem's own last, ``simulated_seconds`` of
-    the runs, and of their traces ``staleness_mean``, ``discarded`` (share of the computations whose work was thrown
-    away), ``messages`` and ``gigabytes`` (both ways; a vector of parameters each, up as much of it as the method's
-    ``message_size``), and ``cut_off`` (seeds that met the target when their runs ended, but had not held it by then).
-    The first table has those of `asyncsim.study.ranking.ranked`, too, the second ``best``: whether the rate is in the
-    first, and ``as_good``: `asyncsim.study.ranking.as_good`.
+    Columns: as in `asyncsim.study.ranking.grid`, with all measures (the problem's last), and
+    ``simulated_seconds`` of the runs; from their traces ``staleness_mean``, ``discarded`` (share of discarded
+    computations), ``messages`` and ``gigabytes`` (both ways; a parameter vector each, upwards scaled by the
+    method's ``message_size``); ``cut_off`` (seeds that met the target at the end of their runs, but had not
+    held it yet). The first table also has the columns of `asyncsim.study.ranking.ranked`, the second
+    ``best``, whether the rate is in the first, and ``as_good`` (`asyncsim.study.ranking.as_good`).
     """
     summary = finished.summary
     # A user's own method may have no learning rate.
@@ -140,36 +140,36 @@ def results_tables(config: Config, cell: Cell, finished: Finished) -> tuple[pd.D
     costs["gigabytes"] = costs["messages"] / 2 * (1 + summary["method"].map(sizes)) * vector / 1e9
     summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
-    every = grid(summary, _BY, names, config.measured)
+    grid_table = grid(summary, _BY, names, config.measured)
     summary["cut_off"] = config.goal.met(summary[config.goal.of]) & np.isinf(summary["time_to_target"])
     groups = summary.groupby(list(_BY), sort=False, dropna=False)
-    every = every.merge(groups[list(costs)].mean().join(groups["cut_off"].sum()).reset_index(), on=list(_BY))
-    every = every.assign(best=~every.duplicated("method"), as_good=as_good(every, summary, _BY, config.measured))
-    table = every[every["best"]].drop(columns=["best", "as_good"])
-    return ranked(table, summary, _BY, config.measured), every
+    grid_table = grid_table.merge(groups[list(costs)].mean().join(groups["cut_off"].sum()).reset_index(), on=list(_BY))
+    grid_table = grid_table.assign(
+        best=~grid_table.duplicated("method"), as_good=as_good(grid_table, summary, _BY, config.measured)
+    )
+    table = grid_table[grid_table["best"]].drop(columns=["best", "as_good"])
+    return ranked(table, summary, _BY, config.measured), grid_table
 
 
 def _check_measure(config: Config, problem: Problem) -> None:
-    """Raise InputError if runs of the problem have no such measure, or its best values are not known."""
-    found = {*_ALWAYS, *measures(problem)}
-    known = [name for name in MEASURES if name in found]
-    require_choice("measure", config.measure, [*known, *sorted(found.difference(known))])
+    """Raise InputError if the problem lacks the measure, or if its best values are unknown."""
+    available = {*_ALWAYS, *measures(problem)}
+    standard = [name for name in MEASURES if name in available]
+    require_choice("measure", config.measure, [*standard, *sorted(available.difference(standard))])
     if config.best == "most" and config.measure in MEASURES[:2]:
-        raise InputError(f"best = 'most': nobody wants the most of {config.measure}; leave it out")
+        raise InputError(f"best = 'most': smaller values of {config.measure} are better; leave it out")
     if config.direction is None:
-        raise InputError(
-            f"measure = {config.measure!r}: is the least of it best, or the most? say so with best = 'least' or 'most'"
-        )
+        raise InputError(f"measure = {config.measure!r}: best values unknown; give best = 'least' or 'most'")
 
 
-def report(config: Config, cell: Cell, table: pd.DataFrame, every: pd.DataFrame) -> str:
-    """Return what the study prints: the table, the most important columns first, and what both tables say."""
-    measure, many = config.measured, len(table) > 1
-    own = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
+def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataFrame) -> str:
+    """Format the study's output: the clusters, the ranking and the verdicts of both tables."""
+    measure, several = config.measured, len(table) > 1
+    problem_measures = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
     clusters = timings(cell.cluster, cell.methods, config.bits)
-    whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
-    described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
-    length = "as many gradients taken up" if config.time_budget is None else f"{config.time_budget:g} s"
+    prefixes = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
+    described = "\n".join(f"{prefixes[cluster]}{describe(cluster)}" for cluster in clusters)
+    length = "the same number of accepted gradients" if config.time_budget is None else f"{config.time_budget:g} s"
     tuned = f", each at the best of {len(config.tune)} learning rates" if config.tune else ""
     direction = f"the {measure.best} first"
     lines = [
@@ -178,30 +178,30 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, every: pd.DataFrame)
         f"time and gradients until {config.goal.held()}; sorted by {measure.shown}, {direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
-    lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *own, *_COSTS), TABLE))
-    if many:
+    lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS), TABLE))
+    if several:
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:
-            lines[-1] += "; the rates were chosen with the same seeds, which flatters all methods, noisy ones most"
+            lines[-1] += "; the rates were chosen with the same seeds, which favours noisy methods"
     longer = "--steps" if config.time_budget is None else "--time-budget"
     lines += [
         f"{row.method}: touched by {row.touched} of {row.seeds} seeds, but {counted(row.cut_off, 'run')} ended before "
-        f"it was held: take more {longer}"
+        f"it was held: increase {longer}"
         for row in table.itertuples()
         if row.cut_off
     ]
     edge = at_the_edge(table, config.tune, table["method"])
-    lines += filter(None, [rates_as_good(every, measure), edge])
+    lines += filter(None, [rates_as_good(grid_table, measure), edge])
     return "\n".join(lines)
 
 
 def _costs(trace: Trace) -> dict[str, float]:
-    """Return the mean staleness of a trace, the share of its work that was discarded, and its messages both ways."""
+    """Return the mean staleness of a trace, the share of discarded computations, and the messages both ways."""
     outcome = trace.frame["outcome"]
-    thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())
+    discarded = int(outcome.isin(["discarded", "cancelled"]).sum())
     sent = int((outcome != "cancelled").sum())
     return {
         "staleness_mean": trace.summary()["staleness_mean"],
-        "discarded": thrown_away / len(trace),
+        "discarded": discarded / len(trace),
         "messages": 2 * sent,
     }

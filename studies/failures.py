@@ -1,8 +1,9 @@
-"""What deaths of workers cost: goodput by policy and loss by method, at several rates of death.
+"""What deaths of workers cost: goodput by policy and time to a loss by method, at several rates of death.
 
-Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each into what the
-workers' time went, gradients that counted and what the rest was lost to, and how many commits a second are left; and
-for each method how long it needs until a loss. Writes this as two tables, beside traces, runs, a summary and a figure.
+Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each the
+division of the workers' time into accepted gradients and several losses, and the remaining commits per
+second; and for each method the time to a target. Writes two tables, beside traces, runs, a summary and a
+figure.
 """
 
 import functools
@@ -26,13 +27,13 @@ from asyncsim.study.target import Target
 
 #: The tables of the clusters, and of the methods on each, beside the summary of all runs.
 GOODPUT, TIMES = "goodput.csv", "times.csv"
-#: What the workers' time went into, as `asyncsim.Trace.summary` has it.
+#: Parts of the workers' time, as in `asyncsim.Trace.summary`.
 PARTS = (
     Column("counted_share", "counted", "gradients that counted"),
     *(Column(f"lost_to_{cause}", cause) for cause in ("waiting", "sending", "discarded", "failed")),
     Column("lost_to_restoring", "restoring", "undone by a restore"),
 )
-#: What sets the rows of the tables apart.
+#: Columns that identify a row of the tables.
 _CLUSTER = ("workers", "policy", "deaths")
 #: The default policies, beside one that depends on the workers.
 _POLICIES = ("asynchronous", "bounded_staleness(3)", "barrier")
@@ -48,21 +49,21 @@ class Config(SweepConfig):
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
     deaths: tuple[float, ...] = (0.0, 20.0, 100.0)
-    """Deaths of each worker per hour that it is there, at exponential times; 0 for none."""
+    """Deaths of each worker per hour of presence, at exponential times; 0 for none."""
     lasts: LawLike = "exponential(30)"
     """Law of the time (s) until a dead worker is back, without its state."""
     detect: float = 5.0
-    """Seconds until the server knows of a death; until then whoever waits for the worker waits."""
-    # Several values here, of which each cell has one.
+    """Seconds until the server detects a death; until then others wait for the worker."""
+    # A sequence, unlike in the base class: each cell has one value.
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
-    """What the server takes up and when workers go on, one policy after the other; see above. None: asynchronous,
-    bounded_staleness(3), barrier, and first_of half of each cluster's workers."""
+    """Policies of the server, one after the other; see above. None: asynchronous, bounded_staleness(3), barrier, and
+    first_of half of each cluster's workers."""
     methods: tuple[MethodLike, ...] = ("downpour", "gem")
-    """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the README)."""
     target: float = 0.5
-    """Loss until which the time is told, or accuracy."""
+    """Target loss or accuracy whose time is reported."""
     target_of: str = "train_loss"
-    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
+    """Measure of the target: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
     below, if the problem has it."""
     evaluate_every: int | None = 5
     """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
@@ -77,14 +78,14 @@ class Config(SweepConfig):
         Target(self.target, self.target_of).check()
 
     def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster; those of its deaths are among its failures."""
+        """Return the options of one cluster; its deaths are added to its failures."""
         deaths = values.pop("deaths", self.deaths[0])
-        more: tuple[str, ...] = ()
+        deaths_failure: tuple[str, ...] = ()
         if deaths:
-            lasts: Any = self.lasts  # of lists, which options allow, crash says what is wrong
-            more = (str(crash(f"exponential({_HOUR / deaths!r})", lasts, self.detect)),)
-        own = (self.failures,) if isinstance(self.failures, str) else tuple(self.failures)
-        return super().at(**{"failures": own + more, **values})
+            lasts: Any = self.lasts  # for lists, which options allow, crash raises the error
+            deaths_failure = (str(crash(f"exponential({_HOUR / deaths!r})", lasts, self.detect)),)
+        given_failures = (self.failures,) if isinstance(self.failures, str) else tuple(self.failures)
+        return super().at(**{"failures": given_failures + deaths_failure, **values})
 
 
 SCALES = {
@@ -110,11 +111,11 @@ def run(config: Config) -> Result:
 
 
 def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return what deaths cost under each policy: a row for each, with means over its traces.
+    """Tabulate the cost of deaths under each policy, as means over traces.
 
-    Columns: ``workers``, ``policy``, ``deaths`` (an hour, of each worker); ``throughput`` (commits/s that are taken
-    up), ``remaining``, its part of that of the fewest deaths; the parts of the workers' time (`PARTS`); and
-    ``staleness_mean``.
+    Columns: ``workers``, ``policy``, ``deaths`` (per hour and worker); ``throughput`` (accepted commits/s);
+    ``remaining``, the ratio to the throughput with the fewest deaths; the parts of the workers' time
+    (`PARTS`); ``staleness_mean``.
     """
     columns = ["throughput", *(part.name for part in PARTS), "staleness_mean"]
     traces = summary.drop_duplicates([*_CLUSTER, "trace_file"]).groupby(list(_CLUSTER), sort=False)
@@ -126,11 +127,11 @@ def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def times_table(finished: Finished, target: Target) -> pd.DataFrame:
-    """Return how long each method needs under each policy at each rate of deaths.
+    """Tabulate each method's time to the target under each policy at each rate of deaths.
 
-    Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the
-    target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), and ``final_loss`` of minibatches,
-    the mean over the seeds that finished.
+    Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that
+    met the target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), ``final_loss``
+    (minibatch loss, mean over the finished seeds).
     """
     times = [target.time(finished.run(name).evaluations) for name in finished.summary["run_folder"]]
     runs = finished.summary.assign(time_to_target=times)
@@ -139,7 +140,7 @@ def times_table(finished: Finished, target: Target) -> pd.DataFrame:
 
 def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
-    counts = f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: of a worker, an hour"
+    counts = f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: per worker and hour"
     present(
         folder,
         {GOODPUT: goodput, TIMES: times},

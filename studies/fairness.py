@@ -1,12 +1,12 @@
-"""Who gets served by a real server that is never idle: the first to come, or the lowest rank.
+"""Who gets served by a saturated real server: the first to come, or the lowest rank.
 
-Real worker processes visit a real server process that takes longer over its visits than they leave it. Served in the
-order of arrival, all commit equally often; lowest rank first, the highest ranks starve, as the GEM paper's authors
-found of their program. The simulator, told only what computing and service took under the first discipline, predicts
-both.
+Real worker processes visit a real server process that is never idle. Served in the order of arrival, all
+commit equally often; with the lowest rank first, the highest ranks starve, as the GEM paper's authors report
+of their program. The simulator, calibrated with the computing and service times under the first discipline,
+predicts both.
 
-Needs Ray: pip install "asyncsim[ray]". Recordings that were broken off are in the study's folder with all that was
-recorded; --resume goes on with them.
+Needs Ray: pip install "asyncsim[ray]". Interrupted recordings stay in the study's folder; --resume continues
+them.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from asyncsim.traces.trace import Trace
 
 _RECORDINGS = "recordings"
 DISCIPLINES = ("fifo", "lowest_rank")
-#: Part of the time from which on a server is taken for one that is never idle.
+#: Utilisation from which a server counts as saturated.
 _BUSY = 0.95
 
 
@@ -47,39 +47,39 @@ class Config(RealConfig):
     """Options of the fairness study."""
 
     methods: tuple[MethodLike, ...] = ("downpour",)
-    """The method that is trained; one."""
+    """The method to train; exactly one."""
     workers: int = 6
-    """Worker processes; the server is one more."""
+    """Worker processes, beside the server."""
     steps: int = 60
     """Commits per worker, on average; a recording has steps * workers commits."""
     delay: LawLike = "gamma(0.1, 0.3)"
     """Law of the time that a worker sleeps per local step (s), besides computing."""
     service: LawLike = "constant(0.04)"
     """Law of the time that the server sleeps per visit (s), besides applying the message."""
-    # Several values here, of which each recording has one.
+    # A sequence, unlike in the base class: each recording has one value.
     discipline: tuple[Discipline, ...] = DISCIPLINES  # type: ignore[assignment]
-    """Who is served next of those that wait; the simulator learns its laws from the first."""
+    """Order in which waiting workers are served, one recording each; the first calibrates the simulator."""
     simulations: int = 20
-    """Simulations of each discipline, whose mean and range are shown."""
+    """Simulations of each discipline, for mean and range."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         check_values("discipline", self.discipline)
-        for one in self.discipline:
-            require_choice("discipline", one, ("fifo", "lowest_rank", "random"))
+        for discipline in self.discipline:
+            require_choice("discipline", discipline, ("fifo", "lowest_rank", "random"))
         if not self.exclusive:
-            raise InputError("exclusive = False: nothing tells the times between the two visits; leave it out")
+            raise InputError("exclusive = False: the times between the two visits are not recorded; leave it out")
         require_count("simulations", self.simulations)
         require_count("seed", self.seed, minimum=0)
-        for one in self.discipline:
-            self.under(one).check()
+        for discipline in self.discipline:
+            self.under(discipline).check()
 
     def under(self, discipline: str) -> RealConfig:
         """Return the options of one recording."""
-        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)}
-        return RealConfig(**{**own, "discipline": discipline})
+        options: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)}
+        return RealConfig(**{**options, "discipline": discipline})
 
 
 def run(config: Config) -> Result:
@@ -88,37 +88,37 @@ def run(config: Config) -> Result:
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
-        raise InputError(f"methods: {len(methods)} given; who is served depends on none of them: give one")
+        raise InputError(f"methods: {len(methods)} given; the order of service depends on no method: give one")
     require_timing(methods[0], config.under(config.discipline[0]).processes())
     record = {"study": "fairness", **config.record(methods, problem)}
     jobs = [
         measurement(
-            one,
+            discipline,
             _measured,
-            *(config, methods[0], problem, one),
-            place=f"{_RECORDINGS}/{one}/rows",
-            labels={"discipline": one},
+            *(config, methods[0], problem, discipline),
+            place=f"{_RECORDINGS}/{discipline}/rows",
+            labels={"discipline": discipline},
             in_folder=True,
         )
-        for one in config.discipline
+        for discipline in config.discipline
     ]
     return run_jobs("fairness", config, record, jobs, config.one_by_one(config.workers + 1), _conclude)
 
 
 def _measured(folder: Path, config: Config, method: Method, problem: Problem, discipline: str) -> Tables:
-    """Return the rows of a recording, which is made, or gone on with; of the first one the simulator has its laws."""
+    """Record, or resume, a discipline; return its rows beside simulations calibrated with the first discipline."""
     traces = {}
-    for one in dict.fromkeys([config.discipline[0], discipline]):
-        traces[one] = config.under(one).recorded(method, problem, folder / _RECORDINGS / one, config.seed).trace
+    for name in dict.fromkeys([config.discipline[0], discipline]):
+        traces[name] = config.under(name).recorded(method, problem, folder / _RECORDINGS / name, config.seed).trace
     laws = observed(traces[config.discipline[0]])
     rows = predicted(traces[discipline], discipline, laws, config.simulations, config.seed)
     return {results.SUMMARY: plain(rows.to_dict("records"))}
 
 
 def observed(trace: Trace) -> tuple[Law, Law]:
-    """Return the laws of a recording's times: away from the server, both ways and computing; and service, per visit.
+    """Return empirical laws of a recording: time away from the server per step, and service time per visit.
 
-    The very times of the recording, drawn again in any order. Reads that are visits of their own count as services.
+    They resample the recorded times. Reads in separate visits count as services.
     """
     frame = trace.frame[trace.frame["outcome"] == "applied"]
     later = frame[frame["job"] > 0]
@@ -130,30 +130,30 @@ def observed(trace: Trace) -> tuple[Law, Law]:
 
 
 def predicted(trace: Trace, discipline: str, laws: tuple[Law, Law], simulations: int, seed: int) -> pd.DataFrame:
-    """Return one row per worker: its share of the commits and mean wait (s), recorded and simulated."""
+    """Tabulate each worker's share of the commits and mean wait (s), recorded and simulated."""
     away, service = laws
     cluster = Cluster(
         trace.workers, compute=away, service=service, protocol=trace.protocol, exclusive=True, discipline=discipline
     )
     drawn = [simulate(cluster, len(trace), seed + i).per_worker(0) for i in range(simulations)]
-    share = np.array([one["share"] for one in drawn])
+    share = np.array([table["share"] for table in drawn])
     with np.errstate(invalid="ignore"):
-        waited = np.array([one["mean_wait"] for one in drawn])
+        waited = np.array([table["mean_wait"] for table in drawn])
     waited = np.ma.masked_invalid(waited).mean(0).filled(np.nan)
-    own = trace.per_worker(0)[["worker", "commits", "share", "mean_staleness", "mean_wait"]]
-    own.insert(0, "discipline", discipline)
+    workers = trace.per_worker(0)[["worker", "commits", "share", "mean_staleness", "mean_wait"]]
+    workers.insert(0, "discipline", discipline)
     ends = {"simulated_low": share.min(0), "simulated_high": share.max(0)}
-    return own.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
+    return workers.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     lines = []
-    for one in summary["discipline"].unique():
-        numbers = load(folder / _RECORDINGS / one).trace.summary()
+    for discipline in summary["discipline"].unique():
+        numbers = load(folder / _RECORDINGS / discipline).trace.summary()
         rate = f"{numbers['throughput']:.3g} commits/s"
-        lines.append(f"{one}: {rate}, server busy {numbers['utilisation']:.3f} of the time")
+        lines.append(f"{discipline}: {rate}, server busy {numbers['utilisation']:.3f} of the time")
         if numbers["utilisation"] < _BUSY:
-            note(f"{one}: where few wait, who is served matters little; more workers or a longer --service wait more")
-    shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
-    shown += ["mean_wait", "simulated_wait"]
-    present(folder, {}, *lines, f"\n{text_of(summary, shown)}")
+            note(f"{discipline}: with a short queue the order matters little; give more workers or a longer --service")
+    columns = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
+    columns += ["mean_wait", "simulated_wait"]
+    present(folder, {}, *lines, f"\n{text_of(summary, columns)}")

@@ -1,7 +1,7 @@
-"""Whether many epochs overfit: training and validation loss of GEM, and of SGD on one worker.
+"""Whether many epochs overfit: training and test loss of GEM, and of SGD on one worker.
 
 Figure 5 of the GEM paper: 30 passes through the training data, by 100 workers together with GEM and by one worker with
-momentum SGD, so that both compute the same number of gradients. "Validation" is the problem's test set.
+momentum SGD, so that both compute the same number of gradients. The paper calls the test data validation data.
 
 At paper scale about 170,000 commits of MNIST's network, evaluated about 30 times a run: half an hour on two cores.
 """
@@ -24,7 +24,7 @@ class Config(SweepConfig):
     fewest_steps: ClassVar = 0
 
     workers: tuple[int, ...] = (10,)
-    """Workers of the clusters, one after the other; sgd has one of its own."""
+    """Workers of the clusters, one after the other; sgd always has one worker."""
     epochs: int = 30
     """Passes through the training data, by all workers together."""
     steps: int = 0
@@ -63,7 +63,7 @@ def run(config: Config) -> Result:
 
 
 def _of_epochs(cell: Cell, epochs: int) -> Cell:
-    """Return a cell whose workers together pass through the training data so many times."""
+    """Set a cell's steps so that all workers together make ``epochs`` passes through the training data."""
     steps = steps_of_epochs(cell, epochs)
-    every = cell.config.evaluate_every or max(1, steps // epochs)
-    return cell.with_options(steps=steps, evaluate_every=every)
+    interval = cell.config.evaluate_every or max(1, steps // epochs)
+    return cell.with_options(steps=steps, evaluate_every=interval)

@@ -1,8 +1,8 @@
 """Without a server: gossip on topologies against all-reduce and a server; slow workers, slow links.
 
-Methods without a server are run on each topology, the others on a cluster with a server, all with the same random
-numbers and each at the best of its learning rates, on data that are alike or split by class. Prints how much simulated
-time and how many gradients each needs until an accuracy, and how far its replicas are apart beside the topology's
+Methods without a server are run on each topology, the rest on a cluster with a server, all with the same
+random numbers and each at the best of its learning rates, on homogeneous data or data split by class. Prints
+the simulated time and the gradients to a target, and the distance of the replicas beside the topology's
 spectral gap; writes traces, runs, two tables and a figure.
 """
 
@@ -36,7 +36,7 @@ from asyncsim.theory import spectral_gap
 
 #: The table of each method on each topology at its best learning rate, beside the summary of all runs.
 TABLE = "gossip.csv"
-#: What stands for the topology of the methods that have a server, or wait for all.
+#: The topology of methods with a server, or with an all-reduce.
 SERVER = "server"
 #: Measures of the last evaluation that the table has, if the problem has them.
 _MEASURES = ("test_accuracy", "test_loss", "train_loss")
@@ -64,10 +64,10 @@ class Config(TargetOptions, StudyConfig):
     evaluate_replicas: bool = False
     """Evaluate each worker's replica, too; the table then has the worst one's accuracy."""
     slow: float = 1.0
-    """How many times as long as it would worker 0 takes for a local step: 5, say."""
+    """Factor by which worker 0 takes longer for a local step: 5, say."""
     slow_link: float = 1.0
-    """How many times as long as on other links messages take between worker 0 and its first neighbour, and where there
-    is a server, between worker 0 and that; goes with a latency or a bandwidth."""
+    """Factor by which messages take longer between worker 0 and its first neighbour, or the server; needs a latency or
+    a bandwidth."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
     """Learning rates to try for every method; the table shows each method on each topology at its best one."""
     evaluate_every: int | None = 2
@@ -75,13 +75,13 @@ class Config(TargetOptions, StudyConfig):
     the logarithm of the loss or the error."""
 
     def goal_on(self, problem: Problem) -> Target:
-        """Return what is to be reached: by default a test accuracy, or a training loss if the problem has none."""
+        """Return the target: by default a test accuracy, or a training loss if the problem has no accuracy."""
         return self.goal_of("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
 
     @property
     def topologies(self) -> tuple[str, ...]:
-        """The topologies as tables name them, with all their parameters."""
-        return tuple(str(as_topology(one)) for one in self.topology)
+        """The topologies as in tables, with all their parameters."""
+        return tuple(str(as_topology(topology)) for topology in self.topology)
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -92,7 +92,7 @@ class Config(TargetOptions, StudyConfig):
         check_values("topology", self.topology)
         check_values("topology", self.topologies)
         check_values("dirichlet", self.dirichlet)
-        check_values("dirichlet", [one or "none" for one in self.dirichlet])
+        check_values("dirichlet", [concentration or "none" for concentration in self.dirichlet])
         for concentration in self.dirichlet:
             if concentration not in ("none", None):
                 require_positive("dirichlet", concentration)
@@ -102,14 +102,19 @@ class Config(TargetOptions, StudyConfig):
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cell."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
-        own = {"slow": self.slow, "slow_link": self.slow_link, "evaluate_replicas": self.evaluate_replicas, **values}
-        if np.isinf(own.get("dirichlet", np.inf)):
-            own["dirichlet"] = None
-        return _OneCluster(**{**options, **own})
+        options_of_cell = {
+            "slow": self.slow,
+            "slow_link": self.slow_link,
+            "evaluate_replicas": self.evaluate_replicas,
+            **values,
+        }
+        if np.isinf(options_of_cell.get("dirichlet", np.inf)):
+            options_of_cell["dirichlet"] = None
+        return _ClusterConfig(**{**options, **options_of_cell})
 
 
 @dataclass(frozen=True)
-class _OneCluster(StudyConfig):
+class _ClusterConfig(StudyConfig):
     """Options of one cluster."""
 
     topology: str = SERVER
@@ -125,7 +130,7 @@ class _OneCluster(StudyConfig):
             if self.slow_link != 1 and self.workers > 1:
                 link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
                 topology = slow_links(topology, [*(topology.slow or ()), link])
-            # The service is the server's alone and has a default; other options of the server are refused by name.
+            # The service has a default that must not apply here; the server's other options are refused by name.
             return dataclasses.replace(cluster, service=Constant(0.0), topology=topology)
         if self.slow_link == 1 or self.workers == 1:
             return cluster
@@ -142,10 +147,10 @@ class _OneCluster(StudyConfig):
         return dataclasses.replace(cluster, **slower)
 
     def _law(self, option: str) -> Any:
-        found = super()._law(option)
+        law = super()._law(option)
         if option != "compute" or self.slow == 1:
-            return found
-        laws = as_compute(found, self.workers)
+            return law
+        laws = as_compute(law, self.workers)
         first, *rest = (laws,) * self.workers if isinstance(laws, Law) else laws
         return [scaled(first, self.slow), *rest]
 
@@ -156,7 +161,7 @@ def run(config: Config) -> Result:
     Raises
     ------
     InputError
-        No method without a server, or a target of what the problem does not have.
+        No method without a server, or a target measure that the problem lacks.
     """
     config.check()
     config.say_ignored(("learning_rate",), "beside --tune")
@@ -171,20 +176,20 @@ def run(config: Config) -> Result:
 
 @each_note_once()
 def _cells(config: Config) -> tuple[list[Cell], list[str]]:
-    """Return a cell for each topology and rate with the methods that it can have, and those with a server.
+    """Build a cell for each topology and rate with its possible methods, and for the server.
 
-    Second, in words, the methods that are left out on a topology.
+    Second, notes on methods that are left out on a topology.
     """
     attack = parse_attack(config.attack)
     if attack is not None:
         attack.byzantine(config.workers)
     grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies, SERVER)]
     if set(config.dirichlet) - {"none", None}:
-        # A number in every row: infinite where the data are alike.
-        values = [np.inf if one in ("none", None) else one for one in config.dirichlet]
-        grid = [{"dirichlet": value, **own} for value in values for own in grid]
+        # A number in every row: infinite for homogeneous data.
+        values = [np.inf if concentration in ("none", None) else concentration for concentration in config.dirichlet]
+        grid = [{"dirichlet": value, **point} for value in values for point in grid]
     cells, left_out = [], {}
-    for cell in sweep(config, [{**own, "learning_rate": rate} for own in grid for rate in config.tune]):
+    for cell in sweep(config, [{**point, "learning_rate": rate} for point in grid for rate in config.tune]):
         if "dirichlet" in cell.values and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]:
             raise InputError(
                 f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = {str(config.problem)!r} says its own, "
@@ -212,19 +217,18 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
             f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp, adpsgd, clipped_gossip or "
             "robust_gossip, or run the study compare"
         )
-    return cells, [f"left out: {which}: {why}" for which, why in left_out.items()]
+    return cells, [f"left out: {combination}: {why}" for combination, why in left_out.items()]
 
 
 def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
-    """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
+    """Tabulate each split of the data, topology and method at its best learning rate, in the study's order.
 
-    The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the
-    study has splits (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
-    ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
-    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, of the worst
-    replica too if they were evaluated, ``simulated_seconds`` of the whole run, ``consensus_distance`` (mean
-    squared distance of the replicas from their mean, averaged over the evaluations after the first) and
-    ``spectral_gap``.
+    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``dirichlet`` if the study has splits (infinite:
+    homogeneous), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that
+    met and held the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed
+    did not), the measures at the last evaluation, also for the worst replica if replicas were evaluated,
+    ``simulated_seconds`` of the whole run, ``consensus_distance`` (mean squared distance of the replicas from
+    their mean, averaged over the evaluations after the first) and ``spectral_gap``.
     """
     finished = read(folder, "gossip")
     worst = [f"{name}_worst" for name in _MEASURES[:2]]
@@ -243,12 +247,12 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
 
 
 def verdict(table: pd.DataFrame, goal: Target) -> str:
-    """Return in a line which method without a server is the first at the target, beside those that have one.
+    """Name the fastest method without a server and compare it with the methods that have one.
 
-    And which have not reached it with every seed, and by when if their runs were shorter than others.
+    Methods that missed the target with some seed follow, with their duration if it was shorter.
     """
-    alone = table[(table["topology"] != SERVER) & (table["reached"] == table["seeds"])]
-    # Methods that compute as many gradients end at different times.
+    serverless = table[(table["topology"] != SERVER) & (table["reached"] == table["seeds"])]
+    # With equal numbers of gradients, methods end at different times.
     longest = table["simulated_seconds"].max()
     missed = [
         f"{row.method} on {row.topology}"
@@ -256,9 +260,9 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
         for row in table[table["reached"] < table["seeds"]].itertuples()
     ]
     lacking = f"; not reached with every seed: {', '.join(missed)}" if missed else ""
-    if alone.empty:
+    if serverless.empty:
         return f"no method without a server reached {goal} with every seed{lacking}"
-    first = alone.loc[alone["time_to_target"].idxmin()]
+    first = serverless.loc[serverless["time_to_target"].idxmin()]
     text = (
         f"first without a server at {goal}: {first['method']} on {first['topology']}, after "
         f"{number_text(first['time_to_target'])} s and {number_text(first['gradients_to_target'])} gradients"
@@ -274,24 +278,26 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
 
 def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame) -> None:
     table = results_table(config, goal, folder)
-    shown = table.copy()
+    printed = table.copy()
     if "dirichlet" in table:
-        shown["dirichlet"] = ["none" if np.isinf(one) else f"{one:g}" for one in table["dirichlet"]]
-        splits = {of: table[shown["dirichlet"] == of] for of in shown["dirichlet"].unique()}
-        said = "\n".join(f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items())
+        printed["dirichlet"] = [
+            "none" if np.isinf(concentration) else f"{concentration:g}" for concentration in table["dirichlet"]
+        ]
+        splits = {of: table[printed["dirichlet"] == of] for of in printed["dirichlet"].unique()}
+        verdict_text = "\n".join(f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items())
     else:
-        said = verdict(table, goal)
+        verdict_text = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
     lines = [
         f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus distance: mean squared "
         "distance of the replicas from their mean; gap: spectral gap of the topology",
-        text_of(shown, [name for name in shown if name not in ("seeds", "diverged")], TABLE),
+        text_of(printed, [name for name in printed if name not in ("seeds", "diverged")], TABLE),
         *left_out,
-        said,
+        verdict_text,
     ]
     if table["seeds"].max() == 1:
-        lines.append("one seed: it says nothing of the noise; give --seeds 3 or more")
+        lines.append("one seed cannot show the noise; give --seeds 3 or more")
     present(folder, {TABLE: table}, *lines)
     names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
     if edge := at_the_edge(table, config.tune, names):

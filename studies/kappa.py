@@ -1,4 +1,4 @@
-"""How energetic GEM's proxy may be: loss and median pi for several kappa, up to where it diverges.
+"""How energetic GEM's proxy may be: loss and median pi for several kappa, up to divergence.
 
 Figure 8 of the GEM paper, which matches the energy of momentum SGD times kappa (its eq. 27) with 10 workers: better
 with a larger kappa up to 3, diverging at 4. At paper scale about 200,000 commits of MNIST's network: twenty minutes on

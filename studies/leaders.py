@@ -1,13 +1,12 @@
 """Pulled to the best replica, or to a mean: LSGD, EASGD and DOWNPOUR by communication period.
 
-The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local steps
-between two visits) and learning rate, with the same gradients for all, and each at the rate that is best for it there:
-the one of the fewest seeds that diverged, then of the least error on the test data at the end, then of the least
-loss on the training data.
-With more workers than --group-size LSGD runs twice, with one leader and with one for each group.
+The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local
+steps between two visits) and learning rate, with the same number of gradients, each at its best rate: with
+the fewest diverged seeds, then the lowest final test error, then the lowest final training loss. With more
+workers than --group-size LSGD runs twice, with one leader and with one leader per group.
 
-Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program, and about nine million gradients: for an
-accelerator. Its augmentation of images is left out, and its learning rates never fall.
+Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program and about nine million
+gradients, for an accelerator. It omits the augmentation of images and the decay of the learning rates.
 """
 
 import inspect
@@ -31,7 +30,7 @@ from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import time_to_target
 
-#: The table of each method at its best rate, beside the summary of all runs.
+#: File with each method at its best rate.
 TABLE = "leaders.csv"
 #: LSGD with a leader for each group.
 GROUPS = "lsgd_groups"
@@ -46,26 +45,26 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (4, 16)
     """Workers of the clusters, one after the other."""
-    # Several values here, of which each cell has one.
+    # A sequence, unlike in the base class: each cell has one value.
     window: tuple[int, ...] = (4, 16, 64)  # type: ignore[assignment]
     """Communication periods (local steps), one after the other."""
-    # Several values here, of which each cell has one.
+    # A sequence, unlike in the base class: each cell has one value.
     learning_rate: tuple[float, ...] = (0.3, 0.03, 0.003)  # type: ignore[assignment]
-    """Step sizes of a gradient that are tried for each method."""
+    """Learning rates to try for each method."""
     gradients: int = 512
     """Gradients of each worker, on average; each period must divide it."""
     steps: int = 0
-    """Commits per worker. 0: as many as its gradients make."""
+    """Commits per worker. 0: from --gradients."""
     methods: tuple[MethodLike, ...] = ("lsgd", "aeasgd", "downpour")
     """Methods to compare, easgd say, or your own as FILE.py:FUNCTION (see the README)."""
     group_size: int = 4
-    """Workers of a group with a leader of its own; 4 in the paper's runs, the accelerators of a machine."""
+    """Workers of a group with a separate leader; 4 in the paper's runs, the accelerators of a machine."""
     local_momentum: float = 0.0
     """Nesterov momentum of the local steps, from 0 to below 1."""
     weight_decay: float = 0.0
-    """Of the local steps: so many times the parameters are added to each gradient."""
+    """Weight decay of the local steps: multiple of the parameters that is added to each gradient."""
     target: float = 0.1
-    """Error on the test data (or loss on the training data) of which the time is told."""
+    """Test error (or training loss) whose time is reported."""
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
@@ -114,9 +113,9 @@ def run(config: Config) -> Result:
             for rate in config.learning_rate
         ]
         cells = sweep(config, grid)
-        made: dict[Any, Method] = {}
+        optimized: dict[Any, Method] = {}
         with each_note_once():
-            cells = [_complete(cell, config, made) for cell in cells]
+            cells = [_complete(cell, config, optimized) for cell in cells]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = results_table(read(folder, "leaders"), config.target)
@@ -129,12 +128,12 @@ def run(config: Config) -> Result:
 
 
 def results_table(finished: Finished, target: float) -> pd.DataFrame:
-    """Return a row per number of workers, period and method, at the method's best learning rate there.
+    """Tabulate each number of workers, period and method at the method's best learning rate.
 
-    Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``train_loss``, with an
-    accuracy ``test_error``, ``reached`` (seeds that met the target), ``time_to_target`` (s, simulated: the mean until
-    that error, or that loss; infinite if a seed did not meet it), and of LSGD ``largest_share`` (elections won by the
-    worker that won most) and ``kept`` (elections that leave the leader as it was), means over the seeds.
+    Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``train_loss``;
+    ``test_error`` if there is an accuracy; ``reached`` (seeds that met the target); ``time_to_target`` (s,
+    simulated, mean; infinite if a seed did not meet it); for LSGD ``largest_share`` (elections won by the most
+    frequent leader) and ``kept`` (elections that confirm the leader). Means over the seeds.
     """
     keys, summary, rows = ["workers", "window", "method"], finished.summary, []
     goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
@@ -156,43 +155,45 @@ def results_table(finished: Finished, target: float) -> pd.DataFrame:
         row |= {"reached": int(np.isfinite(times).sum()), "time_to_target": np.mean(times)}
         if method == "lsgd":
             elected = [leaders(run, n) for run in runs]
-            row["largest_share"] = np.mean([np.bincount(one).max() / len(one) for one in elected])
-            # Of a single election nobody knows.
-            row["kept"] = np.mean([np.mean(one[1:] == one[:-1]) if len(one) > 1 else np.nan for one in elected])
+            row["largest_share"] = np.mean([np.bincount(winners).max() / len(winners) for winners in elected])
+            # Undefined for a single election.
+            row["kept"] = np.mean(
+                [np.mean(winners[1:] == winners[:-1]) if len(winners) > 1 else np.nan for winners in elected]
+            )
         rows.append(row)
-    return pd.DataFrame(rows).sort_values(keys, key=_place(finished), ignore_index=True)
+    return pd.DataFrame(rows).sort_values(keys, key=_sort_key(finished), ignore_index=True)
 
 
 def leaders(run: Run, workers: int) -> np.ndarray:
-    """Return which worker has the least of all losses told last, after each commit: LSGD's one leader."""
-    told, found = np.full(workers, np.inf), []
+    """Return LSGD's single leader after each commit: the worker with the lowest last reported loss."""
+    last_losses, leader = np.full(workers, np.inf), []
     for worker, loss in zip(run.commits["worker"], run.commits["loss"], strict=True):
-        told[worker] = loss
-        found.append(int(np.argmin(told)))
-    return np.array(found)
+        last_losses[worker] = loss
+        leader.append(int(np.argmin(last_losses)))
+    return np.array(leader)
 
 
 def errors(evaluations: pd.DataFrame) -> pd.Series:
-    """Return a run's errors on the test data, or the losses on the training data where there is no accuracy."""
+    """Return a run's test errors, or its training losses if there is no accuracy."""
     return 1 - evaluations["test_accuracy"] if "test_accuracy" in evaluations else evaluations["train_loss"]
 
 
 def report(problem: str, table: pd.DataFrame) -> str:
-    """Return what the study prints."""
+    """Format the printed table."""
     rates = "each method at the best of its learning rates"
     return f"{problem}; {rates}; time until the target is reached\n{text_of(table)}"
 
 
-def _complete(cell: Cell, config: Config, made: dict[Any, Method]) -> Cell:
-    """Return a cell with its steps, LSGD with groups, and the local optimizer; the same methods are one object."""
+def _complete(cell: Cell, config: Config, optimized: dict[Any, Method]) -> Cell:
+    """Set a cell's steps, grouped LSGD and the local optimizer; equal methods stay one object."""
     groups = cell.cluster.workers // config.group_size
     rate = cell.config.learning_rate
     methods = []
     for method in cell.methods:
-        methods.append(made.setdefault(id(method), _optimized(method, rate, config)))
+        methods.append(optimized.setdefault(id(method), _optimized(method, rate, config)))
         if method.name == "lsgd" and groups > 1:
             grouped = _grouped(cell.config, groups)
-            methods.append(made.setdefault((rate, groups), _optimized(grouped, rate, config)))
+            methods.append(optimized.setdefault((rate, groups), _optimized(grouped, rate, config)))
     steps = config.steps or int(config.gradients // cell.cluster.mean_window)
     return cell._replace(methods=methods).with_options(steps=steps)
 
@@ -205,7 +206,7 @@ def _grouped(config: StudyConfig, groups: int) -> Method:
 
 
 def _optimized(method: Method, rate: float, config: Config) -> Method:
-    """Return the method with the study's local optimizer, as far as its rule leaves room for one."""
+    """Give a method the study's local optimizer, if it takes one."""
     if not config.local_momentum and not config.weight_decay:
         return method
     if method.name in METHODS and "optimizer" not in inspect.signature(METHODS[method.name]).parameters:
@@ -215,11 +216,11 @@ def _optimized(method: Method, rate: float, config: Config) -> Method:
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(rate, config.local_momentum, nesterov=True),
     )
-    more = {"local_momentum": config.local_momentum, "weight_decay": config.weight_decay}
-    return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **more})
+    options = {"local_momentum": config.local_momentum, "weight_decay": config.weight_decay}
+    return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **options})
 
 
-def _place(finished: Finished) -> Any:
-    """Return what orders methods as they were given, and numbers by their size."""
+def _sort_key(finished: Finished) -> Any:
+    """Return a sort key: methods in the study's order, numbers by size."""
     names = list(dict.fromkeys(finished.summary["method"]))
     return lambda column: column.map(names.index) if column.name == "method" else column

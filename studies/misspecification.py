@@ -1,8 +1,8 @@
 """What too high a learning rate does: momentum SGD on one worker, GEM and DOWNPOUR on several.
 
-Figure 6 of the GEM paper, at a learning rate of 0.1 instead of 0.05, and a sweep of rates beside it: a method is worse
-than another only if it is so with its own best rate. A method that needs a cluster of one worker, as sgd does, is run
-on that alone, for as many worker steps as the others.
+Figure 6 of the GEM paper, at a learning rate of 0.1 instead of 0.05, and a sweep of rates, because methods
+should be compared at their best rates. A method that needs a single worker, as sgd does, runs on such a
+cluster only, for the same number of worker steps.
 
 At paper scale about 800,000 commits of MNIST's network: one to two hours on two cores.
 """
@@ -24,8 +24,8 @@ class Config(SweepConfig):
     varied: ClassVar = ("workers", "learning_rate")
 
     workers: tuple[int, ...] = (5, 10, 20)
-    """Workers of the clusters, one after the other; sgd has one of its own."""
-    # Several values here, of which each cell has one.
+    """Workers of the clusters, one after the other; sgd always has one worker."""
+    # A sequence, unlike in the base class: each cell has one value.
     learning_rate: tuple[float, ...] = (0.05, 0.1, 0.2)  # type: ignore[assignment]
     """Step sizes of a gradient, one after the other, for all methods."""
     methods: tuple[MethodLike, ...] = ("sgd", "gem", "downpour")
@@ -55,14 +55,14 @@ def run(config: Config) -> Result:
     with config.computing_device():
         counts = dict.fromkeys((1, *config.workers))
         grid = [{"learning_rate": rate, "workers": n} for rate in config.learning_rate for n in counts]
-        cells = [_suitable(cell, config.workers) for cell in sweep(config, grid)]
+        cells = [_methods_for_workers(cell, config.workers) for cell in sweep(config, grid)]
         conclude = functools.partial(report, by=("learning_rate", "method", "workers"))
         return run_cells("misspecification", config, [cell for cell in cells if cell.methods], conclude)
 
 
-def _suitable(cell: Cell, workers: tuple[int, ...]) -> Cell:
-    """Return a cell with only those methods that belong to its number of workers."""
+def _methods_for_workers(cell: Cell, workers: tuple[int, ...]) -> Cell:
+    """Restrict a cell to the methods that belong to its number of workers."""
     count = cell.cluster.workers
-    alone = [method for method in cell.methods if method.timing.workers == 1]
-    others = [method for method in cell.methods if method.timing.workers != 1]
-    return cell._replace(methods=(alone if count == 1 else []) + (others if count in workers else []))
+    sequential = [method for method in cell.methods if method.timing.workers == 1]
+    parallel = [method for method in cell.methods if method.timing.workers != 1]
+    return cell._replace(methods=(sequential if count == 1 else []) + (parallel if count in workers else []))

@@ -1,14 +1,14 @@
 """How much momentum asynchrony adds: measured on the path of the central variable, against 1 - 1/n.
 
-Asynchronous SGD on a quadratic, many seeds. With exponential compute times and a server that takes no time, the mean of
-the central variable follows exactly the recursion of momentum SGD with momentum 1 - 1/n (Mitliagkas, Zhang, Hadjis, Ré
-2016, arXiv 1605.09774, theorem 5; on a quadratic from the first commit on)::
+Asynchronous SGD on a quadratic, many seeds. With exponential compute times and an instantaneous server the
+mean of the central variable follows exactly the recursion of momentum SGD with momentum 1 - 1/n (Mitliagkas,
+Zhang, Hadjis, Ré 2016, arXiv 1605.09774, theorem 5; on a quadratic from the first commit)::
 
     E[w'' - w'] = momentum E[w' - w] - step E[w'],
     momentum = 1 - 1/n,  step = learning_rate curvature / n
 
-Both numbers are estimated from the paths, without knowing either. Compute times that vary less break the assumption:
-the workers then come nearly in turn, and what fits their mean path best has another momentum and another step.
+Momentum and step are estimated jointly from the paths. Compute times that vary less violate the assumption:
+the workers then commit nearly in turn, and the best fit to their mean path has another momentum and step.
 """
 
 from dataclasses import dataclass, replace
@@ -38,14 +38,14 @@ from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_st
 from asyncsim.theory.queueing import memoryless
 
 TABLES = ("momentum.csv", "paths.csv")
-#: Worker steps after the path, in which all that was read on it is committed: a worker of exponential times stays away
-#: longer once in 400 million commits.
+#: Worker steps after the path, until all gradients of its versions are committed: a worker with exponential
+#: times takes longer once in 400 million commits.
 _AFTER = 20
-#: Options without effect: all that is looked at are the losses.
+#: Options without effect: the study uses only the minibatch losses.
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
-#: Seeds of which the error of an estimate can be told.
+#: Fewest seeds that give an estimate a standard error.
 _FEWEST = 3
-#: Methods whose window theory knows with plain local steps, and whether they send the mean of these instead of the sum.
+#: Methods whose windows of plain local steps theory covers, and whether they send the mean instead of the sum.
 _AVERAGED = {"downpour": False, "agn": True}
 
 
@@ -64,14 +64,14 @@ class Config(SweepConfig):
     methods: tuple[MethodLike, ...] = ("downpour",)
     """Methods whose local steps are plain gradient descent."""
     steps: int = 6
-    """Commits per worker on the path that is looked at."""
+    """Commits per worker on the measured path."""
     seeds: int = 100
-    """Number of seeds: 0, 1, ..., of which there must be three."""
+    """Number of seeds: 0, 1, ...; at least three."""
     step: float = 1.0
     """Step of a commit times workers, which sets the learning rate for each number of workers; above 1/4 the mean
     oscillates."""
     problem: ProblemLike = "quadratic"
-    """The quadratic of this study, and no other."""
+    """Fixed by the study (a quadratic); leave it out."""
     x64: bool = True
     """Compute in float64 instead of float32."""
 
@@ -82,10 +82,10 @@ class Config(SweepConfig):
         if self.seeds < _FEWEST:
             raise InputError(f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error")
         if min(self.workers) < 2:
-            raise InputError("workers = 1: a lone worker's path is that of any momentum; give two or more")
+            raise InputError("workers = 1: any momentum fits a lone worker's path; give two or more")
         if self.step >= min(self.workers):
             raise InputError(
-                f"step = {self.step}: must be below the fewest workers, {min(self.workers)}, or one commit goes too far"
+                f"step = {self.step}: must be below the fewest workers, {min(self.workers)}, or one commit overshoots"
             )
         if self.protocol != "exchange":
             raise InputError(f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read")
@@ -103,14 +103,14 @@ SCALES = {"small": Config(), "paper": Config(scale="paper", workers=(2, 4, 8, 16
 
 
 class Paths(NamedTuple):
-    """The paths of the central variable, one for each seed that stayed finite: ``[seeds, commits + 1]``, from 1."""
+    """Paths of the central variable for the seeds that stayed finite, ``[seeds, commits + 1]``, and summary rows."""
 
     values: np.ndarray
     rows: list[dict[str, Any]]
 
 
 class Estimate(NamedTuple):
-    """Momentum and step that paths have on average, with their standard errors."""
+    """Estimated momentum and step of the mean path, with their standard errors."""
 
     momentum: float
     momentum_error: float
@@ -126,18 +126,18 @@ def run(config: Config) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
         if not any("momentum" in method.hyperparameters for method in cells[0].methods):
-            config.say_ignored(["momentum"], "here: it would be that of a proxy, of which this study tells nothing")
+            config.say_ignored(["momentum"], "here: it belongs to a proxy, which this study does not measure")
         for method in cells[0].methods:
             timed = method.timing.policy is not None or method.timing.protocol not in (None, "exchange")
             if timed or method.resume or method.reply or method.look_ahead:
                 raise InputError(
-                    f"methods: workers of {method.name!r} do not compute at every version of the central variable, "
-                    "whose path this study takes from their losses; leave it out"
+                    f"methods: workers of {method.name!r} do not read every version of the central variable, "
+                    "so their losses do not give its path; leave it out"
                 )
             if config.window > 1 and not _steps_plainly(method):
                 raise InputError(
                     f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one the path is known "
-                    "of plain gradient steps alone; leave optimizer out, or give window 1"
+                    "for plain gradient steps only; leave optimizer out, or give window 1"
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         executor = opened(config, [(problem, cell.cluster.workers) for cell in cells])
@@ -150,10 +150,10 @@ def run(config: Config) -> Result:
 
 
 def revealing_quadratic() -> Problem:
-    """Return ``x**2 / 2`` of one number, whose recorded loss is not that but the ``x`` that the worker had.
+    """Build the quadratic ``x**2 / 2`` of one number whose recorded loss is the worker's ``x``.
 
-    With exchanges every version of the central variable is read by the worker that made it; so the losses of a run are
-    the path of the central variable.
+    With exchanges the worker that commits a version reads it, so the recorded losses of a run are the path
+    of the central variable.
     """
 
     def loss(x: Any, batch: None, key: Any) -> Any:
@@ -167,10 +167,10 @@ def revealing_quadratic() -> Problem:
 
 
 def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
-    """Return the paths of the central variable of all seeds, over so many worker steps."""
+    """Replay all seeds and return the paths of the central variable over ``steps`` worker steps."""
     workers, config = cell.cluster.workers, cell.config
     commits = steps * workers
-    # The loss is the mean over the local steps of a window, of which each shrinks x by the same.
+    # The loss is the mean over the local steps of a window, and each step shrinks x by the same factor.
     local = (1 - config.learning_rate) ** np.arange(config.window)
     values, rows = [], []
     for seed in range(config.seeds):
@@ -209,11 +209,11 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
 
     Notes
     -----
-    The recursion holds for means, and not for single paths: there, what a path did before says more of its next step.
-    So each seed's regressors are multiplied with the mean of the *other* seeds' ones, which are independent of it: the
-    equations then hold exactly in expectation, however few the seeds (least squares on the mean path has its noise in
-    the regressors, and a bias). Standard errors by leaving out one seed at a time: somewhat too large where the noise
-    of the mean path is not small against its moves.
+    The recursion holds for means, not for single paths, whose history carries more information about the next
+    step. So each seed's regressors are multiplied with the mean over the *other*, independent seeds: the
+    equations then hold exactly in expectation for any number of seeds. (Least squares on the mean path has
+    noise in the regressors, hence a bias.) Standard errors by the jackknife: somewhat too large if the noise
+    of the mean path is comparable to its moves.
     """
     move = np.diff(paths)
     x, y = np.stack([move[:, :-1], -paths[:, 1:-1]], axis=-1), move[:, 1:]
@@ -236,8 +236,8 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
 
 def report(momentum: pd.DataFrame) -> str:
     """Return the table that the study prints."""
-    shown = ["compute", "window", "method", "workers", "seeds"]
-    table = momentum[shown].copy()
+    columns = ["compute", "window", "method", "workers", "seeds"]
+    table = momentum[columns].copy()
     table["momentum"] = _with_error(momentum["momentum_measured"], momentum["standard_error"])
     table["theory"] = momentum["momentum_theory"]
     workers = momentum["workers"]
@@ -255,7 +255,7 @@ def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
 
 
 def _grid(config: Config) -> list[dict[str, Any]]:
-    """Return the cells' values; the learning rate gives a window of plain local steps the step that is asked for."""
+    """Return the cells' values; the learning rate gives a window of plain local steps the requested step."""
     return [
         {"compute": law, "workers": n, "learning_rate": 1 - (1 - config.step / n) ** (1 / config.window)}
         for law in config.compute
@@ -280,13 +280,13 @@ def _momentum_told(tables: Tables) -> str:
 
 
 def _measured(cell: Cell, method: Method) -> dict[str, list[dict[str, Any]]]:
-    """Return, by their tables, the estimate of a cell and method, the mean path by commits, and what each seed did."""
+    """Measure a cell and method; return, by table, the estimate, the mean path by commit and a row per seed."""
     with cell.config.computing_device():
-        found = central_paths(cell, method, cell.config.steps)
-    path = _path(cell, method, found.values)
+        paths = central_paths(cell, method, cell.config.steps)
+    path = _path(cell, method, paths.values)
     labels = {**_of_cell(cell), "method": method.name}
-    row = {**labels, **_estimated(cell, method, found, path)}
-    rows = [row], [{**labels, **point} for point in path], [{**_of_cell(cell), **seed} for seed in found.rows]
+    row = {**labels, **_estimated(cell, method, paths, path)}
+    rows = [row], [{**labels, **point} for point in path], [{**_of_cell(cell), **seed} for seed in paths.rows]
     return dict(zip((*TABLES, results.SUMMARY), rows, strict=True))
 
 
@@ -298,12 +298,12 @@ def _of_cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _estimated(cell: Cell, method: Method, found: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:
-    enough = len(found.values) >= _FEWEST
-    estimate = estimate_momentum(found.values) if enough else Estimate(*[np.nan] * len(Estimate._fields))
+def _estimated(cell: Cell, method: Method, paths: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:
+    estimable = len(paths.values) >= _FEWEST
+    estimate = estimate_momentum(paths.values) if estimable else Estimate(*[np.nan] * len(Estimate._fields))
     mean, error, theory = (np.array([point[name] for point in path]) for name in ("mean", "standard_error", "theory"))
     return {
-        "seeds": len(found.values),
+        "seeds": len(paths.values),
         "momentum_measured": estimate.momentum,
         "standard_error": estimate.momentum_error,
         "momentum_theory": implicit_momentum(cell.cluster.workers),
@@ -312,22 +312,22 @@ def _estimated(cell: Cell, method: Method, found: Paths, path: list[dict[str, An
         "step_theory": _commit_step(cell, method) / cell.cluster.workers,
         "path_off": float(np.sqrt(np.mean((mean - theory) ** 2))),
         "path_error": float(np.sqrt(np.mean(error**2))),
-        "staleness_mean": float(np.mean([row["staleness_mean"] for row in found.rows])),
-        "staleness_std": float(np.mean([row["staleness_std"] for row in found.rows])),
+        "staleness_mean": float(np.mean([row["staleness_mean"] for row in paths.rows])),
+        "staleness_std": float(np.mean([row["staleness_std"] for row in paths.rows])),
         "assumptions_hold": _is_known(cell, method) and _assumptions_hold(cell),
     }
 
 
 def _path(cell: Cell, method: Method, values: np.ndarray) -> list[dict[str, Any]]:
-    """Return mean, standard error and theory of the central variable after each commit."""
+    """Compute mean, standard error and theory of the central variable after each commit."""
     step = _commit_step(cell, method)
     commits = values.shape[1] - 1
     theory = np.full(commits + 1, np.nan)
     if np.isfinite(step):
         theory = implicit_momentum_path(cell.cluster.workers, step, commits)
-    enough = len(values) >= _FEWEST
-    mean = values.mean(0) if enough else np.full(commits + 1, np.nan)
-    error = values.std(0, ddof=1) / np.sqrt(len(values)) if enough else mean
+    estimable = len(values) >= _FEWEST
+    mean = values.mean(0) if estimable else np.full(commits + 1, np.nan)
+    error = values.std(0, ddof=1) / np.sqrt(len(values)) if estimable else mean
     columns = zip(mean.tolist(), error.tolist(), theory.tolist(), strict=True)
     return [
         {"commit": k, "mean": mean, "standard_error": error, "theory": theory}
@@ -336,20 +336,20 @@ def _path(cell: Cell, method: Method, values: np.ndarray) -> list[dict[str, Any]
 
 
 def _commit_step(cell: Cell, method: Method) -> float:
-    """Return how far one commit goes of what was read, NaN for a method that theory does not know."""
+    """Return the step of one commit relative to the version read, NaN for a method outside the theory."""
     if not _is_known(cell, method):
         return np.nan
     return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
 
 
 def _is_known(cell: Cell, method: Method) -> bool:
-    """Return whether theory knows how far a commit of the method goes: that of plain steps of the cell's own rate."""
+    """Return whether theory covers the method's commits: plain steps at the cell's learning rate."""
     rate = method.hyperparameters.get("learning_rate")
     return method.name in _AVERAGED and _steps_plainly(method) and rate == cell.config.learning_rate
 
 
 def _steps_plainly(method: Method) -> bool:
-    """Return whether the local steps are gradient descent; optax's own ``sgd``, by its name, is just that."""
+    """Return whether the local steps are gradient descent, as with optax's ``sgd``."""
     return method.hyperparameters.get("optimizer", "sgd") == "sgd"
 
 

@@ -1,14 +1,15 @@
 """Which protocol, policy, window, collective and compression a cluster should have, by time alone.
 
-Every combination of the choices is simulated, without a gradient, with the same random numbers: how long until so many
-gradients or versions, or how much in so many hours; how stale, who waits, what is sent, and what it costs.
-Combinations that contradict themselves are left out, and with a horizon of versions those whose versions hold another
-number of gradients; notices say which. Prints the assumed cluster, a table, the fastest first, and one sentence that
-answers; writes these and a figure of time against staleness, on which the Pareto front is named. --replay 5 then trains
-the best few on a stand-in problem whose messages have the real model's size, for the time to a loss or an accuracy.
+Every combination of the choices is simulated, without a gradient, with the same random numbers: time to a
+number of gradients or versions, or gradients within some hours; staleness, waiting, traffic and cost.
+Contradictory combinations are left out, and with a horizon of versions also combinations whose versions hold
+another number of gradients; notes list them. Prints the assumed cluster, a table with the fastest first, and
+one sentence with the answer; writes these and a figure of staleness against time with the Pareto front.
+--replay 5 then trains the best few on a stand-in problem whose messages have the real model's size, for the
+time to a loss or an accuracy.
 
-A horizon beyond --simulate commits is reached at the rate after the start-up. Where a closed form is known, the table
-has what it gives.
+A horizon beyond --simulate commits is extrapolated at the rate after the start-up. The table has the value of
+the closed form if one is known.
 """
 
 import contextlib
@@ -50,19 +51,19 @@ from asyncsim.traces.trace import Trace
 
 #: The table of the combinations, and of the runs of the best few.
 PLAN, REPLAYS = "plan.csv", "replays.csv"
-#: What sets combinations apart.
+#: Columns that identify a combination.
 CHOICES = ("protocol", "policy", "window", "collective", "compression")
 NONE = "none"
 #: Bytes of a parameter in a message.
 _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-#: Commits that one job simulates, and seconds of an hour.
+#: Commits per job, and seconds of an hour.
 _JOB, _HOUR = 100_000, 3600.0
 #: Evaluations of a replay.
 _EVALUATIONS = 40
-#: Policies whose versions hold no fixed number of messages.
+#: Policies whose versions hold varying numbers of messages.
 _UNEVEN = ("rounds", "buckets")
-#: Times within this part of each other are the same, of replays of no noise say.
-_SAME = 1e-9
+#: Relative tolerance of equal times, for instance of cells without noise.
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,17 +73,17 @@ class Config(TargetOptions, StudyConfig):
     workers: int = 32
     """Workers of the cluster."""
     recording: Path | None = None
-    """A recorded or simulated trace to calibrate the cluster from: its workers, their times, the server's and the
-    network's, in the place of these options."""
+    """A recorded or simulated trace to calibrate the cluster from; it replaces the options of workers, their times, the
+    server and the network."""
     model_parameters: float | None = None
-    """Parameters of the real model, 25e6 say; its messages have so many values. None: --message-bytes, or the stand-in
-    problem's."""
+    """Number of parameters of the real model, and so of values in its messages, 25e6 say. None: --message-bytes, or the
+    stand-in problem's."""
     message_type: Literal["float64", "float32", "bfloat16", "float16", "int8"] = "float32"
     """Type of the values of a message."""
     shared_bandwidth: bool = True
-    """The workers share the server's link, and those of another site the link from there to it, one message at a time:
-    the links that an all-reduce has, too. --no-shared-bandwidth: each worker has its own link to the server."""
-    # Several values here, of which each combination has one.
+    """The workers share the server's link, and each other site's workers share one link to it, one message at a time,
+    as in an all-reduce. --no-shared-bandwidth: each worker has a separate link to the server."""
+    # A sequence, unlike in the base class: each combination has one value.
     protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
     """Protocols to try."""
     policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]
@@ -95,49 +96,49 @@ class Config(TargetOptions, StudyConfig):
     """Compressed messages to try on the way up: none; a share of their bytes, 0.25 say; or a method that compresses,
     "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values of 32 bits."""
     versions: float | None = None
-    """The horizon, in versions. Only combinations whose versions hold as many gradients as those of the first are then
-    compared."""
+    """The horizon, in versions. Only combinations whose versions hold the same number of gradients as the first's are
+    then compared."""
     gradients: float | None = None
     """The horizon, in gradients: local steps of all workers together. The default: 100,000."""
     hours: float | None = None
-    """The horizon: so many hours of simulated time. Then what is done in them counts."""
+    """The horizon, in hours of simulated time; combinations are compared by their gradients until then."""
     simulate: int = 20_000
     """Most commits that are simulated for a combination and a seed; a longer horizon is extrapolated."""
     price: float | None = None
     """Price of a worker's hour, in any currency."""
     show: int = 20
-    """Rows of the table that are printed; plan.csv has all."""
+    """Printed rows of the table; plan.csv has all."""
 
     replay: int = 0
-    """How many of the best are trained: those that nobody beats in both time and staleness, then the fastest."""
+    """Number of combinations to train: from the Pareto front of time and staleness, then the fastest."""
     steps: int = 200
     """Local steps of each worker in these runs, on average."""
     methods: tuple[MethodLike, ...] = ("batch_sgd(policy=None)",)
-    """Methods of these runs: by default the mean of the messages of a version is taken."""
+    """Methods of these runs; by default SGD with the mean of a version's messages."""
     tune: tuple[float, ...] | None = (0.05, 0.2, 0.8)
-    """Learning rates to try in these runs; each combination counts at its best one. None given: --learning-rate."""
+    """Learning rates to try in these runs; each combination counts at its best one. None: --learning-rate."""
     evaluate_every: int | None = None
     """Commits of a worker between evaluations on all data in these runs. None: 40 evaluations in all."""
 
     @property
     def horizon(self) -> Horizon:
-        """What is to be reached."""
-        given = {"versions": self.versions, "gradients": self.gradients, "seconds": self.hours}
-        known = {name: value for name, value in given.items() if value is not None}
-        if len(known) > 1:
-            names = " and ".join("hours" if name == "seconds" else name for name in known)
+        """The horizon: an amount of versions, gradients or seconds."""
+        horizons = {"versions": self.versions, "gradients": self.gradients, "seconds": self.hours}
+        stated = {name: value for name, value in horizons.items() if value is not None}
+        if len(stated) > 1:
+            names = " and ".join("hours" if name == "seconds" else name for name in stated)
             raise InputError(f"{names}: there is one horizon; give one of versions, gradients and hours")
-        ((of, amount),) = known.items() or {"gradients": 100_000.0}.items()
+        ((of, amount),) = stated.items() or {"gradients": 100_000.0}.items()
         amount = require_positive("hours" if of == "seconds" else of, amount)
         return Horizon(of, amount * (_HOUR if of == "seconds" else 1))
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         StudyOptions.check(self.at())
-        self.horizon  # noqa: B018  raises an error if there are two
+        self.horizon  # noqa: B018  raises an error for two horizons
         self.check_target()
-        for name, least in (("simulate", 1), ("show", 1), ("replay", 0)):
-            require_count(name, getattr(self, name), least)
+        for name, minimum in (("simulate", 1), ("show", 1), ("replay", 0)):
+            require_count(name, getattr(self, name), minimum)
         if self.model_parameters is not None:
             require_positive("model_parameters", self.model_parameters)
             if self.message_bytes is not None:
@@ -146,8 +147,8 @@ class Config(TargetOptions, StudyConfig):
             require_nonnegative("price", self.price)
         for name in CHOICES:
             check_values(name, getattr(self, name))
-        for one in self.policy:
-            parse_policy(one) if isinstance(one, str) else one
+        for policy in self.policy:
+            parse_policy(policy) if isinstance(policy, str) else policy
         for collective in self.collective:
             require_choice("collective", collective, (NONE, *COLLECTIVES))
         if self.recording is not None and not Path(self.recording).is_file():
@@ -162,15 +163,15 @@ class Config(TargetOptions, StudyConfig):
         return StudyConfig(**{**options, **first, **values})
 
     def recorded(self) -> dict[str, Any]:
-        """Return what the results depend on, as values that JSON can hold, without importing JAX."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Return the options that the results depend on, as JSON values, without importing JAX."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         files = {} if self.recording is None else {"recording_sha256": sha256(Path(self.recording).read_bytes())}
         return {
             "study": "plan",
             **({} if typed is None else {results.COMMAND: list(typed)}),
             results.FILES: dict(self.study_file),
-            **{name: plain(value) for name, value in own.items() if name not in ELSEWHERE},
+            **{name: plain(value) for name, value in options.items() if name not in ELSEWHERE},
             **files,
             "versions_of": package_versions(),
         }
@@ -187,12 +188,12 @@ def run(config: Config) -> Result:
     config.check()
     candidates = make_candidates(config)
     horizon = config.horizon
-    each = max(1, _JOB // min(config.simulate, 10**9) // config.seeds)
+    job_size = max(1, _JOB // min(config.simulate, 10**9) // config.seeds)
     jobs = []
-    for first in range(0, len(candidates), each):
-        some = candidates[first : first + each]
-        name = f"combinations {first + 1} to {first + len(some)} of {len(candidates)}"
-        arguments = (some, horizon, config.simulate, config.seeds, results.SUMMARY)
+    for first in range(0, len(candidates), job_size):
+        batch = candidates[first : first + job_size]
+        name = f"combinations {first + 1} to {first + len(batch)} of {len(candidates)}"
+        arguments = (batch, horizon, config.simulate, config.seeds, results.SUMMARY)
         jobs.append(measurement(name, measure_all, *arguments, place=f"parts/{first:05d}-seeds{config.seeds}"))
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
@@ -210,9 +211,9 @@ def _executor(config: Config) -> Iterator[Executor]:
 
 @each_note_once()
 def make_candidates(config: Config) -> list[Candidate]:
-    """Return the clusters of all combinations that are possible; notices say which are not."""
+    """Build the clusters of all possible combinations; note the impossible ones."""
     base, size = _calibrated(config), _message_bytes(config)
-    found: list[Candidate] = []
+    accepted: list[Candidate] = []
     refused = Counter[str]()
     for values in itertools.product(*(getattr(config, name) for name in CHOICES)):
         labels = dict(zip(CHOICES, map(_label, values), strict=True)) | {"window": values[2]}
@@ -220,26 +221,26 @@ def make_candidates(config: Config) -> list[Candidate]:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 candidate = _candidate(config, base, size, labels)
-                if config.horizon.of == "versions" and found and _version(candidate) != _version(found[0]):
+                if config.horizon.of == "versions" and accepted and _version(candidate) != _version(accepted[0]):
                     raise InputError(
-                        f"versions: do not hold {_version(found[0])}, as those of {found[0].labels['policy']}, "
-                        f"window {found[0].labels['window']}; give gradients in their place to compare all"
+                        f"versions: do not hold {_version(accepted[0])}, unlike {accepted[0].labels['policy']}, "
+                        f"window {accepted[0].labels['window']}; give gradients instead to compare all"
                     )
-                found.append(candidate)
+                accepted.append(candidate)
             for warning in caught:
                 note(str(warning.message))
         except InputError as error:
             refused[str(error)] += 1
-    total = len(found) + sum(refused.values())
+    total = len(accepted) + sum(refused.values())
     for reason, count in refused.items():
         note(f"{count} of {counted(total, 'combination')} left out: {reason}")
-    if not found:
+    if not accepted:
         raise InputError(f"no combination is possible: {next(iter(refused))}")
-    return found
+    return accepted
 
 
 def _version(candidate: Candidate) -> str:
-    """Return the gradients of a version, in words."""
+    """Describe the number of gradients of a version."""
     labels, cluster, _ = candidate
     if cluster.policy.name in _UNEVEN:
         return f"a varying number of gradients by {labels['policy']}, window {labels['window']}"
@@ -248,7 +249,7 @@ def _version(candidate: Candidate) -> str:
 
 
 def _label(value: Any) -> str:
-    """Return a choice as text, of a number its shortest: tables read from a file have numbers again."""
+    """Format a choice; numbers in their shortest form, because tables from files hold them as numbers."""
     try:
         return f"{float(value):g}"
     except (TypeError, ValueError):
@@ -256,20 +257,20 @@ def _label(value: Any) -> str:
 
 
 def _candidate(config: Config, base: Cluster | None, size: float | None, labels: dict[str, Any]) -> Candidate:
-    """Return one combination; raise InputError if it contradicts itself."""
+    """Build one combination; raise InputError if it is contradictory."""
     policy, collective = parse_policy(labels["policy"]), labels["collective"]
-    own: dict[str, Any] = {"protocol": labels["protocol"], "window": labels["window"]}
+    options: dict[str, Any] = {"protocol": labels["protocol"], "window": labels["window"]}
     if collective != NONE:
         if policy.name != "barrier":
-            raise InputError("collective: an all-reduce follows a barrier, and other policies have none")
+            raise InputError("collective: an all-reduce needs a barrier; other policies cannot have one")
         if labels["compression"] != NONE:
             raise InputError("compression: a sum of compressed messages is not compressed, so an all-reduce takes none")
         policy = dataclasses.replace(policy, collective=collective)
-    if policy.collective is not None:  # and no server
-        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
+    if policy.collective is not None:  # an all-reduce has no server
+        options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
         for name in ("bandwidth", "far_bandwidth"):
-            own[name] = _narrower(name, getattr(config, name))
-    own["policy"] = policy
+            options[name] = _narrower(name, getattr(config, name))
+    options["policy"] = policy
     sizes = None
     if size is not None:
         up = _compressed(labels["compression"], size, config)
@@ -281,28 +282,28 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
     if base is not None:
         if policy.collective is not None:
             laws = (base.latency_up, base.latency_down)
-            own["latency"] = sum(law.mean for law in laws) / 2
+            options["latency"] = sum(law.mean for law in laws) / 2
             note("an all-reduce takes the mean of the recorded latencies")
-        bandwidth = own.pop("bandwidth", config.bandwidth)
+        bandwidth = options.pop("bandwidth", config.bandwidth)
         if bandwidth is not None:
             shared = config.shared_bandwidth and policy.collective is None
-            own |= {"bandwidth": bandwidth, "message_bytes": sizes, "shared_bandwidth": shared}
-        own.pop("far_bandwidth", None)
-        cluster = dataclasses.replace(base, exclusive=True, **own)
+            options |= {"bandwidth": bandwidth, "message_bytes": sizes, "shared_bandwidth": shared}
+        options.pop("far_bandwidth", None)
+        cluster = dataclasses.replace(base, exclusive=True, **options)
     else:
-        cluster = config.at(**own)._cluster(message_bytes=sizes)  # type: ignore[arg-type]
+        cluster = config.at(**options)._cluster(message_bytes=sizes)  # type: ignore[arg-type]
     up, down = sizes if isinstance(sizes, tuple) else (sizes or 0.0, sizes or 0.0)
     return Candidate(labels, cluster, (up, down))
 
 
 def _narrower(name: str, value: Any) -> Any:
-    """Return the smaller bandwidth of the two directions: each worker sends and receives in an all-reduce."""
-    found = None if value is None else as_bandwidth(name, value, 1)
-    return min(found) if isinstance(found, tuple) else found
+    """Return the smaller bandwidth of both directions: each worker sends and receives in an all-reduce."""
+    bandwidths = None if value is None else as_bandwidth(name, value, 1)
+    return min(bandwidths) if isinstance(bandwidths, tuple) else bandwidths
 
 
 def _message_bytes(config: Config) -> float | None:
-    """Return the bytes of a message with all parameters; None if they are not known."""
+    """Return the bytes of a message with all parameters; None if unknown."""
     if config.model_parameters is not None:
         return config.model_parameters * _WIDTHS[config.message_type]
     if config.message_bytes is not None:
@@ -316,7 +317,7 @@ def _message_bytes(config: Config) -> float | None:
 
 
 def _compressed(compression: str, size: float, config: Config) -> float:
-    """Return the bytes of a compressed message; raise InputError for what compresses none."""
+    """Return the bytes of a compressed message; raise InputError for a method without compression."""
     if compression == NONE:
         return size
     try:
@@ -342,40 +343,42 @@ def _calibrated(config: Config) -> Cluster | None:
 
     ignored = ("compute", "service", "latency", "discipline", "sites", "far_latency", "far_bandwidth")
     config.say_ignored(ignored, "beside --recording")
-    more = config.changed("workers")
-    cluster = calibrate(Trace.load(config.recording), per_worker=False if more else None)
-    return dataclasses.replace(cluster, workers=config.workers) if more else cluster
+    resized = config.changed("workers")
+    cluster = calibrate(Trace.load(config.recording), per_worker=False if resized else None)
+    return dataclasses.replace(cluster, workers=config.workers) if resized else cluster
 
 
 def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per combination, the best first: means over its seeds.
+    """Tabulate the combinations, the fastest first: means over seeds.
 
-    Columns: the choices and ``name``, those of them that differ; ``seconds``, ``gradients`` and ``versions`` at the
-    horizon; ``cost`` (s), of the horizon or, of one in hours, of a thousand gradients, with
-    ``cost_low`` and ``cost_high``, the range of the seeds; ``behind``, ``behind_low`` and
-    ``behind_high``, the ratio to the cost of the first in the same seed; all that
-    `asyncsim.study.planning.measure` returns; ``gigabytes``, ``worker_hours`` and ``money``
-    until the horizon; ``theory`` (s), what a closed form gives for the cost, ``theory_name``
-    and ``exact``, else the least possible cost; ``front``: whether nobody is better in both
-    cost and staleness; ``round_gradients``, of one commit of each worker.
+    Columns: the choices, and ``name`` with the choices that differ; ``seconds``, ``gradients`` and
+    ``versions`` at the horizon; ``cost`` (s), of the horizon or, for a horizon in hours, of a thousand
+    gradients, with ``cost_low`` and ``cost_high``, the range over seeds; ``behind``, ``behind_low`` and
+    ``behind_high``, the ratio to the first row's cost in the same seed; the columns of
+    `asyncsim.study.planning.measure`; ``gigabytes``, ``worker_hours`` and ``money`` until the horizon;
+    ``theory`` (s), the closed form ``theory_name`` of the cost if ``exact``, else a lower bound; ``front``:
+    whether the row is on the Pareto front of cost and staleness; ``round_gradients``: gradients of one
+    commit of each worker.
     """
     horizon, by = config.horizon, list(CHOICES)
-    clusters = {tuple(one.labels.values()): one.cluster for one in candidates}
-    differing = [name for name in CHOICES if len({one.labels[name] for one in candidates}) > 1] or ["policy"]
+    clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
+    differing = [name for name in CHOICES if len({candidate.labels[name] for candidate in candidates}) > 1] or [
+        "policy"
+    ]
     summary = summary[summary["seconds"].notna()]
     cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
     texts = {name: [_label(value) for value in summary[name]] for name in set(CHOICES) - {"window"}}
     summary = summary.assign(cost=cost, window=summary["window"].astype(int), **texts)
-    known = ["theory_name", "exact"]
-    numbers = [name for name in summary if name not in (*CHOICES, *known, "seed", "status", "error")]
+    theory_columns = ["theory_name", "exact"]
+    numbers = [name for name in summary if name not in (*CHOICES, *theory_columns, "seed", "status", "error")]
     summary = summary.astype(dict.fromkeys(numbers, float))
     groups = summary.groupby(by, sort=False)
-    table = groups[numbers].mean().join(groups[known].first()).reset_index()
+    table = groups[numbers].mean().join(groups[theory_columns].first()).reset_index()
     table["theory_name"] = table["theory_name"].fillna("")
     labels = list(table[by].itertuples(index=False, name=None))
     workers = [clusters[values].workers for values in labels]
     table["round_gradients"] = [clusters[values].workers * clusters[values].mean_window for values in labels]
-    table.insert(0, "name", [_name(dict(zip(CHOICES, one, strict=True)), differing) for one in labels])
+    table.insert(0, "name", [_name(dict(zip(CHOICES, choices, strict=True)), differing) for choices in labels])
     table["seeds"] = groups.size().to_numpy()
     table["cost_low"], table["cost_high"] = groups["cost"].min().to_numpy(), groups["cost"].max().to_numpy()
     table["gigabytes"] = table["bytes_per_second"] * table["seconds"] / 1e9
@@ -385,33 +388,33 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.Data
     first = table.loc[table.sort_values(["cost", "staleness_mean"], kind="stable").index[0], by]
     best = summary[(summary[by] == first).all(axis=1)].set_index("seed")["cost"]
     ratios = summary.assign(ratio=summary["cost"] / summary["seed"].map(best)).groupby(by, sort=False)["ratio"]
-    for name, found in (("behind", ratios.mean()), ("behind_low", ratios.min()), ("behind_high", ratios.max())):
-        table[name] = found.to_numpy()
+    for name, values in (("behind", ratios.mean()), ("behind_low", ratios.min()), ("behind_high", ratios.max())):
+        table[name] = values.to_numpy()
     table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].to_numpy())
     return table.sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
 
 
 def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
-    """Return what sets a combination apart, in words; of what is none nothing is said, if something else is there."""
-    said = [f"window {labels[name]}" if name == "window" else str(labels[name]) for name in differing]
-    return ", ".join(one for one in said if one != NONE) or f"no {differing[0]}"
+    """Name a combination by its differing choices; a choice of none is omitted unless all are none."""
+    parts_of_name = [f"window {labels[name]}" if name == "window" else str(labels[name]) for name in differing]
+    return ", ".join(part for part in parts_of_name if part != NONE) or f"no {differing[0]}"
 
 
 def chosen(table: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the rows to replay: of the front, evenly from its fastest to its least stale, then the fastest others."""
-    front, others = table[table["front"]], table[~table["front"]]
+    """Choose the rows to replay: evenly from the front, fastest to freshest, then the fastest of the rest."""
+    front, rest = table[table["front"]], table[~table["front"]]
     if len(front) > count:
         places = {round(i * (len(front) - 1) / max(1, count - 1)) for i in range(count)}
         return front.iloc[sorted(places)]
-    return table.loc[[*front.index, *others.index[: count - len(front)]]]
+    return table.loc[[*front.index, *rest.index[: count - len(front)]]]
 
 
 def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> list[Job]:
-    """Return the runs of the best few, whose rows go into a table of their own."""
+    """Return the training jobs of the chosen combinations; their rows go into `REPLAYS`."""
     from asyncsim.methods import Timing, batch_sgd
     from asyncsim.study.cell import Cell, jobs_of
 
-    clusters = {tuple(one.labels.values()): one.cluster for one in candidates}
+    clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
     problem = config.at().make_problem()
     config.goal.check_of(problem)
     mean = batch_sgd(policy=None)
@@ -420,30 +423,30 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summ
         cluster = clusters[tuple(row[name] for name in CHOICES)]
         steps = max(1, round(config.steps / cluster.mean_window))
         for rate in config.tune or (config.learning_rate,):
-            own = config.at(
+            options = config.at(
                 workers=cluster.workers,
                 steps=steps,
                 learning_rate=rate,
                 evaluate_every=config.evaluate_every or max(1, steps // _EVALUATIONS),
             )
-            methods = own.make_methods({"learning_rate"}, config.changed)
+            methods = options.make_methods({"learning_rate"}, config.changed)
             if row["compression"] != NONE and not row["compression"][0].isdigit():
                 entry = (row["compression"],)
                 (method,) = config.at(learning_rate=rate, methods=entry).make_methods({"learning_rate"}, config.changed)
-                # The mean of a version's messages, as of the others; the cluster has the size already.
+                # Average a version's messages as for other combinations; the cluster has the message size.
                 methods = [method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())]
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
-            cells.append(Cell(place, values, own, cluster, methods, problem, config.goal))
-    return [_apart(job) for job in jobs_of(cells, {})]
+            cells.append(Cell(place, values, options, cluster, methods, problem, config.goal))
+    return [_into_replays(job) for job in jobs_of(cells, {})]
 
 
-def _apart(job: Job) -> Job:
-    """Return a run whose row goes into the table of replays."""
+def _into_replays(job: Job) -> Job:
+    """Redirect a job's summary row into the table of replays."""
 
     def read(folder: Path) -> Any:
-        found = job.read(folder)
-        return None if found is None else {REPLAYS: found[results.SUMMARY]}
+        tables = job.read(folder)
+        return None if tables is None else {REPLAYS: tables[results.SUMMARY]}
 
     return job._replace(
         keep=lambda folder, value: {REPLAYS: job.keep(folder, value)[results.SUMMARY]},
@@ -454,16 +457,16 @@ def _apart(job: Job) -> Job:
 
 
 def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Add the best rate of each replayed combination, its time to the target (s), and the rounds until then.
+    """Add each replayed combination's best rate, time to the target (s) and rounds until then.
 
-    ``rounds_to_target``: commits of each worker, on average; the fewest of a seed.
+    ``rounds_to_target``: commits per worker; the minimum over seeds.
     """
     runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
         return table
-    if said := say_at_start(runs, config.goal):
-        note(said)
+    if warning := say_at_start(runs, config.goal):
+        note(warning)
     best = tuned(runs, ["name"], Measure("time_to_target"), ["method", "learning_rate"])
     by = ["name", "method", "learning_rate"]
     ends = best.groupby(by, sort=False).agg(
@@ -484,22 +487,24 @@ def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, sum
 
 
 def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
-    """Describe the cluster that the combinations have in common, and who shares the links to its server."""
-    clusters = sorted((one.cluster for one in candidates), key=lambda cluster: cluster.policy.collective is not None)
+    """Describe the common cluster of the combinations, and who shares the links to its server."""
+    clusters = sorted(
+        (candidate.cluster for candidate in candidates), key=lambda cluster: cluster.policy.collective is not None
+    )
     first = clusters[0]  # with a server, if there is any
     common = [part for part in parts(first) if part != str(first.policy) and not part.startswith("window ")]
-    text = f"assumed, but for the choices: {', '.join(common)}"
+    text = f"assumed, apart from the choices: {', '.join(common)}"
     text += "\nan all-reduce has no server, and no service" if clusters[-1].policy.collective is not None else ""
     if first.message_bytes is None or first.policy.collective is not None:
         return text, ""
     if not first.shared_bandwidth:
-        return text, "links: each worker has one of its own to the server, together more than an all-reduce has"
+        return text, "links: each worker has a separate one to the server, together more than in an all-reduce"
     far = ", and each other site one to it" if first.far_bandwidth is not None else ""
     server = "the server" if first.servers == 1 else "each server"
     return text, f"links: {server} has one{far}; workers share them, as an all-reduce does"
 
 
-#: Units of times, the first of which there are two or more is taken.
+#: Units of times; the first in which a time is at least 2 is used.
 _UNITS = (("days", 86400.0), ("hours", _HOUR), ("min", 60.0), ("s", 1.0))
 
 
@@ -508,22 +513,30 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def _text(config: Config, table: pd.DataFrame) -> str:
-    horizon, shown = config.horizon, table.head(config.show)
-    unit, each = _unit(table["cost"].median())
+    horizon, printed = config.horizon, table.head(config.show)
+    unit, unit_seconds = _unit(table["cost"].median())
     in_time = horizon.of == "seconds"
-    times = zip(shown["cost"] / each, shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
-    known = zip(shown["theory"] / each, shown["theory_name"], shown["exact"], strict=True)
-    shown = shown.assign(
-        cost=[_band(*seconds) for seconds in times],
-        theory=[f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
+    times = zip(
+        printed["cost"] / unit_seconds,
+        printed["cost_low"] / unit_seconds,
+        printed["cost_high"] / unit_seconds,
+        strict=True,
     )
-    shares = [name for name in ("sending", "waiting", "held", "away", "in_vain") if shown[name].max() >= LEAST_SHARE]
+    theories = zip(printed["theory"] / unit_seconds, printed["theory_name"], printed["exact"], strict=True)
+    printed = printed.assign(
+        cost=[_band(*seconds) for seconds in times],
+        theory=[
+            f"{'' if exact else 'at least '}{number_text(seconds)}" if name else "-"
+            for seconds, name, exact in theories
+        ],
+    )
+    shares = [name for name in ("sending", "waiting", "held", "away", "in_vain") if printed[name].max() >= LEAST_SHARE]
     time = f"{unit} per 1,000 gradients" if in_time else f"time ({unit})"
     columns: list[str | Column] = [
         Column("name", "combination"),
         Column("cost", time),
         *("theory", "behind", "staleness_mean"),
-        *(["computing"] if "in_vain" in shares else []),  # which the goodput is else
+        *(["computing"] if "in_vain" in shares else []),  # otherwise equal to the goodput
         *(*shares, "goodput"),
         Column("gigabytes", "GB"),
         *("worker_hours", "money", *(["gradients"] if in_time else [])),
@@ -536,74 +549,77 @@ def _text(config: Config, table: pd.DataFrame) -> str:
         if beyond
         else ""
     )
-    if (most := table["absences"].max()) > 0:
-        far += f"; with failures, of which a simulation had {table['absences'].min():.0f} to {most:.0f} absences"
-    more = f"\nand {len(table) - len(shown)} more in {PLAN}" if len(table) > len(shown) else ""
+    if (most_absences := table["absences"].max()) > 0:
+        far += f"; with failures: a simulation had {table['absences'].min():.0f} to {most_absences:.0f} absences"
+    omitted = f"\nand {len(table) - len(printed)} more in {PLAN}" if len(table) > len(printed) else ""
     over = over_seeds(int(table["seeds"].max()), "means over")
     return (
         f"{horizon}, {counted(config.workers, 'worker')}, {over}{far}\n"
-        "computing, sending, ...: parts of the workers' time; goodput: the part that went into gradients taken up\n"
-        f"{text_of(shown, columns)}{more}"
+        "computing, sending, ...: parts of the workers' time; goodput: the part spent on accepted gradients\n"
+        f"{text_of(printed, columns)}{omitted}"
     )
 
 
 def answer(config: Config, table: pd.DataFrame, links: str) -> str:
-    """Return one sentence: which is the fastest, which cannot be told from it, and what less staleness costs.
+    """State the fastest combination, the indistinguishable ones, and the cost of less staleness.
 
-    With replays also which reaches the target first, and in a second line which best rates are at the edge.
+    With replays also the first to reach the target, and in a second line best rates at the edge of the grid.
     """
-    first, others, horizon = table.iloc[0], table.iloc[1:], config.horizon
+    first, rest, horizon = table.iloc[0], table.iloc[1:], config.horizon
     seeds = over_seeds(int(table["seeds"].max()), "")
     if horizon.of == "seconds":
-        done = f"{number_text(first['gradients'])} gradients in {horizon}"
+        amount = f"{number_text(first['gradients'])} gradients in {horizon}"
     else:
-        unit, each = _unit(first["cost"])
-        done = f"{horizon} in {_band(*(first[name] / each for name in ('cost', 'cost_low', 'cost_high')))} {unit}"
-    text = f"Fastest: {first['name']}, {done}, at a mean staleness of {number_text(first['staleness_mean'])}"
+        unit, unit_seconds = _unit(first["cost"])
+        amount = (
+            f"{horizon} in {_band(*(first[name] / unit_seconds for name in ('cost', 'cost_low', 'cost_high')))} {unit}"
+        )
+    text = f"Fastest: {first['name']}, {amount}, at a mean staleness of {number_text(first['staleness_mean'])}"
     text += f", for {number_text(first['money'])}" if config.price is not None else ""
-    alike = others[others["behind_low"] <= 1 + _SAME]
+    alike = rest[rest["behind_low"] <= 1 + _TOLERANCE]
     if len(alike):
-        more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+        omitted = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         names = "; ".join(alike["name"].head(3))
-        text += f"; not to be told from it by {seeds}: {names}{more}"
-    elif len(others):
-        second = others.iloc[0]
+        text += f"; not distinguishable with {seeds}: {names}{omitted}"
+    elif len(rest):
+        second = rest.iloc[0]
         band = _band(second["behind"], second["behind_low"], second["behind_high"])
         text += f"; the next, {second['name']}, takes {band} times as long, paired over {seeds}"
-    least = table[table["front"]].iloc[-1]
-    if least["name"] != first["name"]:
-        band = _band(least["behind"], least["behind_low"], least["behind_high"])
-        text += f"; at a staleness of {number_text(least['staleness_mean'])} {least['name']} takes {band} times as long"
+    freshest = table[table["front"]].iloc[-1]
+    if freshest["name"] != first["name"]:
+        band = _band(freshest["behind"], freshest["behind_low"], freshest["behind_high"])
+        staleness = number_text(freshest["staleness_mean"])
+        text += f"; at a staleness of {staleness} {freshest['name']} takes {band} times as long"
     text += f"; {links}" if links else ""
     if "time_to_target" not in table:
         return f"{text}."
     ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
     edge = at_the_edge(ended, config.tune, list(map(repr, ended["name"])))
-    return f"{text}; {_first(config, ended)}." + (f"\n{edge}" if edge else "")
+    return f"{text}; {_replay_verdict(config, ended)}." + (f"\n{edge}" if edge else "")
 
 
-def _first(config: Config, ended: pd.DataFrame) -> str:
-    """Say which of the replayed combinations reaches the target first; ``ended``: sorted by the time until then."""
-    met = ended[ended["time_to_target"] < math.inf]
+def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:
+    """State which replayed combination reaches the target first; ``ended``: sorted by time to the target."""
+    reached = ended[ended["time_to_target"] < math.inf]
     goal, count = f"{config.goal} on {config.problem}", f"{len(ended)} replayed"
-    if met.empty:
+    if reached.empty:
         return f"none of {count} reaches {goal} and holds it"
-    best, others = met.iloc[0], met.iloc[1:]
-    close = others[others["time_low"] <= best["time_high"]]
-    named = met.loc[[best.name, *close.index]]
+    best, rest = reached.iloc[0], reached.iloc[1:]
+    close = rest[rest["time_low"] <= best["time_high"]]
+    named = reached.loc[[best.name, *close.index]]
     soon = named[named["rounds_to_target"] < FEWEST_ROUNDS]["name"]
     if len(soon):
         harder = "higher" if config.goal.from_below else "lower"
         return (
-            f"which of {count} is the first to reach {goal} is not said: {'; '.join(soon)} within {FEWEST_ROUNDS} "
+            f"the first of {count} to reach {goal} is not determined: {'; '.join(soon)} within {FEWEST_ROUNDS} "
             f"rounds of the workers; give a {harder} --target"
         )
     band = _band(best["time_to_target"], best["time_low"], best["time_high"])
     text = f"of {count} {best['name']} is the first to reach {goal}, after {band} s"
-    return text + (f", within whose range is also {'; '.join(close['name'])}" if len(close) else "")
+    return text + (f"; within its range: {'; '.join(close['name'])}" if len(close) else "")
 
 
 def _band(value: float, low: float, high: float) -> str:
-    """Return a mean with its range, if that is seen at this many digits."""
-    texts = [number_text(one) for one in (value, low, high)]
+    """Format a mean with its range, if the range is visible at this precision."""
+    texts = [number_text(number) for number in (value, low, high)]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"

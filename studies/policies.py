@@ -1,12 +1,11 @@
 """Which timing policy a cluster should have: what each costs, and what it does to learning.
 
-Clusters that differ in nothing but the policy, who waits for whom and what the server takes up, have the same random
-numbers. By default every worker is five times as slow once in twenty local steps. Prints for each policy how many
-commits a second the server takes up, beside the most that theory allows, in which parts of their time the workers
-compute, send, wait and are held, how unequal their shares are and how stale their commits; and how long each method
-needs until a training loss, under which policies least, and how sure that is. Writes this as tables, beside traces,
-runs, a summary and figures. Without any method (--methods, and nothing after it) it computes no gradients: traces,
-their table and its figure.
+Clusters that differ only in the policy have the same random numbers. By default every worker is five times as
+slow once in twenty local steps. Prints for each policy the accepted commits per second beside the theoretical
+maximum, the parts of the workers' time (computing, sending, waiting, held), the spread of their shares and the
+staleness; and for each method the time to a training loss, the best policies, and how sure that is. Writes
+these as tables, beside traces, runs, a summary and figures. Without any method (--methods, and nothing after
+it) it computes no gradients: traces, their table and its figure.
 """
 
 import dataclasses
@@ -31,9 +30,9 @@ from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.theory import throughput_theory
 from asyncsim.traces.trace_summary import Phases
 
-#: The tables of the policies, of the methods under each, and of all their learning rates, beside the summary.
+#: Files with the policies, the methods under each at their best rates, and all learning rates.
 POLICIES, TIMES, TUNING = "policies.csv", "times.csv", "tuning.csv"
-#: What sets clusters apart, and what sets the runs there apart.
+#: Columns that identify a cluster, and a run.
 _CLUSTER, _RUNS = ("workers", "window", "policy"), ("workers", "window", "policy", "method", "learning_rate")
 
 
@@ -45,18 +44,17 @@ class Config(TargetOptions, SweepConfig):
 
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
-    # Several values here, of which each cell has one, or none yet.
+    # A sequence, unlike in the base class: each cell has one value, or none yet.
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
-    """What the server takes up and when workers go on, one policy after the other; see above. None: asynchronous,
-    bounded_staleness(3), barrier, barrier of four fifths of each cluster's workers, first_of half of them, and
-    discard_stale of as many versions as there are workers."""
+    """Policies of the server, one after the other; see above. None: asynchronous, bounded_staleness(3), barrier,
+    barrier of four fifths of each cluster's workers, first_of half of them, and discard_stale(workers)."""
     compute: LawLike = "mixture([gamma(mean=1, cv=0.2), gamma(mean=5, cv=0.2)], [0.95, 0.05])"
     """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per worker."""
     methods: tuple[MethodLike, ...] = ("downpour",)
-    """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README). Nothing
-    after --methods: the timing alone."""
+    """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the README). Nothing after
+    --methods: the timing alone."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -99,8 +97,8 @@ def run(config: Config) -> Result:
         for method in cells[0].methods:
             if any(meet(cell.cluster, method.timing) != cell.cluster for cell in cells):
                 raise InputError(
-                    f"methods = {method.name}: has a timing of its own, and here policies are compared; give methods "
-                    "that have none, or run the study compare"
+                    f"methods = {method.name}: requires a certain timing, but this study compares policies; give "
+                    "methods without one, or run the study compare"
                 )
         clusters = {tuple(cell.values[name] for name in _CLUSTER): cell.cluster for cell in cells}
         conclude = functools.partial(_conclude, clusters, config)
@@ -108,26 +106,26 @@ def run(config: Config) -> Result:
 
 
 def policy_table(summary: pd.DataFrame, clusters: dict[tuple[Any, ...], Cluster]) -> pd.DataFrame:
-    """Return what each policy costs: a row for each, with means over its traces.
+    """Tabulate the cost of each policy: a row for each, with means over its traces.
 
-    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that
-    is in the long run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing``,
-    ``sending``, ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time, and ``in_vain``,
-    in which they compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits
-    of a worker relative to the mean; ``staleness_mean``, ``staleness_q99``.
+    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (accepted commits/s); ``theory``, its long-run
+    value (if ``exact``) or upper bound, by the law ``theory_name``; ``versions`` per second; ``computing``,
+    ``sending``, ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time;
+    ``in_vain``, the part of computing that is discarded; ``steps``, commits per worker of a trace; ``least``
+    and ``most``, a worker's commits relative to the mean; ``staleness_mean``, ``staleness_q99``.
     """
     rows = []
     traces = summary.drop_duplicates([*_CLUSTER, "seed"])
     for names, group in traces.groupby(list(_CLUSTER), sort=False):
         mean = trace_means(group, names[0])
-        known = throughput_theory(clusters[names])
+        theory = throughput_theory(clusters[names])
         rows.append(
             {
                 **dict(zip(_CLUSTER, names, strict=True)),
                 "throughput": mean["throughput"],
-                "theory": float("nan") if known is None else known.commits,
-                "theory_name": "" if known is None else known.name,
-                "exact": known is not None and known.exact,
+                "theory": float("nan") if theory is None else theory.commits,
+                "theory_name": "" if theory is None else theory.name,
+                "exact": theory is not None and theory.exact,
                 "versions": (group["trace.versions"] / group["trace.duration"]).mean(),
                 **{phase: mean[f"{phase}_share"] for phase in Phases._fields},
                 "in_vain": mean["lost_time_share"],
@@ -142,24 +140,24 @@ def policy_table(summary: pd.DataFrame, clusters: dict[tuple[Any, ...], Cluster]
 
 
 def times_tables(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return how long each method needs under each policy at its best learning rate, and at every learning rate.
+    """Tabulate each method's time to the target under each policy at its best rate, and at every rate.
 
-    The best policy and window of a method on so many workers come first. Columns: those of
-    `asyncsim.study.ranking.grid` with ``time_to_target`` (s, simulated), and ``final_loss`` (of minibatches),
-    ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``. The first
-    table has those of `asyncsim.study.ranking.ranked`, too, of the clusters with as many workers, method by method.
+    Grouped by number of workers and method, the best policy and window first. Columns: as in
+    `asyncsim.study.ranking.grid` with ``time_to_target`` (s, simulated), and the final ``final_loss`` (of
+    minibatches), ``train_loss`` and ``test_accuracy`` (if the problem has it), at ``simulated_seconds``. The
+    first table also has the columns of `asyncsim.study.ranking.ranked` within each group.
     """
     measure = Measure("time_to_target")
     summary = summary.assign(learning_rate=summary.get("method.learning_rate", float("nan")))
     summary = summary.drop_duplicates([*_RUNS, "seed"])
-    every = grid(summary, _RUNS, ("final_loss", "train_loss", "test_accuracy", "simulated_seconds"), measure)
-    best = every.drop_duplicates([*_CLUSTER, "method"])
+    grid_table = grid(summary, _RUNS, ("final_loss", "train_loss", "test_accuracy", "simulated_seconds"), measure)
+    best = grid_table.drop_duplicates([*_CLUSTER, "method"])
     groups = [
         ranked(best[(best["method"] == method) & (best["workers"] == workers)], summary, _RUNS, measure)
         for workers in summary["workers"].unique()
         for method in summary["method"].unique()
     ]
-    return pd.concat([group for group in groups if len(group)], ignore_index=True), every
+    return pd.concat([group for group in groups if len(group)], ignore_index=True), grid_table
 
 
 def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: Path, summary: pd.DataFrame) -> None:
@@ -169,25 +167,25 @@ def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: 
         tables[TIMES], tables[TUNING] = times_tables(summary)
         texts.append(_times_text(tables[TIMES], config))
     present(folder, tables, *texts)
-    if "method" in summary and (said := say_at_start(summary, config.goal)):
-        note(said)
+    if "method" in summary and (warning := say_at_start(summary, config.goal)):
+        note(warning)
 
 
 def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     parts = [part for part in (*Phases._fields, "in_vain") if part == "in_vain" or policies[part].max() >= LEAST_SHARE]
     window = ("window",) if policies["window"].nunique() > 1 else ()
     columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
-    shown = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
-    known = [
+    printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
+    theories = [
         Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]
-    rows = zip(known, policies["throughput"], policies["steps"], strict=True)
-    shown["theory"] = [beside(one, throughput, 2, steps)[1] or "-" for one, throughput, steps in rows]
-    shown["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
+    rows = zip(theories, policies["throughput"], policies["steps"], strict=True)
+    printed["theory"] = [beside(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
+    printed["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
         "staleness in versions; commits of a worker relative to the mean\n"
-        f"{table_text(shown, file=POLICIES)}\n"
+        f"{table_text(printed, file=POLICIES)}\n"
     )
 
 
@@ -195,26 +193,26 @@ def _times_text(times: pd.DataFrame, config: Config) -> str:
     measure, texts = Measure("time_to_target"), []
     for (workers, method), group in times.groupby(["workers", "method"], sort=False):
         table = group.reset_index(drop=True)
-        one = table["window"].nunique() == 1
-        names = [row.policy if one else f"{row.policy} with window {row.window}" for row in table.itertuples()]
-        by = ["policy", *([] if one else ["window"]), "learning_rate"]
-        more = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
+        one_window = table["window"].nunique() == 1
+        names = [row.policy if one_window else f"{row.policy} with window {row.window}" for row in table.itertuples()]
+        by = ["policy", *([] if one_window else ["window"]), "learning_rate"]
+        columns = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
         edge = at_the_edge(table, config.tune, names)
         texts.append(
             f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.held()}\n"
-            f"{ranked_text(table, by, measure, more, TIMES)}\n{verdict(table, names, measure, 'policy')}"
+            f"{ranked_text(table, by, measure, columns, TIMES)}\n{verdict(table, names, measure, 'policy')}"
             + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)
 
 
 def _usual_policies(workers: int) -> tuple[str, ...]:
-    """Return policies that clusters of so many workers can have."""
-    most, half = max(1, 4 * workers // 5), max(1, workers // 2)
-    some = (f"barrier({most})", f"first_of({half})", f"discard_stale({max(1, workers)})")
-    return ("asynchronous", "bounded_staleness(3)", "barrier", *some)
+    """Return the default policies for a number of workers."""
+    most_workers, half = max(1, 4 * workers // 5), max(1, workers // 2)
+    sized = (f"barrier({most_workers})", f"first_of({half})", f"discard_stale({max(1, workers)})")
+    return ("asynchronous", "bounded_staleness(3)", "barrier", *sized)
 
 
 def _text(policy: str | Policy) -> str:
-    """Return a policy as the tables name it: as it was given, or as it is written."""
+    """Format a policy for the tables: the user's text, or its call."""
     return policy.strip() if isinstance(policy, str) else str(policy)

@@ -1,8 +1,9 @@
-"""What serving the lowest rank first does to staleness and learning, at a server never idle.
+"""What serving the lowest rank first does to staleness and learning, at a saturated server.
 
-The server of the GEM paper's program takes what has come first from a queue. Without that queue it polled its sockets
-in the order of the ranks: the lowest were served first, and the highest starved, which its authors name as a known
-issue. Here both disciplines serve the same workers, twice as many as the server can keep busy.
+The server of the GEM paper's program takes messages from a first-come queue. Before it had that queue, it
+polled its sockets in the order of the ranks: the lowest were served first and the highest starved, which the
+authors name as a known issue. Here both disciplines serve the same workers, twice the number that saturates
+the server.
 
 At paper scale about 230,000 commits of MNIST's network: twenty minutes on two cores.
 """
@@ -19,7 +20,7 @@ from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.traces.trace_summary import per_worker
 
-#: The table of the workers, and its columns besides those that tell the traces apart.
+#: File with a row per trace and worker, and its renamed columns.
 _RANKS = "ranks.csv"
 _COLUMNS = {"mean_staleness": "staleness_mean", "mean_wait": "wait_mean"}
 
@@ -32,9 +33,9 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
-    # Several values here, of which each cell has one.
+    # A sequence, unlike in the base class: each cell has one value.
     discipline: tuple[Discipline, ...] = ("fifo", "lowest_rank")  # type: ignore[assignment]
-    """Who is served next of those that wait: the first to come, the lowest worker index, or any (random)."""
+    """Order in which waiting workers are served: fifo, lowest_rank or random."""
     service: LawLike = "constant(0.1)"
     """Law of the time that the server is busy with a visit (s)."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour")
@@ -51,20 +52,17 @@ def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     with config.computing_device():
-        grid = [{"discipline": one, "workers": n} for n in config.workers for one in config.discipline]
+        grid = [{"discipline": discipline, "workers": n} for n in config.workers for discipline in config.discipline]
         return run_cells("queue", config, sweep(config, grid), _conclude)
 
 
 def ranks(finished: Finished) -> pd.DataFrame:
-    """Return one row per trace and worker: its share of the commits, mean staleness and mean wait (s).
-
-    All commits count, those at the start too.
-    """
+    """Tabulate each trace and worker: share of the commits, mean staleness and mean wait (s), without a warm-up."""
     tables = []
     for row in finished.summary.drop_duplicates("trace_file").to_dict("records"):
         table = per_worker(finished.trace(row["trace_file"]), warm_up=0).rename(columns=_COLUMNS)
-        known = {name: row[name] for name in ("discipline", "workers", "seed")}
-        tables.append(table.assign(**known)[[*known, *table.columns]])
+        keys = {name: row[name] for name in ("discipline", "workers", "seed")}
+        tables.append(table.assign(**keys)[[*keys, *table.columns]])
     return pd.concat(tables, ignore_index=True)
 
 
@@ -72,13 +70,13 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     table = ranks(read(folder, "queue"))
     lowest = table["worker"] < table["workers"] / 2
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
-    # Of a worker that never commits there is nothing to average.
+    # A worker that never commits has no mean.
     of_commits = table.assign(**{name: table[name].fillna(0) * table["share"] for name in _COLUMNS.values()})
     of_commits["never_commit"] = table["share"] == 0
     sums = of_commits.groupby(["workers", "discipline", half], sort=False)[
         [*_COLUMNS.values(), "share", "never_commit"]
     ].sum()
     means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
-    shown = means.join(sums[["share", "never_commit"]] / table["seed"].nunique())
-    text = f"means over commits; never commit: workers without any\n{text_of(shown.reset_index())}\n"
+    printed = means.join(sums[["share", "never_commit"]] / table["seed"].nunique())
+    text = f"means over commits; never commit: workers without any\n{text_of(printed.reset_index())}\n"
     present(folder, {_RANKS: table}, text, outcomes(folder, summary, ("workers", "discipline", "method")))

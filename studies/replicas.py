@@ -1,11 +1,11 @@
 """Replicas that seldom communicate: Parle, Entropy-SGD, elastic averaging, leaders and local SGD.
 
-Every method has the same workers, latency and communication period (--window, local steps between two rounds), beside
-data-parallel SGD, which communicates after each gradient, and Entropy-SGD, whose one worker never does. All compute as
-many gradients in all, with Nesterov momentum in their local steps, each at the best of its learning rates: the one of
-the fewest seeds that diverged, then of the least error on the test data at the end, then of the least loss on the
-training data. Prints how many gradients and communications and how much simulated time each needs until a
-target; writes traces, runs, two tables and a figure.
+Every method has the same workers, latency and communication period (--window, local steps between two
+rounds), except data-parallel SGD, which communicates after each gradient, and Entropy-SGD, whose single worker
+never does. All compute the same total number of gradients, with Nesterov momentum in their local steps, each
+at its best learning rate: with the fewest diverged seeds, then the lowest final test error, then the lowest
+final training loss. Prints gradients, communications and simulated time to a target; writes traces, runs, two
+tables and a figure.
 """
 
 import functools
@@ -30,7 +30,7 @@ from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, check_rates
 
-#: The table of each method at its best learning rate, beside the summary of all runs.
+#: File with each method at its best learning rate.
 TABLE = "replicas.csv"
 #: Synchronous SGD whose workers communicate after each gradient.
 PARALLEL = "data_parallel"
@@ -53,13 +53,13 @@ class Config(StudyConfig):
     tune: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
     """Learning rates to try for every method; the table shows each method at its best one."""
     target: float | None = None
-    """Accuracy on the test data that is to be reached, or loss on the training data where none is measured. None: an
-    accuracy of 0.975, or a loss of 0.3."""
+    """Test accuracy to reach, or training loss if the problem has no accuracy. None: an accuracy of 0.975, or a loss of
+    0.3."""
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed for each timing."""
 
     def goal(self, problem: Problem) -> Target:
-        """Return what is to be reached."""
+        """Return the target: a test accuracy, or a training loss if the problem has no accuracy."""
         of = "test_accuracy" if "test_accuracy" in measures(problem) else "train_loss"
         usual = 0.975 if of == "test_accuracy" else 0.3
         return Target(usual if self.target is None else self.target, of)
@@ -83,41 +83,41 @@ def run(config: Config) -> Result:
 
 
 def results_table(folder: Path) -> pd.DataFrame:
-    """Return a row per method at its best learning rate, in the order of the study.
+    """Tabulate each method at its best learning rate, in the order of the study.
 
     Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
-    ``gradients_to_target``, ``rounds_to_target`` (communications of each worker), ``time_to_target`` (s, simulated; all
-    infinite if a seed did not meet it), ``test_error``, ``test_loss`` and ``train_loss`` at the end, as far as they are
-    measured, and ``rounds`` and ``simulated_seconds`` of the whole run.
+    ``gradients_to_target``, ``rounds_to_target`` (communications of each worker), ``time_to_target`` (s,
+    simulated; all infinite if a seed did not meet it), the final ``test_error``, ``test_loss`` and
+    ``train_loss`` if measured, and ``rounds`` and ``simulated_seconds`` of the whole run.
     """
     finished = read(folder, "replicas")
     summary = finished.summary
     goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
     trace_of = functools.cache(finished.trace)  # several methods and all rates share a trace
-    runs, visits, whole = tuned(summary, ["method"], goal), [], []
+    runs, visits, rounds = tuned(summary, ["method"], goal), [], []
     for run in runs.itertuples():
         frame = trace_of(run.trace_file).frame
-        before, met = frame["commit_time"] <= run.time_to_target, np.isfinite(run.time_to_target)
-        alone = run.own_workers == 1  # communicates with nobody
-        whole.append(0.0 if alone else len(frame) / run.own_workers)
-        visits.append(np.inf if not met else 0.0 if alone else float(before.sum()) / run.own_workers)
+        before, reached = frame["commit_time"] <= run.time_to_target, np.isfinite(run.time_to_target)
+        lone = run.own_workers == 1  # a single worker never communicates
+        rounds.append(0.0 if lone else len(frame) / run.own_workers)
+        visits.append(np.inf if not reached else 0.0 if lone else float(before.sum()) / run.own_workers)
     columns = ["time_to_target", "gradients_to_target", "rounds_to_target", "test_accuracy", "test_loss", "train_loss"]
     columns += ["rounds", "simulated_seconds"]
-    runs = runs.assign(rounds_to_target=visits, rounds=whole)
+    runs = runs.assign(rounds_to_target=visits, rounds=rounds)
     table = means(runs, ["method", "learning_rate"], columns).rename(columns={"test_accuracy": "test_error"})
     return table.assign(test_error=1 - table["test_error"]) if "test_error" in table else table
 
 
 def _complete(cell: Cell) -> Cell:
-    """Return a cell with data-parallel SGD, and with Nesterov momentum in the methods that take an optimizer."""
+    """Add data-parallel SGD to a cell, and Nesterov momentum to the methods that take an optimizer."""
     rate, momentum = cell.config.learning_rate, cell.config.momentum
     methods = [*cell.methods, averaging(rate)._replace(name=PARALLEL, timing=Timing(window=1, policy=barrier()))]
     if cell.config.optimizer is None:
         local, named = optax.sgd(rate, momentum, nesterov=True), {"learning_rate": rate, "local_momentum": momentum}
         takes = {name for name, make in METHODS.items() if "optimizer" in inspect.signature(make).parameters}
-        for place, one in enumerate(methods):
-            if one.name.partition("(")[0] in {*takes, PARALLEL} and "optimizer" not in one.hyperparameters:
-                methods[place] = one._replace(optimizer=local, hyperparameters={**one.hyperparameters, **named})
+        for place, method in enumerate(methods):
+            if method.name.partition("(")[0] in {*takes, PARALLEL} and "optimizer" not in method.hyperparameters:
+                methods[place] = method._replace(optimizer=local, hyperparameters={**method.hyperparameters, **named})
     return cell._replace(methods=methods)
 
 

@@ -1,9 +1,9 @@
 """Robust aggregation under attack: which rule withstands how many Byzantine workers, and at what cost.
 
-Every rule runs without an attack and under each attack, with each number of Byzantine workers, at each learning rate;
-plain batch_sgd beside. A rule's rate is the one at which its worst case over the attacks is best. Prints the accuracy
-on the test data in the worst case, and how much the Byzantine messages counted; writes traces, runs, tables and a
-figure. Data that differ among workers: --problem "digits(dirichlet=0.1)".
+Every rule and plain batch_sgd run without an attack and under each attack, with each number of Byzantine
+workers, at each learning rate. A rule's rate is chosen for its worst case over the attacks. Prints the test
+accuracy in the worst case, and the weight of the Byzantine messages; writes traces, runs, tables and a figure.
+Heterogeneous data: --problem "digits(dirichlet=0.1)".
 """
 
 import functools
@@ -27,10 +27,10 @@ from asyncsim.study.finished import read as finished_of
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 
-#: Accuracies of all runs, means over the seeds; and each rule's worst cases at its best rate.
+#: Files with the accuracies of all runs (means over the seeds), and each rule's worst cases at its best rate.
 ACCURACY, WORST = "accuracy.csv", "worst.csv"
-#: In the column of attacks, where there is none.
-NONE = "none"
+#: Entry in the column of attacks for runs without an attack.
+NO_ATTACK = "none"
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Config(StudyConfig):
     steps: int = 60
     """Rounds: messages of each worker."""
     policy: PolicyLike = "barrier"
-    """What makes a version: barrier, barrier(count), first_of(count) or buffered(count)."""
+    """Policy that forms versions: barrier, barrier(count), first_of(count) or buffered(count)."""
     rules: tuple[str, ...] = ("median()", "trimmed_mean(f=f)", "krum(f=f)", "cge(f=f)", "nnm(trimmed_mean(f=f))")
-    """Rules of aggregation to compare; f stands for the number of Byzantine workers, or for the largest number that the
-    rule allows."""
+    """Rules of aggregation to compare; f stands for the number of Byzantine workers, at most the largest that the rule
+    allows."""
     attacks: tuple[str, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
     """Attacks, without the Byzantine workers; see above."""
     byzantine: tuple[int, ...] | None = None
@@ -92,49 +92,49 @@ def run(config: Config) -> Result:
             methods = base.methods
             for count in (0, *config.counts):
                 rules = [_method(config, base, text, count) for text in config.rules]
-                for attack in config.attacks if count else (NONE,):
+                for attack in config.attacks if count else (NO_ATTACK,):
                     cells.append(_cell(base, count, attack, [*methods, *rules]))
         conclude = functools.partial(_conclude, config)
         return run_cells("robustness", config, cells, conclude)
 
 
 def _method(config: Config, base: Cell, text: str, count: int) -> Method:
-    """Return a rule's method at a rate, made for so many Byzantine workers; its name is the rule's text."""
+    """Build a rule's method at a rate for a number of Byzantine workers, named after the rule's text."""
 
     def rule_for(f: int) -> str:
-        return _with(text, "rules", lambda name: f if name == "f" else None)
+        return _substitute(text, "rules", lambda name: f if name == "f" else None)
 
     policy = base.cluster.policy
-    most = parse_rule(rule_for(0)).largest(policy.per_version(base.cluster.workers))
-    made = robust(
-        rule_for(max(0, min(count, most))),  # the text, so that all rates share a program
+    largest = parse_rule(rule_for(0)).largest(policy.per_version(base.cluster.workers))
+    method = robust(
+        rule_for(max(0, min(count, largest))),  # the text, so that all rates share a program
         base.config.learning_rate,
         config.worker_momentum,
         config.server_momentum,
         policy,
     )
-    return made._replace(name=text)
+    return method._replace(name=text)
 
 
-def _with(text: str, option: str, value: Any) -> str:
-    """Return a call's text with the values of names that a function knows in their places."""
+def _substitute(text: str, option: str, value: Any) -> str:
+    """Substitute names in a call's text by the values that a function returns for them."""
     call = read(text, "a call", "krum(f=f)")
     if not isinstance(call, Call):
         raise InputError(f"{option} = {text!r}: must be a call, krum(f=f) say")
 
-    def filled(one: Any) -> Any:
-        if not isinstance(one, Call):
-            return one
-        if not one.brackets and (found := value(one.name)) is not None:
-            return found
-        named = tuple((name, filled(given)) for name, given in one.named)
-        return one._replace(positional=tuple(map(filled, one.positional)), named=named)
+    def filled(node: Any) -> Any:
+        if not isinstance(node, Call):
+            return node
+        if not node.brackets and (replacement := value(node.name)) is not None:
+            return replacement
+        named = tuple((name, filled(argument)) for name, argument in node.named)
+        return node._replace(positional=tuple(map(filled, node.positional)), named=named)
 
     return str(filled(call))
 
 
 def _cell(base: Cell, count: int, attack: str, methods: list[Method]) -> Cell:
-    """Return a cell of a number of Byzantine workers that make an attack."""
+    """Build the cell of an attack by a number of Byzantine workers."""
     values = {"byzantine": count, "attack": attack, **base.values}
     config = base.config
     if count:
@@ -144,19 +144,19 @@ def _cell(base: Cell, count: int, attack: str, methods: list[Method]) -> Cell:
 
 
 def _attack(text: str, count: int) -> Attack:
-    """Return an attack by so many workers from its text without them."""
+    """Parse an attack and add its number of workers."""
     call = read(text, "an attack", "alie")
     if not isinstance(call, Call):
         raise InputError(f"attacks = {text!r}: must be an attack without its workers, alie say")
     if "workers" in dict(call.named) or call.positional:
-        raise InputError(f"attacks = {text!r}: its workers are those of --byzantine; leave them out")
+        raise InputError(f"attacks = {text!r}: its workers follow from --byzantine; leave them out")
     attack = parse_attack(str(call._replace(named=(("workers", count), *call.named), brackets=True)))
     assert attack is not None
     return attack
 
 
 def _require_attacks(config: Config) -> None:
-    """Raise InputError for a number of Byzantine workers of which no attack is one."""
+    """Raise InputError if every attack is ineffective for some number of Byzantine workers."""
     for count in config.counts:
         attacks = [_attack(text, count) for text in config.attacks]
         for attack in attacks:
@@ -167,9 +167,9 @@ def _require_attacks(config: Config) -> None:
 
 
 def scored(summary: pd.DataFrame) -> pd.DataFrame:
-    """Give diverged runs an accuracy of 0 and count them as finished: a worst case is one of accuracy.
+    """Give diverged runs an accuracy of 0 and count them as finished, so that they are worst cases.
 
-    The added column ``diverged`` tells them.
+    The added column ``diverged`` marks them.
     """
     diverged = summary["status"] != "finished"
     accuracy = summary["test_accuracy"].where(~diverged, 0.0).fillna(0.0)
@@ -177,17 +177,17 @@ def scored(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def worst_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs of each method and number of Byzantine workers under the worst attack, at the best rate for it.
+    """Select the runs of each method and number of Byzantine workers under its worst attack, at the best rate.
 
-    ``runs``: those of `scored`. The rule is that of `asyncsim.study.ranking.tuned`.
+    ``runs``: from `scored`. `asyncsim.study.ranking.tuned` chooses the rate.
     """
     return tuned(runs, ["method", "byzantine"], Measure("test_accuracy", "most"), cases=["attack"])
 
 
 def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the accuracy of each method, attack, number of Byzantine workers and rate, means over the seeds.
+    """Average the accuracy over the seeds by method, attack, number of Byzantine workers and rate.
 
-    ``runs``: those of `scored`. Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``,
+    ``runs``: from `scored`. Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``,
     ``diverged`` and ``test_accuracy``.
     """
     groups = runs.groupby(["method", "byzantine", "attack", "learning_rate"], sort=False)
@@ -197,12 +197,12 @@ def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _weights(folder: Path, runs: pd.DataFrame) -> list[float]:
-    """Return how much Byzantine messages counted, over their part of all, in the runs of each worst case."""
+    """Compute the weight of Byzantine messages relative to their share, for the runs of each worst case."""
     finished, weights = finished_of(folder, "robustness"), []
     for (_, byzantine), rows in runs.groupby(["method", "byzantine"], sort=False):
         commits = [finished.run(name).commits for name in rows["run_folder"]]
-        known = [run for run in commits if "byzantine_share" in run and byzantine]
-        shares = [run["byzantine_share"].mean() / run["byzantine_messages"].mean() for run in known]
+        attacked = [run for run in commits if "byzantine_share" in run and byzantine]
+        shares = [run["byzantine_share"].mean() / run["byzantine_messages"].mean() for run in attacked]
         weights.append(sum(shares) / len(shares) if shares else float("nan"))
     return weights
 
@@ -213,13 +213,13 @@ def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
 
     runs = scored(summary)
     attacks = zip(runs["attack"], runs["byzantine"], strict=True)
-    weak = [attack != NONE and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
+    weak = [attack != NO_ATTACK and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
     at_worst = worst_runs(runs[~np.array(weak)])
     worst = accuracy_table(at_worst).assign(chosen=_weights(folder, at_worst))
-    shown = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
-    table = shown.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
+    cases = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
+    table = cases.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
     table.columns = ["no attack", *(f"{count} Byzantine" for count in table.columns[1:])]
-    table["no attack"] = [text.removesuffix(f" {NONE}") for text in table["no attack"]]
+    table["no attack"] = [text.removesuffix(f" {NO_ATTACK}") for text in table["no attack"]]
     last = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")["chosen"]
     table["their weight"] = last.reindex(table.index)
     text = (

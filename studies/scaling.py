@@ -1,13 +1,13 @@
-"""How far synchronous SGD scales: computing against communication, layer by layer, without gradients.
+"""How far synchronous SGD scales: computation against communication, layer by layer, without gradients.
 
-The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected layers may be
-divided inside groups of nodes, which then exchange activations instead of gradients; a layer's communication hides
-behind what can be computed until the layer is used again, and what does not is a bubble. Prints the layers, the
-efficiency with more and more nodes beside the published speed-ups, and what the published points imply: which overhead,
-fitted to 64 nodes, predicts 128. Writes these as tables, and a figure.
+The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected layers may
+be divided inside groups of nodes, which then exchange activations instead of gradients; a layer's
+communication overlaps with the computation until the layer is used again, and the rest is a bubble. Prints
+the layers, the efficiency by number of nodes beside the published speed-ups, and the implications of the
+published points: which overhead, fitted to 64 nodes, predicts 128. Writes these as tables, and a figure.
 
-The speed of a node and of the network is not among the published numbers that are used here: --flops and --bandwidth
-are assumptions.
+The speeds of the nodes and of the network are not among the published numbers used here: --flops and
+--bandwidth are assumptions.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from asyncsim.study.finished import present
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import barrier_time
 
-#: Files beside the summary: the layers, the published speed-ups, and overheads that may explain them.
+#: Files with the layers, the published speed-ups, and overheads that may explain them.
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
 #: Das et al.: network, examples of all nodes, nodes, speed-up over one node.
 SPEED_UPS = (
@@ -44,8 +44,8 @@ SPEED_UPS = (
 #: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
-_SHOWN = (8, 16, 32, 64, 128, 256)
-#: Most nodes, whose divisors are found in a fraction of a second.
+_IMPLIED_NODES = (8, 16, 32, 64, 128, 256)
+#: Most nodes: their divisors are computed in a fraction of a second.
 _MOST_NODES = 10**12
 #: Passes of a gradient: forward, backward by inputs and backward by weights.
 _PASSES = 3
@@ -56,7 +56,7 @@ class Config:
     """Options of the study of scaling."""
 
     network: Literal["vgg_a", "resnet50"] = "vgg_a"
-    """Whose layers."""
+    """Network whose layers are analysed."""
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     """Nodes of the clusters, one after the other."""
     examples: int = 4
@@ -68,7 +68,7 @@ class Config:
     latency: float = 0.0
     """Seconds of a message; a layer's all-reduce between G groups has 2 (G - 1) one after the other."""
     overlap: float = 0.0
-    """Part of the sending that goes on while sums are received, 0 to 1."""
+    """Part of the sending that overlaps with receiving sums, 0 to 1."""
     out: Path | None = None
     """Folder for the results, new or empty. None: results/scaling, then results/scaling-2, ..."""
 
@@ -116,9 +116,9 @@ def run(config: Config) -> pd.DataFrame:
 
 
 def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
-    """Return one row per layer in the order of the forward pass.
+    """Tabulate the layers in the order of the forward pass.
 
-    Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, as many as nodes where the layer is data parallel;
+    Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, equal to ``nodes`` for a data-parallel layer;
     ``computing`` (s), ``bytes`` that each node moves, ``communicating`` (s) and ``bubble`` (s).
     """
     minibatch = nodes * config.examples
@@ -147,7 +147,7 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
 
 
 def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
-    """Return the row of the summary for the layers of one cluster."""
+    """Summarize the layers of one cluster in a row."""
     computing, bubble, nodes = table["computing"].sum(), table["bubble"].sum(), int(table["nodes"].iloc[0])
     efficiency = computing / (computing + bubble)
     return {
@@ -164,10 +164,10 @@ def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
 
 
 def explanations() -> pd.DataFrame:
-    """Return the speed-ups that overheads per iteration predict, each with one constant fitted at 64 nodes.
+    """Predict speed-ups under several overheads per iteration, each with one constant fitted at 64 nodes.
 
-    An overhead is relative to the time that a node computes. Columns: ``overhead``, how it grows; ``constant``, fitted;
-    ``nodes``; ``speed_up``, at 64 nodes the published one by construction.
+    An overhead is relative to a node's computing time. Columns: ``overhead`` (its growth), ``constant``
+    (fitted), ``nodes``, ``speed_up`` (at 64 nodes the published one by construction).
     """
     fitted, speed_up = _FITTED
     growths: dict[str, Callable[[int], float]] = {
@@ -176,21 +176,20 @@ def explanations() -> pd.DataFrame:
         "latency of a ring: c (N - 1)": lambda count: count - 1.0,
         "activations of one group: c N": float,
     }
-    needed, rows = fitted / speed_up - 1, []
+    overhead, rows = fitted / speed_up - 1, []
     for name, growth in growths.items():
-        constant = needed / growth(fitted)
-        rows += [(name, constant, count, count / (1 + constant * growth(count))) for count in _SHOWN]
+        constant = overhead / growth(fitted)
+        rows += [(name, constant, count, count / (1 + constant * growth(count))) for count in _IMPLIED_NODES]
     low, high = 0.001, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if barrier_time(Gamma(1.0, middle), fitted) - 1 < needed else (low, middle)
+        low, high = (middle, high) if barrier_time(Gamma(1.0, middle), fitted) - 1 < overhead else (low, middle)
     stragglers = "slowest at the barrier: gamma of cv c"
-    rows += [(stragglers, low, count, count / barrier_time(Gamma(1.0, low), count)) for count in _SHOWN]
+    rows += [(stragglers, low, count, count / barrier_time(Gamma(1.0, low), count)) for count in _IMPLIED_NODES]
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
 def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame) -> str:
-    """Return what the study prints."""
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
     by_stage = merged.groupby("stage", sort=False)[["computing", "bytes", "communicating", "bubble"]].sum()
@@ -202,11 +201,11 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published
         *(Column(name, f"{name} (ms)") for name in ("communicating", "bubble")),
     ]
     wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
-    shown = {
-        f"{what.replace('_', '-')}, {way}": wide[what, way]
-        for what, way in itertools.product(("efficiency", "speed_up"), ("data parallel", "hybrid"))
+    ratios = {
+        f"{ratio.replace('_', '-')}, {way}": wide[ratio, way]
+        for ratio, way in itertools.product(("efficiency", "speed_up"), ("data parallel", "hybrid"))
     }
-    table = pd.DataFrame(shown).reset_index()
+    table = pd.DataFrame(ratios).reset_index()
     implied = explanations()
     implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[[64, 128]]
     implied = implied.reset_index().rename(columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"})
@@ -218,10 +217,10 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published
         f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, hybrid\n"
         f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}\n\n"
         f"published (Das et al. 2016)\n{text_of(published, points)}\n\n"
-        "what the two points of VGG-A imply: both have 4 examples a node, so that a node computes and moves as much at "
-        "64 as at 128. Bandwidth alone predicts one efficiency for both; the second needs iterations "
+        "implications of the two points of VGG-A: both have 4 examples a node, so that a node computes and moves the "
+        "same amount at 64 and 128. Bandwidth alone predicts one efficiency for both; the second needs iterations "
         f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:\n"
         f"{table_text(implied)}\n"
-        "Each overhead has one constant c, fitted at 64 nodes. Those that grow in proportion to the nodes predict the "
-        "point at 128: consistent with it, and no proof of a mechanism, as it is one constant and one point."
+        "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes predict the point "
+        "at 128: consistent, but no proof of a mechanism, with one constant and one point."
     )

@@ -1,15 +1,15 @@
-"""How much sooner more workers learn when a batch of a given size is divided among them.
+"""How much sooner more workers learn when a fixed batch is divided among them.
 
-Figure 4 of the GEM paper: the effective batch is 256 examples, so each of n workers computes gradients of 256 / n, and
-that takes it an n-th of the time. Each steps by its own gradient at the full learning rate, so that n workers take n
-times n as many steps in a time, of noisier gradients: a speed-up beyond n is that of more steps. All clusters are given
-the same simulated seconds. The paper measured 60 s of wall clock; what a gradient took there is unknown, so --compute,
-the law of the time of the whole batch on one worker, is a guess here, as is the service time, which bounds the
+Figure 4 of the GEM paper: the effective batch is 256 examples, so each of n workers computes gradients of
+256 / n examples in an n-th of the time. Each gradient is applied at the full learning rate, so that n workers
+take n times n as many, noisier steps per time: a speed-up beyond n comes from more steps. All clusters get the
+same simulated seconds. The paper measured 60 s of wall clock; its time per gradient is unknown, so --compute,
+the law of the time of the whole batch on one worker, is a guess, as is the service time, which bounds the
 throughput of many workers.
 
-Prints how long each cluster needs until a training loss is reached, and how many times as quick that is as the fewest
-workers; writes that as a table, beside traces, runs, a summary and a figure. At paper scale about 600,000 commits of
-MNIST's network, most of small batches: half an hour to an hour on two cores.
+Prints each cluster's time to a training loss, and the speedup over the smallest cluster; writes this as a
+table, beside traces, runs, a summary and a figure. At paper scale about 600,000 commits of MNIST's network,
+most of small batches: half an hour to an hour on two cores.
 """
 
 import functools
@@ -30,7 +30,7 @@ from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target
 
-#: How much sooner more workers met the target, beside the summary of all runs.
+#: File with the times to the target and the speedups.
 TABLE = "speedup.csv"
 
 
@@ -45,15 +45,15 @@ class Config(SweepConfig):
     effective_batch: int = 256
     """Examples of the workers' batches together."""
     seconds: float = 10.0
-    """Simulated time that every cluster is given (s)."""
+    """Simulated time of every cluster (s)."""
     target: float = 0.3
-    """Loss on the training data until which the time is told."""
+    """Training loss whose time is reported."""
     compute: LawLike = "gamma(mean=0.1, cv=0.2)"
     """Law of the time of a gradient of the whole effective batch (s); a worker's share takes its share of that."""
     service: LawLike = "constant(0.0001)"
     """Law of the time that the server is busy with a visit (s)."""
     steps: int = 0
-    """Commits per worker, whatever the seconds. 0: as many as there is time for."""
+    """Commits per worker, regardless of --seconds. 0: from --seconds."""
     methods: tuple[MethodLike, ...] = ("gem",)
     """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 2
@@ -90,58 +90,60 @@ def run(config: Config) -> Result:
     config.check()
     if config.steps and config.seconds != SCALES[config.scale].seconds:
         note("--seconds changes nothing beside --steps")
-    whole = as_law("compute", config.compute)
+    law = as_law("compute", config.compute)
     with config.computing_device():
         grid = [
             {
                 "workers": n,
                 "batch_size": config.effective_batch // n,
-                "compute": str(scaled(whole, 1 / n)),
+                "compute": str(scaled(law, 1 / n)),
             }
             for n in config.workers
         ]
-        cells = _that_divide(sweep(config, grid))
+        cells = _divisible_cells(sweep(config, grid))
         for cell in cells:
             if cell.problem.batch_size not in (None, cell.values["batch_size"]):
                 raise InputError(
-                    f"problem = {cell.problem.name!r}: has minibatches of {cell.problem.batch_size}, but those of this "
-                    "study follow from the workers; let it take a batch_size"
+                    f"problem = {cell.problem.name!r}: has minibatches of {cell.problem.batch_size}, but this "
+                    "study derives their size from the workers; let it take a batch_size"
                 )
         if cells[0].problem.batch_size is None:
             note(
-                f"{cells[0].problem.name} has no minibatches: gradients are as noisy whatever the number of workers, "
-                "and --effective-batch only says which numbers there may be"
+                f"{cells[0].problem.name} has no minibatches: the noise of gradients does not depend on the workers, "
+                "and --effective-batch only restricts their number"
             )
         cells = [cell._replace(goal=Target(config.target)) for cell in cells]
         if config.steps == 0:
-            cells = [_long_enough(cell, config.seconds) for cell in cells]
+            cells = [_with_duration(cell, config.seconds) for cell in cells]
         conclude = functools.partial(_conclude, config.target, cells[0].problem.batch_size is not None)
         return run_cells("speedup", config, cells, conclude)
 
 
-def _that_divide(cells: list[Cell]) -> list[Cell]:
-    """Return the cells; of several workers without the methods of one, which would leave most of a batch uncomputed."""
-    alone = [method.name for method in cells[0].methods if method.timing.workers == 1]
+def _divisible_cells(cells: list[Cell]) -> list[Cell]:
+    """Remove single-worker methods from cells of several workers, which would leave part of the batch uncomputed."""
+    lone_methods = [method.name for method in cells[0].methods if method.timing.workers == 1]
     several = [cell for cell in cells if cell.cluster.workers > 1]
-    if not alone or not several:
+    if not lone_methods or not several:
         return cells
-    if len(alone) == len(cells[0].methods) and len(several) == len(cells):
-        raise InputError(f"methods = {', '.join(alone)}: has one worker, among whom no batch is divided; give others")
-    note(f"{', '.join(alone)}: runs with one worker only, as more would leave the rest of the batch uncomputed")
-    kept = (
-        cell if cell not in several else cell._replace(methods=[m for m in cell.methods if m.name not in alone])
+    if len(lone_methods) == len(cells[0].methods) and len(several) == len(cells):
+        raise InputError(
+            f"methods = {', '.join(lone_methods)}: has one worker, so no batch can be divided; give others"
+        )
+    note(f"{', '.join(lone_methods)}: runs with one worker only, as more would leave the rest of the batch uncomputed")
+    divided = (
+        cell if cell not in several else cell._replace(methods=[m for m in cell.methods if m.name not in lone_methods])
         for cell in cells
     )
-    return [cell for cell in kept if cell.methods]
+    return [cell for cell in divided if cell.methods]
 
 
 def speedups(finished: Finished, target: float) -> pd.DataFrame:
-    """Return how much sooner more workers met a target: a row for each method and number of workers.
+    """Tabulate the time to the target and the speedup by method and number of workers.
 
     Columns: ``method``, ``workers``, ``batch_size``, ``seeds``, ``target``, ``reached`` (seeds that met it),
-    ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it) with ``least_time`` and
-    ``most_time`` of the seeds, and ``speedup``, that time of the fewest workers whose seeds all met it over this one;
-    NaN of those that did not.
+    ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it) with the seeds' range
+    ``least_time`` to ``most_time``, and ``speedup``, relative to the fewest workers whose seeds all met the
+    target; NaN for rows that did not.
     """
     table = finished.summary.groupby(["method", "workers"], as_index=False).agg(
         batch_size=("batch_size", "first"),
@@ -158,17 +160,17 @@ def speedups(finished: Finished, target: float) -> pd.DataFrame:
 
 def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame) -> None:
     table = speedups(read(folder, "speedup"), target)
-    steps = "a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps"
+    steps = "a share of the batch takes a full step: n workers take up to n\u00b2 as many steps"
     present(
         folder,
         {TABLE: table},
-        f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it",
+        f"simulated time until a training loss of {target:g} is reached; speedup over the fewest workers that reach it",
         text_of(table, ("method", "workers", "batch_size", "reached", "time_to_target", "speedup")),
         steps if divided and table["batch_size"].nunique() > 1 else "",
         f"\n{outcomes(folder, summary, ('workers', 'batch_size', 'method'))}",
     )
 
 
-def _long_enough(cell: Cell, seconds: float) -> Cell:
-    """Return a cell with as many steps as its cluster makes in some simulated seconds."""
+def _with_duration(cell: Cell, seconds: float) -> Cell:
+    """Set a cell's steps to the number that its cluster makes in ``seconds`` of simulated time."""
     return cell.with_options(steps=max(1, commits_within(cell.cluster, seconds) // cell.cluster.workers))

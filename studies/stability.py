@@ -1,15 +1,15 @@
 """With how many workers, and at which learning rates, each method still learns.
 
-Figure 1 of the GEM paper: minibatch loss against worker steps for several numbers of workers, methods side by side on
-one trace per seed. Then the limits, by bisection: the largest stable number of workers at each learning rate, up to
---most-workers, and the largest stable learning rate at some numbers of workers, between a sixteenth and 32 times the
-lowest rate of the study.
+Figure 1 of the GEM paper: minibatch loss against worker steps for several numbers of workers, methods side by
+side on one trace per seed. Then the limits, by bisection: the largest stable number of workers at each
+learning rate, up to --most-workers, and the largest stable learning rate at some numbers of workers, between a
+sixteenth and 32 times the lowest rate of the study.
 
-Stable means: finished in every seed, and in each the minibatch loss, averaged over the last tenth of the commits, is
-below --fraction of its mean over the workers' first steps. So a rate at which the steps are too few to learn counts as
-not stable. Numbers of workers are tried in steps of a fifth, rates in steps of a factor of 1.4, and a limit lies
-between the two values that limits.csv gives. Bisection takes it that what is stable stays so with fewer workers, or at
-a lower rate; limit_runs.csv has every run that it made.
+Stable means: in every seed the run finishes, and its minibatch loss, averaged over the last tenth of the
+commits, is below --fraction of its mean over the workers' first steps. A rate too low to learn within the
+steps thus counts as unstable. Numbers of workers are tried in steps of a fifth, rates in steps of a factor of
+1.4; a limit lies between the two values in limits.csv. Bisection assumes that stability persists with fewer
+workers and at lower rates; limit_runs.csv has all of its runs.
 
 At paper scale the grid is about 1.1 million commits of MNIST's network, one to two hours on two cores; the limits,
 which --limits adds there, take three to six more.
@@ -35,16 +35,16 @@ from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
-#: The limits, and the runs that they follow from.
+#: Files with the limits, and with the runs behind them.
 TABLES = ("limits.csv", "limit_runs.csv")
-#: What stands in the printed table for a value that there is not, and what it means.
+#: Signs for missing values in the printed table, and their explanations.
 _SIGNS = {
-    ">": "> x: stable up to x, the largest that was tried",
-    "none": "none: not even the least that was tried is stable",
-    "failed": "failed: the search ended with an error, which limits.csv has",
-    "-": "-: not known, for that reason",
+    ">": "> x: stable up to x, the largest value tried",
+    "none": "none: not even the smallest value tried is stable",
+    "failed": "failed: the search ended with an error (see limits.csv)",
+    "-": "-: unknown for that reason",
 }
-#: Learning rates that are tried, relative to the lowest of the study.
+#: Learning rates to try, relative to the lowest of the study.
 _RATES = [2 ** (power / 2) for power in range(-8, 11)]
 #: Options of the limits alone.
 _OF_LIMITS = ("most_workers", "rates_at", "fraction")
@@ -60,15 +60,16 @@ class Config(SweepConfig):
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     steps: int = 100
     """Commits per worker, on average; a trace has steps * workers commits."""
-    # Several values here, of which each cell has one.
+    # A sequence, unlike in the base class: each cell has one value.
     learning_rate: tuple[float, ...] = (0.05,)  # type: ignore[assignment]
     """Step sizes of a gradient, one after the other, for all methods."""
     limits: bool = True
-    """Look for the largest stable number of workers and learning rate; --no-limits leaves that out."""
+    """Search the largest stable number of workers and learning rate; --no-limits skips this."""
     most_workers: int = 100
-    """The most workers that are tried for the limit."""
+    """Largest number of workers to try for the limit."""
     rates_at: tuple[int, ...] | None = None
-    """Workers with which the largest learning rate is looked for. None: the fewest and the most of workers."""
+    """Numbers of workers at which the largest learning rate is searched. None: the smallest and the largest of
+    --workers."""
     fraction: float = 0.5
     """A run is stable if its final minibatch loss is below this fraction of its first."""
 
@@ -80,7 +81,7 @@ class Config(SweepConfig):
             require_count("rates_at", count)
         if require_positive("fraction", self.fraction) > 1:
             raise InputError(
-                f"fraction = {self.fraction!r}: above one, a loss that grows would count; give at most one"
+                f"fraction = {self.fraction!r}: above one, a growing loss would count as stable; give at most one"
             )
 
 
@@ -110,20 +111,22 @@ def run(config: Config) -> Result:
     tried = [(n, rate) for rate in config.learning_rate for n in counts]
     tried += [(n, rate) for n in rates_at for rate in rates]
     with config.computing_device():
-        # Made together, as cells of one learning rate then share what is compiled.
+        # Built together, so that cells of one learning rate share compiled programs.
         points = list(dict.fromkeys([*grid, *tried] if config.limits else grid))
         cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
         searched = []
         if config.limits:
             searched = searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
-        own = [cells[point] for point in dict.fromkeys(grid)]
-        return run_cells("stability", config, own, _conclude, [job_of(one, config.fraction) for one in searched])
+        grid_cells = [cells[point] for point in dict.fromkeys(grid)]
+        return run_cells(
+            "stability", config, grid_cells, _conclude, [job_of(search, config.fraction) for search in searched]
+        )
 
 
-def _counts(most: int) -> list[int]:
-    """Return the numbers of workers that are tried: from the most down, each a fifth less or one."""
-    powers = range(4 * most.bit_length())
-    return sorted({max(1, round(most * 2 ** (-power / 4))) for power in powers})
+def _counts(maximum: int) -> list[int]:
+    """Return the numbers of workers to try: from ``maximum`` down, each a fifth less, or one less."""
+    powers = range(4 * maximum.bit_length())
+    return sorted({max(1, round(maximum * 2 ** (-power / 4))) for power in powers})
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
@@ -133,48 +136,47 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         slow = too_slow(finished.table(TABLES[1]))
         if slow:
             note(
-                f"{', '.join(slow)}: not stable with fewer workers, or at a lower rate, than somewhere where stable; "
-                "limits take stability to end once: where runs are too short to learn, give more steps"
+                f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the limits assume one "
+                "change from stable to unstable: if runs are too short to learn, give more steps"
             )
     report(folder, summary, ("learning_rate", "method", "workers"))
 
 
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Return the last of some ascending values up to which something holds, and the first at which it does not.
+    """Return the largest of ascending values at which ``holds`` is true, and the next one.
 
-    Correct if there is only one change, from holding to not holding; None stands for a value beyond the ends. ``holds``
-    is called once if it holds at the last value, as for a method that is stable with any number of workers, else about
-    ``log2(len(values)) + 1`` times.
+    Correct if ``holds`` changes once, from true to false; None stands for a value beyond the ends. ``holds``
+    is called once if it is true at the last value, otherwise about ``log2(len(values)) + 1`` times.
     """
     if holds(values[-1]):
         return values[-1], None
-    held, failed = -1, len(values) - 1
-    while failed - held > 1:
-        middle = (held + failed) // 2
+    passed, failed = -1, len(values) - 1
+    while failed - passed > 1:
+        middle = (passed + failed) // 2
         if holds(values[middle]):
-            held = middle
+            passed = middle
         else:
             failed = middle
-    return values[held] if held >= 0 else None, values[failed]
+    return values[passed] if passed >= 0 else None, values[failed]
 
 
 class Search(NamedTuple):
-    """What one bisection is to find: the largest stable number of workers, or learning rate, of a method."""
+    """A bisection for the largest stable number of workers, or learning rate, of a method."""
 
-    method: str  #: Both: ``question`` is what the values are of, ``workers`` or ``learning_rate``
-    question: str
-    at: float  #: the other of the two
-    values: tuple[Any, ...]  #: those that may be tried, ascending
+    method: str
+    question: str  #: the bisected quantity: ``workers`` or ``learning_rate``
+    at: float  #: value of the fixed one
+    values: tuple[Any, ...]  #: to try, ascending
     cells: "tuple[Cell, ...]"  #: one for each value, with only this method
 
 
 def searches(
     cells: Mapping[tuple[int, float], Cell], counts: Sequence[int], rates: Sequence[float], **at: Sequence[Any]
 ) -> list[Search]:
-    """Return the bisections over ``counts`` of workers ``at`` each ``learning_rate``, then those over ``rates``.
+    """Build the bisections over ``counts`` of workers at each learning rate, then over ``rates``.
 
-    ``cells``: from workers and learning rate to the cell, for all that may be tried. ``**at``: ``learning_rate`` and
-    ``workers`` at which the other is looked for.
+    ``cells``: by workers and learning rate, for all values to try. ``**at``: fixed values of
+    ``learning_rate`` and ``workers``.
     """
     lines: list[tuple[str, float, Sequence[Any], list[Cell]]] = [
         *(("workers", rate, counts, [cells[n, rate] for n in counts]) for rate in at["learning_rate"]),
@@ -184,31 +186,31 @@ def searches(
         Search(
             method.name,
             question,
-            one,
+            at_value,
             tuple(values),
-            tuple(cell._replace(methods=[cell.methods[place]]) for cell in own),
+            tuple(cell._replace(methods=[cell.methods[place]]) for cell in line_cells),
         )
-        for question, one, values, own in lines
-        for place, method in enumerate(own[0].methods)
+        for question, at_value, values, line_cells in lines
+        for place, method in enumerate(line_cells[0].methods)
     ]
 
 
 def job_of(search: Search, fraction: float) -> Job:
-    """Return a search as a job: its limits are for ``limits.csv``, the runs that they follow from ``limit_runs.csv``.
+    """Return a search as a job, with limits for ``limits.csv`` and runs for ``limit_runs.csv``.
 
-    A search that fails has its error in the place of its limits.
+    A failed search has an error instead of its limits.
     """
-    other = "workers" if search.question == "learning_rate" else "learning rate"
+    fixed = "workers" if search.question == "learning_rate" else "learning rate"
     seeds = counted(search.cells[0].config.seeds, "seed")
     return measurement(
-        f"limits of {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}",
+        f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} {search.at:.4g}",
         limits_of,
         search,
         fraction,
         place=f"parts/{search.method}-{search.question}-at-{write(search.at)}-{seeds}",
         labels=_labels(search),
         errors=TABLES[0],
-        say=_found,
+        say=_search_text,
     )
 
 
@@ -216,14 +218,14 @@ def _labels(search: Search) -> dict[str, Any]:
     return {"method": search.method, "question": search.question, "at": search.at}
 
 
-def _found(tables: Tables) -> str:
+def _search_text(tables: Tables) -> str:
     (row,), tried = (tables[name] for name in TABLES)
     largest = row["largest_stable"]
     return f"{'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, {counted(len(tried), 'run')}"
 
 
 def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]]:
-    """Return the row of the limits that a search finds, and one for each run that it made, by their tables.
+    """Search the limits; return their row and a row for each run, by table.
 
     ``fraction``: a run is stable if its final minibatch loss is below this fraction of its first.
     """
@@ -231,22 +233,22 @@ def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]
     tried: list[dict[str, Any]] = []
 
     def stable(value: Any) -> bool:
-        # In every seed; those after the first that is not are not run.
+        # Stable in every seed; the first unstable seed ends the trial.
         for seed in range(cells[value].config.seeds):
-            tried.append(_try(cells[value], seed, fraction))
+            tried.append(_run_trial(cells[value], seed, fraction))
             if not tried[-1]["stable"]:
                 return False
         return True
 
     largest, smallest = bisect(search.values, stable)
-    # Nothing is stable: values may also be too low to learn in so few steps.
+    # If nothing is stable, the values may also be too low to learn within the steps.
     smallest = None if largest is None else smallest
     seeds = search.cells[0].config.seeds
     limits = {**_labels(search), "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}
     return dict(zip(TABLES, ([limits], tried), strict=True))
 
 
-def _try(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
+def _run_trial(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
     config, (method,) = cell.config, cell.methods
     cluster, commits = cell.own(method)
     trace = simulate(cluster, commits, seed)
@@ -257,44 +259,44 @@ def _try(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
             cell.problem,
             seed,
             precision=config.precision,
-            evaluate_every=len(trace),  # nothing but the losses of the minibatches is looked at
+            evaluate_every=len(trace),  # only the minibatch losses are used
         )
     first, last = first_and_last(run, len(trace))
     stable = run.status == "finished" and last < fraction * first
     row = {"method": method.name, **cell.values, "seed": seed, "status": run.status}
-    where = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
-    told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
-    tell(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}")
+    cell_text = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
+    outcome = f"{method.name}, {cell_text}, seed {seed}: {'stable' if stable else 'not stable'}"
+    tell(f"[limits] {outcome}, {run.status}, loss {first:.3g} to {last:.3g}")
     return {**row, "first_loss": first, "final_loss": last, "stable": stable}
 
 
 def too_slow(tried: pd.DataFrame) -> list[str]:
-    """Return the methods that are stable with more workers, or at a higher rate, than somewhere where they are not.
+    """List the methods that are unstable with fewer workers and a lower rate than at some stable point.
 
-    There they may be too slow to learn in so many steps, and bisection, which takes stability to end once, be wrong.
+    They may be too slow to learn within the steps, which misleads bisection.
     """
-    found = []
+    methods = []
     for method, runs in tried.groupby("method", sort=False):
         stable = runs.groupby(["workers", "learning_rate"])["stable"].all()
-        held, failed = (np.array(stable[stable == is_stable].index.to_list()) for is_stable in (True, False))
-        if len(held) and len(failed) and (failed[:, None] <= held).all(-1).any():
-            found.append(str(method))
-    return found
+        stable_points, failed = (np.array(stable[stable == is_stable].index.to_list()) for is_stable in (True, False))
+        if len(stable_points) and len(failed) and (failed[:, None] <= stable_points).all(-1).any():
+            methods.append(str(method))
+    return methods
 
 
 def limits_report(problem: str, table: pd.DataFrame) -> str:
-    """Return ``limits.csv`` as the study prints it, with what its signs mean in a line of their own."""
-    shown = pd.DataFrame([_told(row) for row in table.to_dict("records")])
-    seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # a search that failed has none
-    told = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
-    cells = [*shown["largest stable"], *shown["smallest unstable"]]
+    """Format ``limits.csv`` for printing, with a line that explains its signs."""
+    printed = pd.DataFrame([_limit_texts(row) for row in table.to_dict("records")])
+    seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # missing for a failed search
+    seed_text = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
+    cells = [*printed["largest stable"], *printed["smallest unstable"]]
     signs = [meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)]
-    lines = [f"limits of stability, {problem}{told}", shown.to_string(index=False), "; ".join(signs)]
+    lines = [f"limits of stability, {problem}{seed_text}", printed.to_string(index=False), "; ".join(signs)]
     return "\n".join(filter(None, lines))
 
 
-def _told(row: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the texts of a row of ``limits.csv``; none of the missing values stands for another."""
+def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:
+    """Format a row of ``limits.csv``, with distinct signs for the kinds of missing values."""
 
     def text(value: Any) -> str:
         return f"{value:,.0f}" if row["question"] == "workers" else number_text(value)
@@ -311,7 +313,7 @@ def _told(row: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def first_and_last(run: Run, commits: int) -> tuple[float, float]:
-    """Return the mean minibatch loss of the workers' first steps, and of the last tenth of a trace."""
+    """Return the mean minibatch loss over the workers' first steps, and over the last tenth of a trace."""
     loss = run.commits["loss"]
     first = loss[run.commits["worker_step"] == 0].mean()
     return float(first), float(loss.tail(max(1, round(FINAL_SHARE * commits))).mean())

@@ -1,7 +1,8 @@
 """What staleness does to asynchronous SGD: methods side by side on one trace per seed.
 
-One cluster is simulated for each seed and every method replays its trace with real gradients. Prints the staleness
-measured and in theory, and how each method ended; writes traces, runs, a summary and figures.
+One cluster is simulated for each seed and every method replays its trace with real gradients. Prints the
+measured and the theoretical staleness, and the final results of each method; writes traces, runs, a summary
+and figures.
 """
 
 import functools
@@ -42,27 +43,26 @@ def run(config: Config) -> Result:
 
 
 def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame) -> str:
-    """Return the tables that the study prints: each timing against theory, and the methods side by side."""
+    """Format the printed tables: each timing against theory, and the methods side by side."""
     groups = timings(cluster, methods)
     lines = []
     for timing, names in groups.items():
         traces = summary[summary["method"].isin(names)].drop_duplicates("trace_file")
         if len(traces):
-            whose = f" of {', '.join(names)}" if len(groups) > 1 else ""
-            lines += [f"{describe(timing)}; {counted(len(traces), 'trace')}{whose}"]
+            method_names = f" of {', '.join(names)}" if len(groups) > 1 else ""
+            lines += [f"{describe(timing)}; {counted(len(traces), 'trace')}{method_names}"]
             rows = _table(timing, traces)
-            lines += [f"  {name:<24} {measured:<24} {known}".rstrip() for name, measured, known in rows]
+            lines += [f"  {name:<24} {measured:<24} {theory}".rstrip() for name, measured, theory in rows]
             lines.append("")
     return "\n".join([*lines, f"{problem}, {averaged(summary)}", outcome_table(summary)])
 
 
 def _conclude(cluster: Cluster, methods: list[Method], problem: str, folder: Path, summary: pd.DataFrame) -> None:
-    """Draw the figures and print the tables of the runs that there are."""
     present(folder, {}, report(cluster, methods, problem, summary))
 
 
 def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return name, measured value and theory of each quantity of the traces."""
+    """Return name, measured value and theoretical value of each quantity of the traces."""
     mean = trace_means(traces, cluster.workers)
     steps = mean["steps"]
     expected = staleness_theory(cluster, computations=steps)
@@ -85,7 +85,7 @@ def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]
     if saturating is not None:
         rows.append(("server saturated", "", f"from {math.ceil(saturating):,} workers on (knee)"))
     if cluster.shared_bandwidth and cluster.policy.staleness_limit is None and all(way.alike for way in cluster.ways):
-        # Of the way that is busier: each commit has one message with parameters up and one down.
+        # For the busier direction: each commit sends one message with parameters up and one down.
         busier = max(cluster.transfer_up, cluster.transfer_down)
         rows.append(("shared link, utilisation", f"{mean['throughput'] * busier:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
@@ -95,7 +95,7 @@ def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]
 
 
 def _other_shares(mean: pd.Series) -> list[tuple[str, str, str]]:
-    """Return what workers do beside computing, and in which part of their time, where that is not next to nothing."""
+    """Return the non-negligible parts of the workers' time besides computing."""
     shares = ((doing, mean[f"{phase}_share"]) for phase, doing in IN_WORDS.items() if phase != "computing")
     return [(f"  {doing}", f"{share:.3f}", "") for doing, share in shares if share >= LEAST_SHARE]
 

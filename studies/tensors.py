@@ -46,7 +46,7 @@ class Config(SweepConfig):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         if self.diagnose_every == 0:
-            raise InputError("diagnose_every = 0: this study is of what is recorded then; give 1 or more")
+            raise InputError("diagnose_every = 0: this study needs the diagnostics; give 1 or more")
         if self.effective_batch is None:
             return
         require_count("effective_batch", self.effective_batch)
@@ -83,17 +83,14 @@ def _require_pi(cell: Cell) -> None:
     params = jax.eval_shape(cell.problem.init, jax.random.key(0))
     for method in cell.methods:
         if "pi" not in check_method(method, params):
-            raise InputError(f"methods = {method.name!r}: has no diagnostic pi, which this study is of; choose gem")
+            raise InputError(f"methods = {method.name!r}: has no diagnostic pi, which this study measures; choose gem")
 
 
 def medians(run: Run) -> pd.DataFrame:
-    """Return the median of pi of each tensor at each diagnosed commit of a run.
-
-    ``commit`` counts server updates; tensors are in the network's order.
-    """
-    found = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
-    # Beside each tensor's there is the median of all parameters, which has no name; a vector has no other.
-    named = found[found["tensor"] != ""] if (found["tensor"] != "").any() else found.drop_duplicates("commit")
+    """Return the median of pi of each tensor, in the network's order, at each diagnosed server update."""
+    pi = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
+    # The unnamed median is over all parameters; for a plain vector it is the only one.
+    named = pi[pi["tensor"] != ""] if (pi["tensor"] != "").any() else pi.drop_duplicates("commit")
     if named.empty:
         raise InputError("no pi was recorded")
     table = named[["commit", "tensor", "value"]].rename(columns={"value": "pi_median"})
@@ -102,17 +99,16 @@ def medians(run: Run) -> pd.DataFrame:
 
 
 def report(table: pd.DataFrame) -> str:
-    """Return the mean of the medians over each quarter of the runs, of each tensor."""
+    """Format each tensor's mean of the medians over each quarter of the runs."""
     ends = table.groupby(["workers", "method"])["commit"].transform("max") + 1
     quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
     keys = [table[name] for name in ("method", "tensor", "workers")]
     wide = table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean().unstack("part")
-    shown = wide.reset_index()
-    shown["tensor"] = shown["tensor"].map(tensor_label)
-    return shown.to_string(index=False, float_format="{:.3f}".format, na_rep="-")
+    printed = wide.reset_index()
+    printed["tensor"] = printed["tensor"].map(tensor_label)
+    return printed.to_string(index=False, float_format="{:.3f}".format, na_rep="-")
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    """Write and print the medians, and draw the figures of the runs that there are."""
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
     present(folder, {TABLE: table}, f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")

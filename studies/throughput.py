@@ -1,8 +1,8 @@
 """How fast simulation and replay are, against loops written by hand and the gradients alone.
 
-All sides of a comparison run in this one process, in turns, after a first call that does not count. Each rate is the
-median over the turns with its range, and so is each ratio, of rates in the same turn. ``docs/throughput.md`` says what
-is compared and how to read it. Prints a table and a line of verdict; writes ``summary.csv`` and a figure.
+All contenders run in this process, in turns, after an uncounted first call. Rates are medians over the turns
+with their ranges, as are ratios of rates in the same turn. ``docs/throughput.md`` explains the contenders and
+the table. Prints a table and a verdict; writes ``summary.csv`` and a figure.
 """
 
 import importlib
@@ -31,11 +31,11 @@ from asyncsim.study.finished import present
 from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn", "mlp")
-#: Titles of columns that are not their names.
+#: Titles of columns that differ from their names.
 _TITLES = {"per_second_min": "least", "per_second_max": "most"}
-#: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
+#: A vector of the thesis' network takes 19 MB: with more workers its state outgrows most machines.
 MOST_MLP_WORKERS = 100
-#: Visits of a trace: at least so many, and so many for each worker.
+#: Visits of a trace: minimum in all, and per worker.
 VISITS, VISITS_EACH = 100_000, 5
 
 
@@ -47,14 +47,14 @@ class Config:
     """What to measure: trace (simulation alone), or replays of quadratic (16 parameters), digits (17,226), cnn (the GEM
     paper's network, 163,790) or mlp (the thesis' network, 4,798,010); separated by spaces or commas."""
     workers: tuple[int, ...] = (10, 100)
-    """Workers of the clusters, each a case of its own. mlp has at most 100."""
+    """Workers of the clusters, one case each. mlp has at most 100."""
     methods: tuple[str, ...] = ("downpour", "gem")
-    """Methods that are replayed, or all; those that need another timing get a trace with it. Only downpour and gem are
-    held against loops written by hand."""
+    """Methods to replay, or all; each gets a trace with its required timing. Only downpour and gem are compared with
+    loops written by hand."""
     repeats: int = 5
     """Turns of each comparison."""
     seconds: float = 1.0
-    """About how long each side's turn takes; .1 gives a rough answer."""
+    """Approximate duration of a turn (s); .1 gives a rough answer."""
     out: Path | None = None
     """Folder for the results, new or empty; None: results/throughput, then results/throughput-2, ..."""
 
@@ -67,7 +67,7 @@ def run(config: Config) -> pd.DataFrame:
         options.pop("out")
         write_json(folder / results.CONFIG, {"study": "throughput", **options})
         parts: list[pd.DataFrame] = []
-        # Written after each case, so that Ctrl-C keeps those that are finished.
+        # Written after each case, so that Ctrl-C keeps the finished ones.
         for part in _measure(tasks, workers, methods, config):
             parts.append(part)
             summary = pd.concat(parts, ignore_index=True)
@@ -78,17 +78,21 @@ def run(config: Config) -> pd.DataFrame:
         with on_a_page(folder):
             named = {name: Column(name, title) for name, title in _TITLES.items()}
             columns = [named.get(name, name) for name in summary if name != "amount"]
-            text = "ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most"
+            text = "ratio: rate of the first contender over this one's, in the same turn; medians, minimum and maximum"
             present(folder, {}, text, text_of(summary, columns), f"\n{verdict(summary)}")
     results.say_written(folder)
     return summary
 
 
 def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
-    """Return the tasks, the numbers of workers and the methods; note what is left out."""
+    """Check the options; return tasks, numbers of workers and methods, and note omitted contenders."""
     tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
-    made = {name: make() for name, make in METHODS.items()}
-    several = [name for name, one in made.items() if one.timing.workers is None and not (one.mix or one.meet)]
+    methods_by_name = {name: make() for name, make in METHODS.items()}
+    several = [
+        name
+        for name, method in methods_by_name.items()
+        if method.timing.workers is None and not (method.mix or method.meet)
+    ]
     methods = split(config.methods)
     methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
@@ -126,7 +130,7 @@ def _measure(tasks: list[str], workers: list[int], methods: list[str], config: C
                 yield turns.measure(turns.Case(task, count), sides, config.repeats)
             continue
         problem = contenders.make_problem(task)
-        for count in [one for one in workers if task != "mlp" or one <= MOST_MLP_WORKERS]:
+        for count in [count for count in workers if task != "mlp" or count <= MOST_MLP_WORKERS]:
             tell(f"{task}, {count} workers: batchings of the gradients alone")
             gradients = contenders.GradientsAlone(problem, count)
             gradients.tune(config.seconds / 4)
@@ -137,8 +141,8 @@ def _measure(tasks: list[str], workers: list[int], methods: list[str], config: C
 
 
 def verdict(summary: pd.DataFrame) -> str:
-    """Return one line: how the replay, or the simulation, compares, from the least to the most of all cases."""
-    said = []
+    """Summarize in one line the ratios of replay and simulation, from minimum to maximum over the cases."""
+    clauses = []
     for name, words in (
         ("usual loop, JAX", "replay {} times as fast as the usual loop in JAX"),
         ("usual loop, PyTorch", "{} times as fast as the one in PyTorch"),
@@ -148,5 +152,5 @@ def verdict(summary: pd.DataFrame) -> str:
         ratios = summary.loc[summary["contender"] == name, "ratio"]
         if len(ratios):
             low, high = number_text(ratios.min()), number_text(ratios.max())
-            said.append(words.format(low if low == high else f"{low} to {high}"))
-    return "; ".join(said)
+            clauses.append(words.format(low if low == high else f"{low} to {high}"))
+    return "; ".join(clauses)

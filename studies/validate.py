@@ -1,14 +1,14 @@
-"""Do real processes do what the simulator says? Records some, and replays the recordings.
+"""Do real processes behave as the simulator predicts? Records real training and replays the recordings.
 
-A server process and worker processes train, each with gradients of its own, and their visits are recorded as traces
-with the times of the server's clock. The recorded order is then replayed from the same seed: it must give the same
-losses and parameters; of methods that amplify round-off (GEM) when the replay takes over the recorded state every 50
-commits. Laws fitted to the earlier half of a recording predict its later half, or with --extrapolate a recording with
-twice as many workers: `asyncsim.prediction` says what, and where that fails from which times. With --topology there is
-no server: each worker records its own gradients, and nothing is predicted.
+A server process and worker processes train, and their visits are recorded as traces with the times of the
+server's clock. A replay of the recorded order from the same seed must give the same losses and parameters;
+for methods that amplify round-off (GEM) the replay restarts from the recorded state every 50 commits. Laws
+fitted to the earlier half of a recording predict its later half, or with --extrapolate a recording with twice
+as many workers; `asyncsim.prediction` explains failures. With --topology there is no server: each worker
+records its gradients, and there is no prediction.
 
-Needs Ray: pip install "asyncsim[ray]". Recordings that were broken off, by Ctrl-C or because a process died, are in the
-study's folder with all that was recorded; --resume goes on with them.
+Needs Ray: pip install "asyncsim[ray]". Recordings interrupted by Ctrl-C or by the death of a process stay in
+the study's folder; --resume continues them.
 """
 
 import dataclasses
@@ -51,17 +51,17 @@ class Config(RealConfig):
     runs: int = 1
     """Recordings of each method, with the seeds 0, 1, ..."""
     extrapolate: bool = False
-    """Record also twice as many workers, which the simulator predicts from the first recording."""
+    """Also record twice as many workers, and predict them from the first recording."""
     topology: str | None = None
-    """No server: workers send each other messages, or meet, on ring(), complete(), one_peer_exponential(), ...; with
-    the methods dpsgd, sgp, osgp and adpsgd, which say who waits. None: a server."""
+    """Gossip without a server on ring(), complete(), one_peer_exponential(), ...; with the methods dpsgd, sgp, osgp and
+    adpsgd. None: a server."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         require_count("runs", self.runs)
         for name in ("extrapolate", "restart"):
             if self.topology is not None and getattr(self, name):
-                raise InputError(f"{name} = True: there is no such thing without a server; leave it or topology out")
+                raise InputError(f"{name} = True: needs a server; leave it or topology out")
         super().check()
 
     def twice(self) -> "Config":
@@ -78,7 +78,7 @@ def run(config: Config) -> Result:
     InputError
         An option that cannot be used, Ray is missing, or processes cannot start or die.
     KeyboardInterrupt
-        Passed on; what was recorded is there then, and can be gone on with.
+        Passed on; the recording is kept and can be resumed.
     """
     config.check()
     require_ray()
@@ -93,7 +93,7 @@ def run(config: Config) -> Result:
             *(config, method, problem, seed),
             place=f"{_folder_of(method, seed)}/row",
             labels={"method": method.name, "seed": seed, "folder": _folder_of(method, seed)},
-            say=_said,
+            say=_agreement_text,
             in_folder=True,
         )
         for method in methods
@@ -108,11 +108,11 @@ def _folder_of(method: Method, seed: int) -> str:
 
 
 def _measured(folder: Path, config: Config, method: Method, problem: Problem, seed: int) -> dict[str, Any]:
-    """Return the row of a recording, which is made, or gone on with, and compared; write its tables and figures."""
+    """Record, or resume, and compare with replays and predictions; write tables and figures; return the row."""
     folder = folder / _folder_of(method, seed)
     recorded = config.recorded(method, problem, folder, seed, keep_states=True)
-    found = agreement(recorded, method, problem)
-    write_csv(folder / _AGREEMENT, found.table)
+    comparison = agreement(recorded, method, problem)
+    write_csv(folder / _AGREEMENT, comparison.table)
     write_csv(folder / "faults.csv", recorded.faults)
     row = {
         "method": method.name,
@@ -120,16 +120,16 @@ def _measured(folder: Path, config: Config, method: Method, problem: Problem, se
         "status": "finished",
         "workers": recorded.trace.workers,
         "precision": recorded.header.precision,
-        **found.row(),
+        **comparison.row(),
         "faults": len(recorded.faults),
         **{f"trace.{name}": value for name, value in recorded.trace.summary().items()},
         "folder": _folder_of(method, seed),
     }
-    asked = {"prediction": lambda: predict(recorded.trace, seed)} if config.topology is None else {}
+    predictions = {"prediction": lambda: predict(recorded.trace, seed)} if config.topology is None else {}
     if config.extrapolate:
-        again = config.twice().recorded(method, problem, folder / "twice", seed, keep_states=True)
-        asked["extrapolation"] = lambda: extrapolate(recorded.trace, again.trace, seed)
-    for name, ask in asked.items():
+        doubled = config.twice().recorded(method, problem, folder / "twice", seed, keep_states=True)
+        predictions["extrapolation"] = lambda: extrapolate(recorded.trace, doubled.trace, seed)
+    for name, ask in predictions.items():
         try:
             prediction = ask()
         except InputError as error:
@@ -142,7 +142,7 @@ def _measured(folder: Path, config: Config, method: Method, problem: Problem, se
     return {results.SUMMARY: [plain(row)]}
 
 
-def _said(tables: Tables) -> str:
+def _agreement_text(tables: Tables) -> str:
     (row,) = tables[results.SUMMARY]
     far = max(row[f"loss_{row['held_to']}"], row[f"params_{row['held_to']}"])
     rate = f"{row['trace.throughput']:.3g} commits/s"
@@ -151,7 +151,7 @@ def _said(tables: Tables) -> str:
 
 
 def table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per method: the largest differences of each replay, and in how many recordings the bar held."""
+    """Tabulate the largest differences of each replay by method, and the recordings within the bar."""
     far = {
         name: summary[[f"loss_{name}", f"params_{name}"]].max(axis=1).groupby(summary["method"], sort=False).max()
         for name in ("free", "perturbed", "forced")
@@ -163,11 +163,11 @@ def table(summary: pd.DataFrame) -> pd.DataFrame:
             **far,
             "bar": groups["bar"].first(),
             "held to": groups["held_to"].agg(lambda kinds: ", ".join(sorted(set(kinds)))),
-            "held": groups["holds"].agg(lambda held: f"{held.sum()} of {len(held)}"),
+            "held": groups["holds"].agg(lambda holds: f"{holds.sum()} of {len(holds)}"),
         }
     ).reset_index()
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    shown = table(summary).to_string(index=False, float_format="{:.1e}".format)
-    present(folder, {}, f"replays of the recorded order: largest difference of losses and parameters\n{shown}")
+    printed = table(summary).to_string(index=False, float_format="{:.1e}".format)
+    present(folder, {}, f"replays of the recorded order: largest difference of losses and parameters\n{printed}")

@@ -1,20 +1,21 @@
-"""What a longer communication window does to each method, with more and more workers.
+"""What a longer communication window does to each method, for several numbers of workers.
 
-The grid of Hermans' thesis (master thesis, Maastricht University, 2017) and of its paper on accumulated gradient
-normalization (Hermans, Spanakis and Moeckel 2017, arXiv 1710.02368): every method on clusters of n workers that take
-so many local steps between two communications, all with the same passes through the data, divided among the workers, as
-nearly as whole visits of all workers allow (a note says where that is more than 5 % off). The workers' local steps are
-Adam's, as there. Tables: the accuracy of the central variable at the end (grid.csv), how much more accuracy a method
-has had over its time than another (efficiency.csv), and how often each staleness occurred (staleness.csv).
+The grid of Hermans' thesis (master thesis, Maastricht University, 2017) and of the paper on accumulated
+gradient normalization (Hermans, Spanakis and Moeckel 2017, arXiv 1710.02368): every method on clusters of n
+workers, for several windows (local steps between two communications), with the same passes through the data,
+divided among the workers. The passes are rounded to whole visits of all workers (a note reports deviations
+above 5 %). Local steps use Adam, as in the thesis. Tables: the final accuracy of the central variable
+(grid.csv), the temporal efficiency of pairs of methods (efficiency.csv), and the distribution of staleness
+(staleness.csv).
 
-Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time, divided by that of b,
-until the first of the two ends. Accuracies here are the central variable's, on all examples, between evaluations along
-a straight line; the thesis has its workers' accuracies on their own minibatches.
+Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time, divided by b's
+integral, until the first of the two ends. Accuracies are measured on all examples with the central variable
+and interpolated linearly; the thesis uses the accuracies of workers on their minibatches.
 
-At small scale Adam's rate is higher than the thesis', as the network is smaller. At paper scale 49 clusters with two
-methods, 18,750 minibatches of 128 each, on the perceptron with 4.8 million parameters: a day on two cores, an
-accelerator's work. Times of a local step (0.44 s) and of a visit (0.2 s) are those that fit the training times that the
-thesis prints; see studies/agn.md.
+At small scale Adam's rate is higher than in the thesis, because the network is smaller. At paper scale 49
+clusters with two methods, 18,750 minibatches of 128 each, on the perceptron with 4.8 million parameters: a day
+on two cores, an accelerator's work. The times of a local step (0.44 s) and of a visit (0.2 s) are fitted to
+the printed training times of the thesis; see studies/agn.md.
 """
 
 import math
@@ -37,11 +38,11 @@ from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
-#: What the tables by workers and windows print, and its column in grid.csv.
+#: Titles of the printed tables by workers and windows, and their columns in grid.csv.
 _PRINTED = {"training accuracy": "train_accuracy", "test accuracy": "test_accuracy"}
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
-#: Passes through the data that are further from those asked for, as a share of them, are told.
+#: Relative deviation from the requested passes through the data that is reported.
 _OFF = 0.05
 
 
@@ -54,7 +55,7 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (10, 20, 40)
     """Workers of the clusters, one after the other."""
-    # Several values here, of which each cell has one.
+    # A sequence, unlike in the base class: each cell has one value.
     window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
     methods: tuple[MethodLike, ...] = ("agn", "aeasgd(alpha=0.05)", "downpour")
@@ -63,12 +64,12 @@ class Config(SweepConfig):
     epochs: float = 200.0
     """Passes through the training data, by all workers together, rounded to whole visits of all workers."""
     steps: int = 0
-    """Commits per worker, whatever the epochs. 0: as many as the epochs take."""
+    """Commits per worker, regardless of --epochs. 0: from --epochs."""
     seeds: int = 1
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     optimizer: str | None = "adam"
-    """Local optimizer of the workers by its name in optax, with the learning rate for its own: those whose steps need
-    gradients and parameters alone. None: plain gradient steps."""
+    """Local optimizer of the workers by its name in optax, with the study's learning rate; its steps may depend only on
+    gradients and parameters. None: plain gradient steps."""
     learning_rate: float = 0.01
     """Step size of a gradient, for all methods."""
     diagnose_every: int = 0
@@ -115,70 +116,69 @@ def run(config: Config) -> Result:
 
 
 def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
-    """Return how much more accuracy over time one run has had than another, until the first of the two ends.
+    """Compute the temporal efficiency of run ``a`` over run ``b``.
 
     ::
 
         E(a, b) = integral of acc_a / integral of acc_b,    both from 0 to m = min(end of a, end of b)
 
-    NaN if the integral of acc_b is zero, as where one of them diverged before its first evaluation.
+    NaN if the integral of acc_b is zero, for instance if a run diverged before its first evaluation.
 
-    ``a``, ``b``: `Run.evaluations` of the two; straight lines between the evaluations of ``train_accuracy``.
+    ``a``, ``b``: `Run.evaluations`, with ``train_accuracy`` interpolated linearly.
 
     References
     ----------
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", chapter 4.
     """
     end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
-    other = _area(b, end)
-    return _area(a, end) / other if other else math.nan
+    denominator = _area(b, end)
+    return _area(a, end) / denominator if denominator else math.nan
 
 
 def _area(run: pd.DataFrame, end: float) -> float:
     time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", "train_accuracy"))
-    known = time < end
-    time_until = np.append(time[known], end)
+    before_end = time < end
+    time_until = np.append(time[before_end], end)
     return float(np.trapezoid(np.interp(time_until, time, value), time_until))
 
 
 def _say_rounded(cells: Sequence[Cell], epochs: float) -> None:
-    """Say aloud how many clusters train for others than these epochs, and for how many the one that is furthest off."""
-    found = [_epochs_of(cell) for cell in cells]
-    off = sum(abs(one / epochs - 1) > _OFF for one in found)
+    """Note the number of clusters whose rounded epochs deviate, and the largest deviation."""
+    epochs_of_cells = [_epochs_of(cell) for cell in cells]
+    off = sum(abs(trained / epochs - 1) > _OFF for trained in epochs_of_cells)
     if off:
-        furthest = int(np.argmax(np.abs(np.log(found) - math.log(epochs))))
+        furthest = int(np.argmax(np.abs(np.log(epochs_of_cells) - math.log(epochs))))
         workers = counted(cells[furthest].cluster.workers, "worker")
         note(
             f"--epochs {epochs:g} is rounded to whole visits of all workers, by more than {100 * _OFF:g} % in {off} of "
             f"{counted(len(cells), 'cluster')}; most with {workers} and a window of {cells[furthest].config.window}, "
-            f"which train for {found[furthest]:.3g} epochs"
+            f"which train for {epochs_of_cells[furthest]:.3g} epochs"
         )
 
 
 def _epochs_of(cell: Cell) -> float:
-    """Return the passes through the training data that a cell makes."""
+    """Return a cell's number of passes through the training data."""
     examples = cell.config.steps * sum(cell.cluster.windows) * (cell.problem.batch_size or 1)
     return examples / cell.problem.examples
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    """Write the tables, print two of them, and draw the figures of the runs that there are."""
     finished = read(folder, "windows")
     evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
     grid = pd.DataFrame(_grid(summary, evaluations, counts))
-    # Of one method there are no pairs, but still the columns.
+    # The columns are explicit, because a single method has no pairs.
     efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
     tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
     present(folder, dict(zip(TABLES, tables, strict=True)), report(finished, grid, efficiency))
 
 
 def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:
-    """Return what the study prints of the accuracies at the end and of the temporal efficiencies."""
+    """Format the final accuracies and the temporal efficiencies by workers and window."""
     problem, seeds = finished.config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
-    told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
-    parts = [f"{problem}, {seeds}{told}"]
+    diverged_text = f"; {counted(diverged, 'run')} diverged, counted until then" if diverged else ""
+    parts = [f"{problem}, {seeds}{diverged_text}"]
     for title, column in _PRINTED.items():
         if column not in grid:
             continue
@@ -198,7 +198,7 @@ def _text(table: pd.DataFrame, form: str = "{:.2f}") -> str:
 def _grid(
     summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame], counts: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
-    """Yield how a method ended on each cluster, means over its seeds."""
+    """Yield the final results of each method on each cluster, means over its seeds."""
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
         ends = [evaluations[name].iloc[-1] for name in rows["run_folder"]]
         accuracy = {name: float(np.mean([end[name] for end in ends])) for name in _PRINTED.values() if name in ends[0]}
@@ -211,43 +211,43 @@ def _grid(
             **accuracy,
             "seconds": rows["simulated_seconds"].mean(),
             "staleness_mean": rows["trace.staleness_mean"].mean(),
-            "staleness_mode": int(np.argmax(_together(counts, rows["trace_file"]))),
+            "staleness_mode": int(np.argmax(_pooled(counts, rows["trace_file"]))),
         }
 
 
 def _efficiencies(summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
-    """Yield the temporal efficiency of each method over those that come after it, means over the seeds."""
+    """Yield the temporal efficiency of each method over every later one, means over the seeds."""
     methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
-        found = {
+        runs = {
             (row.method, row.seed): evaluations[row.run_folder]
             for row in rows[["method", "seed", "run_folder"]].itertuples()
         }
         for place, a in enumerate(methods):
             for b in methods[place + 1 :]:
-                seeds = [seed for method, seed in found if method == a and (b, seed) in found]
-                every = [temporal_efficiency(found[a, seed], found[b, seed]) for seed in seeds]
-                values = [value for value in every if not math.isnan(value)]
+                seeds = [seed for method, seed in runs if method == a and (b, seed) in runs]
+                efficiencies = [temporal_efficiency(runs[a, seed], runs[b, seed]) for seed in seeds]
+                values = [value for value in efficiencies if not math.isnan(value)]
                 if values:
                     yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
 
 
 def _staleness(summary: pd.DataFrame, counts: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield which share of a cluster's commits had each staleness, over its seeds."""
+    """Yield the distribution of the staleness on each cluster, over its seeds."""
     shared = summary[~summary["own_trace"]]
     for (n, window), rows in shared.groupby(["workers", "window"], sort=False):
-        found = _together(counts, rows["trace_file"].unique())
-        for staleness, share in enumerate(found / found.sum()):
+        pooled = _pooled(counts, rows["trace_file"].unique())
+        for staleness, share in enumerate(pooled / pooled.sum()):
             yield {"workers": n, "window": window, "staleness": staleness, "share": share}
 
 
 def _counts(trace: Trace) -> np.ndarray:
-    """Return how many commits had each staleness, after the warm-up of the trace."""
+    """Count the commits by staleness, after the warm-up of the trace."""
     return np.bincount(trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, None) :])
 
 
-def _together(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarray:
-    """Return how many commits of some traces together had each staleness."""
-    found = [counts[name] for name in traces]
-    most = max(map(len, found))
-    return np.sum([np.pad(one, (0, most - len(one))) for one in found], axis=0)
+def _pooled(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarray:
+    """Sum the counts by staleness over several traces."""
+    histograms = [counts[name] for name in traces]
+    longest = max(map(len, histograms))
+    return np.sum([np.pad(histogram, (0, longest - len(histogram))) for histogram in histograms], axis=0)

@@ -63,7 +63,7 @@ def efficiency(results: Finished) -> Figure:
 def times(results: Finished) -> Figure:
     """Draw the training time against the workers, ours and published, a curve for each window."""
     table = results.table("grid.csv")
-    if not _of_the_thesis(results):
+    if not _matches_thesis(results):
         raise InputError(
             f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients differ from the thesis"
         )
@@ -96,7 +96,7 @@ def times(results: Finished) -> Figure:
     return figure
 
 
-def _of_the_thesis(results: Finished) -> bool:
+def _matches_thesis(results: Finished) -> bool:
     config = results.config
     gradients = config.get("epochs", 0) * _EXAMPLES / config.get("problem_config", {}).get("batch_size", np.inf)
     full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
@@ -105,7 +105,7 @@ def _of_the_thesis(results: Finished) -> bool:
 
 def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str, pd.Series]:
     """Return maps of a method's training and test accuracies (%), by title."""
-    rows = _of_method(table, method)
+    rows = _method_rows(table, method)
     maps: dict[str, pd.Series] = {}
     for column, part in _PARTS.items():
         if column not in rows:
@@ -118,7 +118,7 @@ def _values(maps: Iterable[pd.Series]) -> np.ndarray:
     return np.concatenate([values.to_numpy(np.float64) for values in maps])
 
 
-def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
+def _method_rows(table: pd.DataFrame, method: str) -> pd.DataFrame:
     rows = table[table["method"] == method]
     if rows.empty:
         raise InputError(f"no finished run has method = {method}")
