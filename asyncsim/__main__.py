@@ -12,6 +12,7 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim show NAME              open its page in the browser
        asyncsim animate NAME           write a page, GIF or MP4 in which its workers move
        asyncsim diff NAME NAME         which options differ, and both on the same axes
+       asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
        asyncsim --version
 """
 

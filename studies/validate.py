@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-import tyro
 
 from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_count
@@ -41,7 +40,7 @@ _AGREEMENT = "agreement.csv"
 class Config(RealConfig):
     """Options of the validate study."""
 
-    methods: Annotated[tuple[MethodLike, ...], tyro.conf.arg(aliases=["--method"])] = (
+    methods: Annotated[tuple[MethodLike, ...], ("--method",)] = (
         "downpour",
         "agn",
         "aeasgd",

@@ -51,7 +51,7 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     times = finished.table(policies.TIMES)
     assert set(times["policy"]) == set(POLICIES) and (times["reached"] <= times["seeds"]).all()
     assert times["time_to_target"].is_monotonic_increasing and times["above_low"].notna().any()
-    assert "within the noise" in printed or "told apart from all others" in printed
+    assert "not distinguishable" in printed or "distinguishable from all others" in printed
     assert "4.00 (nobody waits)" in printed
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 

@@ -26,7 +26,7 @@ from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
 from asyncsim.study.finished import Known, beside
-from asyncsim.study.help import options_of
+from asyncsim.study.options import options_of
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
 

@@ -86,7 +86,7 @@ def test_drawing_imports_only_what_is_shipped(told, name):
         (["--address=evil:1"], "no study records"),
         (["--cpus_per_run=9"], "no study records"),
         (["--out", "t/more"], "no study records"),
-        (["--tyro-write-completion", "bash", "t/x"], "no study records"),
+        (["--write-completion", "bash", "t/x"], "no study records"),
         (["--", "--out=t/more"], "'--' among the options"),
         (["--steps=2\x1b[2J"], "no study records"),
     ],

@@ -54,7 +54,8 @@ def async_local_sgd(
     References
     ----------
     Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135, and
-    its authors' toy notebook; Douillard et al. 2023, arXiv 2311.08105 (DiLoCo).
+    its authors' toy notebook; Douillard et al. 2023, "DiLoCo: distributed low-communication
+    training of language models", arXiv 2311.08105.
     """
     named, local = local_steps(learning_rate, optimizer)
     served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (0.07, 0.9))

@@ -33,7 +33,8 @@ def averaging(
 
     References
     ----------
-    dist-keras' ``AveragingTrainer``; McMahan et al. 2017, arXiv 1602.05629 (with all clients and equal shares); Stich
+    dist-keras' ``AveragingTrainer``; McMahan et al. 2017, "Communication-efficient learning of deep
+    networks from decentralized data", arXiv 1602.05629 (with all clients and equal shares); Stich
     2019, "Local SGD converges fast and communicates little", arXiv 1805.09767.
     """
     named, local = local_steps(learning_rate, optimizer)

@@ -151,7 +151,9 @@ def delay_adaptive(
 
     References
     ----------
-    Koloskova, Stich and Jaggi 2022, arXiv 2206.08307; Mishchenko, Bach, Even and Woodworth 2022,
+    Koloskova, Stich and Jaggi 2022, "Sharper convergence guarantees for asynchronous SGD for distributed and
+    federated learning", arXiv 2206.08307; Mishchenko, Bach, Even and Woodworth 2022, "Asynchronous SGD beats
+    minibatch SGD under arbitrary delays",
     arXiv 2206.07638, and its authors' notebook.
     """
     require_rate("learning_rate", learning_rate)

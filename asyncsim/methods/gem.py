@@ -63,7 +63,8 @@ def gem(
 
     References
     ----------
-    Hermans and Louppe 2018, arXiv 1805.08469, eq. 19, 23, 24 and 27, algorithm 1.
+    Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient descent",
+    arXiv 1805.08469, eq. 19, 23, 24 and 27, algorithm 1.
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)

@@ -33,7 +33,9 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
 
     References
     ----------
-    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981 (backup workers); Dutta et al. 2018, arXiv 1803.01113
+    Chen, Pan, Monga, Bengio and Jozefowicz 2016, "Revisiting distributed synchronous SGD", arXiv 1604.00981
+    (backup workers); Dutta et al. 2018, "Slow and stale gradients can win the race: error-runtime trade-offs in
+    distributed SGD", arXiv 1803.01113
     (K-sync and its relatives).
     """
     require_rate("learning_rate", learning_rate)

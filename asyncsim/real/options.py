@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tyro.conf import Suppress as Hidden
-
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.base.files import RECORDING
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
+from asyncsim.study.options import Hidden
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method

@@ -164,6 +164,16 @@ def animate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def cite(arguments: Sequence[str]) -> int:
+    """Print BibTeX of asyncsim and of the papers of methods."""
+    parser = _parser(cite)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a method, or a folder of results for its methods")
+    from asyncsim.runs.citations import bibtex  # which loads JAX
+
+    print(bibtex(parser.parse_args(arguments).names))
+    return 0
+
+
 def _show(folder: Path) -> None:
     """Open a folder's page in the browser; redraw it unless this machine wrote it."""
     page = folder / PAGE
@@ -232,4 +242,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "show": show,
     "diff": diff,
     "animate": animate,
+    "cite": cite,
 }

@@ -25,8 +25,9 @@ from asyncsim.base.console import each_note_once, note, tell, tell_error
 from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of
+from asyncsim.study.help import help_of
 from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
-from asyncsim.study.options import NUMBER, help_of, read_options, split_numbers, value_of
+from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, split_numbers, value_of
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
@@ -138,6 +139,7 @@ def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tu
     with each_note_once():
         config = read_options(name, options_alone, options)
         if check and isinstance(config, StudyOptions):
+            refuse_unknown_names(config)
             with contextlib.suppress(NameError):  # of an import that only the whole study has
                 config.check()
         study = load(name)
@@ -162,7 +164,7 @@ def _require_recordable(begun: Sequence[str], folder: str, config: type) -> None
     """Raise InputError unless all that a folder says was typed is what studies record; it may be a stranger's."""
     fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
     for option in begun:
-        known = not option.startswith("-") or NUMBER.fullmatch(option) or (fields_of([option]) or {""}) <= fields
+        known = not option.startswith("-") or NEGATIVE.fullmatch(option) or (fields_of([option]) or {""}) <= fields
         if not known or not option.isprintable():
             raise InputError(
                 f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, which no study "

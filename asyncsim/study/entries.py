@@ -217,6 +217,6 @@ def catalogue() -> str:
         for factory in table.values():
             made = getattr(factory, "func", factory)
             about = (made.__doc__ or "").partition("\n")[0].removeprefix("Return ")
-            papers = re.findall(r"arXiv (\d{4}\.\d{5})", f"{sys.modules[made.__module__].__doc__}{made.__doc__}")
+            papers = re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[made.__module__].__doc__}{made.__doc__}")
             lines.append(f"| `{form_of(factory)}` | {about} | {', '.join(dict.fromkeys(papers))} |")
     return "\n".join(lines) + "\n"

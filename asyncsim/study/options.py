@@ -1,77 +1,154 @@
-"""The options of a study, from its command line; each error names the option, the value and the remedy."""
+"""The options of a study, from the fields of its Config; errors name the option, the value and the remedy."""
 
 import ast
-import contextlib
 import dataclasses
-import io
+import inspect
+import itertools
 import re
-import warnings
+import textwrap
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, nearest, require_choice, require_path, shown
-from asyncsim.study.config import StudyOptions, fields_of
-from asyncsim.study.help import Option, help_text, names_in, options_of
 
-NUMBER = re.compile(r"-[\d.][\d.e+-]*")
+#: A value that begins with a minus, unlike an option.
+NEGATIVE = re.compile(r"-(?:[\d.][\d.e+-]*|inf|nan)")
 #: Numbers with commas between them, with or without the option's name.
 _NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
-_FRAME = re.compile(r"[\u2500-\u257f]+")
+_HIDDEN = object()
+_Value = TypeVar("_Value")
+#: The annotation of a field that is no option.
+Hidden = Annotated[_Value, _HIDDEN]
+_KINDS: dict[Any, str] = {int: "integer", float: "number", str: "text", Path: "path", bool: ""}
+_UNIONS = (typing.Union, types.UnionType)
 
 
-def help_of(name: str, study: ModuleType, options: Sequence[str]) -> str:
-    """Return the help that ``-h`` (the common options) or ``--help`` asks for."""
-    listed = "\n\n".join(f"{table.capitalize()}: {', '.join(names_of(table))}." for table in ("methods", "problems"))
-    values = listed if issubclass(study.Config, StudyOptions) else ""
-    return help_text(name, study, _scale(study, options), values, brief="--help" not in options)
+class Option(NamedTuple):
+    """An option of a study.
+
+    An annotation may be marked: with the name of its type, ``Annotated[str, "law"]``; with a tuple of further flags;
+    or as `Hidden`.
+    """
+
+    name: str  #: of the field
+    annotation: Any
+    kind: str  #: the type in words: ``integer``, ``fifo|random``; empty for a switch
+    text: str
+    default: Any  #: `dataclasses.MISSING` if the option is required
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def flags(self) -> list[str]:
+        """Everything that may be typed for the option."""
+        flags = [self.flag, *self.aliases]
+        return flags if self.kind else [*flags, *(f"--no-{flag[2:]}" for flag in flags)]
+
+    @property
+    def several(self) -> bool:
+        """Whether the option takes several values."""
+        return typing.get_origin(_unmarked(self.annotation)) in (tuple, list)
+
+    @property
+    def form(self) -> str:
+        """The option with its values: ``--seeds integer``."""
+        return f"{self.flag} {self.kind}{' ...' if self.several else ''}"
+
+    def read(self, texts: Sequence[str], negated: bool) -> Any:
+        """Return the value of the option; raise InputError for texts that are none."""
+        typed = f"{self.name} = {shown(' '.join(texts))}" if texts else self.name
+        if not self.kind:
+            if texts:
+                raise InputError(f"{typed}: takes no value; write {self.flag} or --no-{self.flag[2:]}")
+            return not negated
+        if not self.several and len(texts) != 1:
+            problem = "takes a single value" if texts else "has no value"
+            raise InputError(f"{typed}: {problem}; write {self.form}")
+        annotation = _unmarked(self.annotation)
+        try:
+            if not self.several:
+                return _convert(annotation, texts[0])
+            parts = typing.get_args(annotation)
+            kinds = parts if Ellipsis not in parts and len(parts) > 1 else parts[:1] * len(texts)
+            pairs = zip(kinds, texts, strict=True)
+            return typing.get_origin(annotation)(_convert(kind, text) for kind, text in pairs)
+        except ValueError:
+            if "|" in self.kind:
+                for text in texts:
+                    require_choice(self.name, text, self.kind.split("|"))
+        article = "an" if self.kind[0] in "aeiou" else "a"
+        raise InputError(f"{typed}: must be {article} {self.kind}; write {self.form}")
 
 
-def read_options(name: str, study: ModuleType, options: Sequence[str]) -> Any:
+def options_of(config: type, scale: Any = None) -> dict[str, Option]:
+    """Return the options of a study by field, with the defaults of a ``scale`` if there is one."""
+    texts, annotations = _texts(config), typing.get_type_hints(config, include_extras=True)
+    options = {}
+    for field in dataclasses.fields(config):
+        annotation = annotations[field.name]
+        marks = getattr(annotation, "__metadata__", ())
+        if not field.init or _HIDDEN in marks:
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        default = default if scale is None else getattr(scale, field.name)
+        aliases = tuple(itertools.chain(*(mark for mark in marks if isinstance(mark, tuple))))
+        text = texts.get(field.name, "")
+        options[field.name] = Option(field.name, annotation, _kind(annotation), text, default, aliases)
+    return options
+
+
+def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     """Return a study's config from its command line; raise InputError for options that cannot be read."""
-    import tyro
-
-    scale = _scale(study, options)
-    default = {} if scale is None else {"default": scale}
-    printed = io.StringIO()
+    scale = scale_of(study, typed)
     try:
-        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(printed):
-            warnings.simplefilter("always")
-            config = tyro.cli(study.Config, **default, args=options, add_help=False)
+        options = options_of(study.Config)
+    except TypeError as error:
+        raise InputError(
+            f"study = {name!r}: its Config cannot be made into options: {error}; let each field be a number, a text, a "
+            "switch, a path or a tuple of these"
+        ) from error
+    flags = {flag: option for option in options.values() for flag in option.flags}
+    listed = f"asyncsim study {name} --help lists the options"
+    values = {}
+    for flag, texts in _typed(typed):
+        option = flags.get(flag.replace("_", "-"))
+        if not flag:
+            raise InputError(f"{shown(texts[0])}: belongs to no option; {listed}")
+        if option is None:
+            match = nearest(flag, flags)
+            hint = f"did you mean {match}? " if match else ""
+            raise InputError(f"{flag}: unknown option of the study {name}; {hint}{listed}")
+        values[option.name] = option.read(texts, negated=flag not in (option.flag, *option.aliases))
+        if values[option.name] == Path() and texts == [""]:  # pathlib takes it for the working folder
+            require_path(option.name, "")
+    for option in options.values():
+        if option.default is dataclasses.MISSING and option.name not in values:
+            raise InputError(f"{option.name}: is required; write {option.form}")
+    try:
+        return study.Config(**values) if scale is None else dataclasses.replace(scale, **values)
     except InputError:
         raise
-    except SystemExit:
-        raise _fault(name, options_of(study.Config), options, printed.getvalue()) from None
-    except Exception as error:  # of tyro's, for types of fields that it cannot read, and of the Config's own
-        raise InputError(
-            f"study = {name!r}: its Config cannot be made into options: {' '.join(str(error).split())}; let each field "
-            "be a number, a text, a switch, a path or a tuple of these"
-        ) from error
-    for warning in caught:
-        note(f"study {name}: {str(warning.message).partition(' We')[0]}")
-    _refuse_empty_paths(config, options)
-    _refuse_unknown_names(config)
-    return config
+    except Exception as error:  # of the Config's own code
+        raise InputError(f"study = {name!r}: its Config refuses the options: {error}; {listed}") from error
 
 
-def split_numbers(options: Sequence[str]) -> list[str]:
-    """Split numbers with commas between them, as names may have."""
-    parts: list[str] = []
-    for option in options:
-        match = _NUMBERS.fullmatch(option)
-        name, values = match.groups() if match else ("", option)
-        parts += [name] if name else []
-        parts += values.split(",") if match else [values]
-    return parts
-
-
-def value_of(name: str, options: Sequence[str]) -> str:
-    """Return the last value of an option; empty if the option was not typed."""
-    values = [value for flag, values in _typed(options) if flag == f"--{name}" for value in values[:1]]
-    return values[-1] if values else ""
+def refuse_unknown_names(config: Any) -> None:
+    """Raise InputError for a misspelt method or problem, before importing them takes seconds."""
+    for option, entries in (("methods", split(config.methods)), ("problem", [config.problem])):
+        for entry in entries:
+            if isinstance(entry, str) and entry.strip().isidentifier():
+                require_choice(option, entry.strip(), names_of(f"{option.removesuffix('s')}s"))
 
 
 def names_of(table: str) -> list[str]:
@@ -85,93 +162,105 @@ def names_of(table: str) -> list[str]:
     return []
 
 
-def _scale(study: ModuleType, options: Sequence[str]) -> Any:
-    """Return the defaults that ``--scale`` chooses; None for an unknown scale, which reading the options refuses."""
-    return getattr(study, "SCALES", {}).get(value_of("scale", options))
+def scale_of(study: ModuleType, typed: Sequence[str]) -> Any:
+    """Return the config that ``--scale`` chooses; None for an unknown scale, which reading the options refuses."""
+    return getattr(study, "SCALES", {}).get(value_of("scale", typed))
 
 
-def _typed(options: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each option with its values; values before the first option have the empty name."""
+def value_of(name: str, typed: Sequence[str]) -> str:
+    """Return the last value of an option; empty if the option was not typed."""
+    values = [text for flag, texts in _typed(typed) if flag == f"--{name}" for text in texts[:1]]
+    return values[-1] if values else ""
+
+
+def split_numbers(typed: Sequence[str]) -> list[str]:
+    """Split numbers with commas between them, as names may have."""
+    parts: list[str] = []
+    for text in typed:
+        match = _NUMBERS.fullmatch(text)
+        name, values = match.groups() if match else ("", text)
+        parts += [name] if name else []
+        parts += values.split(",") if match else [values]
+    return parts
+
+
+def _typed(typed: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag with its values; values before the first flag have an empty one."""
     flag = ""
     values: list[str] = []
-    for option in options:
-        if option.startswith("-") and not NUMBER.fullmatch(option):
+    for text in typed:
+        if text.startswith("-") and not NEGATIVE.fullmatch(text):
             if flag or values:
                 yield flag, values
-            flag, equals, value = option.partition("=")
+            flag, equals, value = text.partition("=")
             values = [value] if equals else []
         else:
-            values.append(option)
+            values.append(text)
     if flag or values:
         yield flag, values
 
 
-def _fault(name: str, options: dict[str, Option], typed: Sequence[str], printed: str) -> InputError:
-    """Return the error of the first option that cannot be read; of ``printed``, tyro's words, if all can."""
-    flags = names_in(options)
-    listed = f"asyncsim study {name} --help lists the options"
-    for flag, values in _typed(typed):
-        if not flag:
-            return InputError(f"{shown(values[0])}: belongs to no option; {listed}")
-        option = flags.get(flag.replace("_", "-"))
-        if option is None:
-            match = nearest(flag, flags)
-            hint = f"did you mean {match}? " if match else ""
-            return InputError(f"{flag}: unknown option of the study {name}; {hint}{listed}")
-        if problem := _problem(option, values):
-            value = f" = {shown(' '.join(values))}" if values else ""
-            return InputError(f"{option.name}{value}: {problem}")
-    fields = fields_of(typed)
-    for option in options.values():
-        if option.default is dataclasses.MISSING and option.name not in fields:
-            return InputError(f"{option.name}: is required; write {option.form}")
-    return InputError(f"{' '.join(_FRAME.sub(' ', printed).split()).partition(' Argument helptext')[0]}; {listed}")
+def _kind(annotation: Any) -> str:
+    """Return a type in words; raise TypeError for a type that no text can be."""
+    for mark in getattr(annotation, "__metadata__", ()):
+        if isinstance(mark, str):
+            return mark
+    if typing.get_origin(annotation) is Annotated:
+        return _kind(annotation.__origin__)
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "|".join(map(str, parts))
+    if origin in _UNIONS:
+        return " or ".join(dict.fromkeys(_kind(part) for part in parts if part is not type(None)))
+    if origin in (tuple, list):
+        return _kind(parts[0])
+    if annotation not in _KINDS:
+        raise TypeError(f"cannot read a {getattr(annotation, '__name__', annotation)}")
+    return _KINDS[annotation]
 
 
-def _problem(option: Option, values: list[str]) -> str:
-    """Return the problem with an option's values, and the remedy; empty if there is none."""
-    if not option.kind:
-        return f"takes no value; write {option.flag} or --no-{option.flag[2:]}" if values else ""
-    if not option.several and len(values) != 1:
-        return f"{'takes a single value' if values else 'has no value'}; write {option.form}"
-    for value in values:
-        if _readable(option, value):
-            continue
-        if "|" in option.kind:
+def _convert(annotation: Any, text: str) -> Any:
+    """Return the value that a text stands for; raise ValueError if there is none."""
+    annotation = _unmarked(annotation)
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        for part in parts:
+            if str(part) == text:
+                return part
+    if typing.get_origin(annotation) in _UNIONS:
+        for part in parts:
             try:
-                require_choice(option.name, value, option.kind.split("|"))
-            except InputError as error:
-                return str(error).partition(": ")[2]
-        article = "an" if option.kind[0] in "aeiou" else "a"
-        return f"must be {article} {option.kind}; write {option.form}"
-    return ""
+                return _convert(part, text)
+            except ValueError:
+                continue
+    if annotation is type(None) and text == "None":
+        return None
+    if annotation not in _KINDS:
+        raise ValueError(text)
+    return annotation(text)
 
 
-def _readable(option: Option, value: str) -> bool:
-    import tyro
+def _unmarked(annotation: Any) -> Any:
+    """Return an annotation without its marks, and a sequence without ``| None``."""
+    if typing.get_origin(annotation) is Annotated:
+        return _unmarked(annotation.__origin__)
+    if typing.get_origin(annotation) in _UNIONS:
+        for part in typing.get_args(annotation):
+            if typing.get_origin(_unmarked(part)) in (tuple, list):
+                return _unmarked(part)
+    return annotation
 
-    reader = dataclasses.make_dataclass("Reader", [(option.name, option.annotation)])
-    with contextlib.redirect_stderr(io.StringIO()):
+
+def _texts(config: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a dataclass and of its bases."""
+    texts = {}
+    for kind in reversed(config.__mro__[:-1]):
         try:
-            tyro.cli(reader, args=[option.flag, value], add_help=False)
-        except SystemExit:
-            return False
-    return True
-
-
-def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
-    """Raise InputError for an empty text as a path, which pathlib takes for the working folder."""
-    for flag, values in _typed(options):
-        field = flag.removeprefix("--").replace("-", "_")
-        if values[:1] == [""] and getattr(config, field, None) == Path():
-            require_path(field, "")
-
-
-def _refuse_unknown_names(config: Any) -> None:
-    """Raise InputError for a misspelt method or problem, before importing them takes seconds."""
-    if not isinstance(config, StudyOptions):
-        return
-    for option, entries in (("methods", split(config.methods)), ("problem", [config.problem])):
-        for entry in entries:
-            if isinstance(entry, str) and entry.strip().isidentifier():
-                require_choice(option, entry.strip(), names_of(f"{option.removesuffix('s')}s"))
+            body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        except OSError:  # a class of a notebook, say
+            continue
+        for field, following in itertools.pairwise(getattr(body[0], "body", [])):
+            match field, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts

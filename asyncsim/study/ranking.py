@@ -1,14 +1,14 @@
-"""Rank methods, policies or learning rates, and say how sure their order is.
+"""Rank methods, policies or learning rates, and say how certain their order is.
 
 A study's summary has a row for each run. `means` returns a row for each combination of some columns, with
 means over the seeds; `grid` adds their spreads and puts the best first; `tuned` selects the runs of each method
-at its best rate; `ranked` adds how sure the order of some rows is::
+at its best rate; `ranked` adds the confidence intervals of some rows' order::
 
     every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
     table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
 
 Seeds are paired: with one seed all rows have the same delays and minibatches. The differences of two rows, seed by
-seed, therefore hold less noise than the rows.
+seed, therefore have less noise than the rows.
 """
 
 import bisect
@@ -30,7 +30,7 @@ CONFIDENCE = 0.95
 _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "gradients"}
 #: Most seeds that a user is advised to run.
 _MANY_SEEDS = 100
-#: Columns of the seeds that would tell a row from the one above it, and from the best.
+#: Columns of the number of seeds that would distinguish a row from the row above, and from the best row.
 _NEEDS = {"above": "needs_seeds", "best": "needs_seeds_best"}
 
 
@@ -118,21 +118,21 @@ def tuned(
 
 
 def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.DataFrame:
-    """Return some rows of a `grid`, the best first, with how sure their order is.
+    """Add confidence intervals to some rows of a `grid`, the best first.
 
     Added columns: ``best_low`` and ``best_high``, the interval of this row's measure relative to the first row;
     ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best`` and ``apart_from_above``, whether
     the interval excludes equality; ``needs_seeds`` and ``needs_seeds_best``, about how many seeds would separate this
     row from the row above and from the first row if their means differ as measured; ``same_as_above``, whether both are
     equal with every seed; ``ratio`` and ``paired_seeds``. They are NaN or None without an interval: with one seed, for
-    a row that diverged, for two rows that did not reach the target.
+    a diverged row, for two rows that did not reach the target.
 
-    The intervals are of ratios, through differences of logarithms, where the least is best and all values are above
+    The intervals are of ratios, through differences of logarithms, if the least is best and all values are above
     zero; else of differences. All intervals of a table hold together with the probability `CONFIDENCE`; `Noise` has
     their widths.
 
-    For a row that has not reached the target with every seed, the lengths of its runs stand for its times: the lower
-    bound holds, and the upper one is infinite.
+    A row that did not reach the target with every seed has the lengths of its runs as times: the lower bound holds,
+    and the upper bound is infinite.
     """
     table = table.reset_index(drop=True)
     runs = table[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
@@ -144,20 +144,24 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
     finished = (per_seed("status") == "finished")[:, paired]
     values = per_seed(measure.name).astype(float)[:, paired]
     complete = np.isfinite(values).all(axis=1)
-    known = values.copy()
+    compared = values.copy()
     if measure.name in _AT_LEAST:
-        known = np.where(np.isfinite(values), values, per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired])
-    usable, seeds = finished.all(axis=1) & np.isfinite(known).all(axis=1), int(paired.sum())
-    ratio = measure.best == "least" and bool((known[usable] > 0).all())
-    known = np.log(known, where=usable[:, None], out=known) if ratio else known * (1 if measure.best == "least" else -1)
-    noise = noise_of(known[complete & usable], len(table)) if seeds > 1 else None
+        compared = np.where(np.isfinite(values), values, per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired])
+    usable, seeds = finished.all(axis=1) & np.isfinite(compared).all(axis=1), int(paired.sum())
+    ratio = measure.best == "least" and bool((compared[usable] > 0).all())
+    compared = (
+        np.log(compared, where=usable[:, None], out=compared)
+        if ratio
+        else compared * (1 if measure.best == "least" else -1)
+    )
+    noise = noise_of(compared[complete & usable], len(table)) if seeds > 1 else None
     intervals: list[dict[str, Any]] = []
     for row in range(len(table)):
         interval: dict[str, Any] = {}
         for name, better in (("best", 0), ("above", row - 1)):
             low = high = np.nan
             if row and noise is not None and complete[better] and usable[better] and usable[row]:
-                differences = known[row] - known[better]
+                differences = compared[row] - compared[better]
                 gap, variance = differences.mean(), differences.var(ddof=1)
                 width = noise.half_width(variance, seeds)
                 low, high = gap - width, gap + width if complete[row] else np.inf
@@ -168,22 +172,23 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
         interval["same_as_above"] = bool(row and complete[row] and (values[row] == values[row - 1]).all())
         intervals.append(interval)
     names = ("best_low", "best_high", "above_low", "above_high", "apart_from_best", "apart_from_above")
-    more = pd.DataFrame(intervals, columns=[*names, *_NEEDS.values(), "same_as_above"])
-    return table.assign(**{name: more[name] for name in more}, ratio=ratio, paired_seeds=seeds)
+    added = pd.DataFrame(intervals, columns=[*names, *_NEEDS.values(), "same_as_above"])
+    return table.assign(**{name: added[name] for name in added}, ratio=ratio, paired_seeds=seeds)
 
 
 class Noise(NamedTuple):
     """The noise of a table's differences, and how well its seeds determine it.
 
     The intervals are Tukey's for all pairs (the studentized range), with a block for each seed. The
-    variance of a pair is the pooled one, of the residuals of rows and seeds, or that of its own
-    differences if it is larger: methods are not equally noisy. The pooled degrees of freedom count
-    equally noisy rows only; Greenhouse and Geisser (1959) reduce them to as many as the spread of
-    the residuals over the rows supports. With two seeds that is one.
+    variance of a pair is the pooled variance of the residuals of rows and seeds, or the variance of
+    its differences if that is larger: methods are not equally noisy. The pooled degrees of freedom
+    count equally noisy rows only; Greenhouse and Geisser (1959) reduce them to the number that the
+    spread of the residuals over the rows supports. With two seeds that is one.
 
-    Half the width from a pair's own variance, with the degrees of freedom of its own seeds, would
-    separate as few equal rows. But of tables with five seeds whose best of five equally noisy rows
-    is four standard deviations better, it tells the best from all others in 65 %; this, in 90 %.
+    The variance of each pair alone, with the degrees of freedom of its seeds, would separate equal
+    rows as rarely. But it has less power: among tables with five seeds whose best of five equally
+    noisy rows is four standard deviations better, it separates the best from all others in 65 %;
+    this rule, in 90 %.
     """
 
     rows: int  #: of the table
@@ -236,9 +241,9 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def ranked_text(table: pd.DataFrame, by: Sequence[str], measure: Measure, more: Iterable[str], file: str = "") -> str:
-    """Return a `ranked` table as text: of several rows with their places, and a legend of the marks below.
+    """Return a `ranked` table as text; several rows have places, and a legend of the marks below.
 
-    ``by``: the columns that name a row. ``more``: further columns, as far as the table has them. ``file``: as in
+    ``by``: the columns that name a row. ``more``: further columns, if the table has them. ``file``: as in
     `asyncsim.base.console.table_text`.
     """
     ends = ["reached", "diverged", *(name for name in more if name != measure.name)]
@@ -254,10 +259,10 @@ def ranked_text(table: pd.DataFrame, by: Sequence[str], measure: Measure, more: 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
     """Return columns of a printed table: the places, and the intervals relative to the row above and the best row.
 
-    A place that begins with ``~`` is within the noise of the row above; with ``?`` it was not compared.
+    The mark ``~`` before a place: not distinguishable from the row above; ``?``: not compared with it.
     """
-    sure = {True: "", False: "~", None: "?"}
-    places = [f"{sure[row.apart_from_above] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()]
+    marks_of = {True: "", False: "~", None: "?"}
+    places = [f"{marks_of[row.apart_from_above] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()]
     above, best = (map(_interval, table[f"{name}_low"], table[f"{name}_high"]) for name in ("above", "best"))
     return {"": places, "vs above": list(above), "vs best": list(best)}
 
@@ -267,7 +272,7 @@ def marks(table: pd.DataFrame) -> str:
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
     apart = table["apart_from_above"].iloc[1:]
     parts = [f"vs above, vs best: {relative} in the line above, in the first line"]
-    parts += ["~: within the noise of the line above"] if apart.eq(False).any() else []
+    parts += ["~: not distinguishable from the line above"] if apart.eq(False).any() else []
     parts += ["?: not compared with the line above"] if apart.isna().any() else []
     return "; ".join(parts)
 
@@ -280,72 +285,73 @@ def _interval(low: float, high: float) -> str:
 
 
 def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method") -> str:
-    """Return in words which rows of a `ranked` table are best, which cannot be separated, and how sure that is.
+    """Say which row of a `ranked` table is the best, which rows cannot be distinguished, and with which confidence.
 
     ``names``: the names of the rows. ``what``: what a row is.
     """
     seeds, total = int(table["paired_seeds"].iloc[0]), int(table["seeds"].max())
-    first = table.iloc[0]
-    unit = f"times the {measure.shown.partition(' (')[0]} of" if first["ratio"] else f"less {measure.shown} than"
-    if measure.best == "least" and not first["ratio"]:
-        unit = unit.replace("less", "more")
-    if not np.isfinite(first[measure.name]):
-        why = "diverged" if first["diverged"] else "did not reach the target"
-        return f"no {what} can be called the best: even {names[0]} {why} with some seed; the order is of losses"
-    if len(table) == 1:
-        return f"{names[0]} is the only {what}: there is nothing to compare it with"
-    if seeds < 2:
-        return "one seed: nothing can be said of how sure this order is; give --seeds 3 or more"
     rows = list(zip(names, table.to_dict("records"), strict=True))
-    rivals, others = (
-        ", ".join(
-            f"{name} ({_interval(row['best_low'], row['best_high'])})"
-            for name, row in rows[1:]
-            if row["apart_from_best"] is apart
-        )
-        for apart in (False, True)
-    )
-    lines = []
-    if rivals:
-        lines.append(
-            f"best: {names[0]}, but {counted(seeds, 'seed')} do not tell it apart from {rivals}; "
-            + (f"it is told apart from {others}; " if others else "")
-            + f"in brackets {unit} {names[0]}"
-        )
-    elif all(row["apart_from_best"] is None for _, row in rows[1:]):
-        lines.append(f"best: {names[0]}, the only one that can be compared")
-    else:
-        name, row = min(
-            ((name, row) for name, row in rows[1:] if row["apart_from_best"]), key=lambda one: one[1]["best_low"]
-        )
-        gap = _interval(row["best_low"], row["best_high"])
-        lines.append(f"best: {names[0]}, told apart from all others; the nearest, {name}, has {gap} {unit} {names[0]}")
-    pairs = [(above, name, row, "above") for (above, _), (name, row) in itertools.pairwise(rows)]
-    pairs += [(names[0], name, row, "best") for name, row in rows[2:] if not row["same_as_above"]]
-    for better, name, row, beside in pairs:
-        if beside == "above" and row["same_as_above"]:
-            lines.append(f"the same with every seed: {better} and {name}")
-        elif row[f"apart_from_{beside}"] is False and np.isinf(row[f"{beside}_high"]):
-            lines.append(f"not told apart: {better} and {name} ({_lacking(row)}; longer runs might)")
-        elif row[f"apart_from_{beside}"] is False:
-            more = int(row[_NEEDS[beside]])
-            would = f"about {more} seeds" if more <= _MANY_SEEDS else f"more than {_MANY_SEEDS} seeds"
-            lines.append(f"within the noise: {better} and {name}; {would} would tell, if they differ as it seems")
-    unknown = [f"{name} ({_lacking(row)})" for name, row in rows if row["apart_from_best"] is None][1:]
+    (best, first), *others = rows
+    if not np.isfinite(first[measure.name]):
+        reason = "diverged" if first["diverged"] else "did not reach the target"
+        return f"no {what} is the best: even {best} {reason} with some seed; the order is by loss"
+    if not others:
+        return f"{best} is the only {what}: there is nothing to compare it with"
+    if seeds < 2:
+        return "one seed cannot show how certain this order is; give --seeds 3 or more"
+    lines = [_best_of(rows, measure, what, seeds)]
+    for (above, _), (name, row) in itertools.pairwise(rows):
+        if row["same_as_above"]:
+            lines.append(f"equal with every seed: {above} and {name}")
+        elif row["apart_from_above"] is False and above != best:
+            lines.append(f"not distinguishable: {above} and {name} ({_remedy([row], 'above')})")
+    unknown = [f"{name} ({_lacking(row)})" for name, row in others if row["apart_from_best"] is None]
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")
     if seeds == 2:
-        lines.append("two seeds allow hardly any claim: their intervals are several times as wide as those of three")
-    shared = "" if seeds == total else f", those that every {what} has"
+        lines.append("two seeds support hardly any claim: their intervals are several times as wide as with three")
+    common = "" if seeds == total else f", those of every {what}"
     lines.append(
-        f"how sure: all intervals and what follows from them hold together with {CONFIDENCE:.0%} confidence, paired "
-        f"over {counted(seeds, 'seed')}{shared}"
+        f"confidence: {CONFIDENCE:.0%} for all statements together, paired over {counted(seeds, 'seed')}{common}"
     )
     return "\n".join(lines)
 
 
+def _best_of(rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, seeds: int) -> str:
+    """Return the sentence about the best row: its rivals, or else the nearest of the others."""
+    (best, first), *others = rows
+    praise = f"{best} is the {'fastest' if measure.name == 'time_to_target' else 'best'}"
+    equal = {name for name, _ in itertools.takewhile(lambda item: item[1]["same_as_above"], others)}
+    rivals = {name: row for name, row in others if row["apart_from_best"] is False and name not in equal}
+    if rivals:
+        listed = f"{', '.join(rivals)} ({_remedy(list(rivals.values()), 'best')})"
+        return f"{praise}; not distinguishable with {counted(seeds, 'seed')}: {listed}"
+    worse = {name: row["best_low"] for name, row in others if row["apart_from_best"]}
+    if not worse:
+        return f"{praise}{'' if equal else f'; no other {what} can be compared'}"
+    nearest = min(worse, key=lambda name: worse[name])
+    row = dict(rows)[nearest]
+    shown = measure.shown.partition(" (")[0]
+    if first["ratio"]:
+        unit, than = f"times the {shown}", f" of {best}"
+    else:
+        unit, than = f"{'less' if measure.best == 'most' else 'more'} {shown}", f" than {best}"
+    gap = _interval(row["best_low"], row["best_high"])
+    return f"{praise}, distinguishable from all others; the nearest, {nearest}, has {gap} {unit}{than}"
+
+
+def _remedy(rows: list[dict[str, Any]], than: str) -> str:
+    """Say what would distinguish some rows from the best row, or from the row above."""
+    if any(np.isinf(row[f"{than}_high"]) for row in rows):
+        return "longer runs might distinguish them: some runs did not reach the target"
+    needed = int(max(row[_NEEDS[than]] for row in rows))
+    if needed > _MANY_SEEDS:
+        return f"more than {_MANY_SEEDS} seeds would be needed"
+    return f"about {needed} seeds would distinguish them"
+
+
 def _lacking(row: dict[str, Any]) -> str:
-    """Return why a row was not compared."""
+    """Return the reason why a row was not compared."""
     if row["diverged"]:
         return f"diverged with {row['diverged']} of {row['seeds']} seeds"
     if "reached" in row:
@@ -354,13 +360,13 @@ def _lacking(row: dict[str, Any]) -> str:
 
 
 def as_good(every: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.Series:
-    """Return which rows of a `grid` over methods and rates are as good as the method's best, with less noise.
+    """Mark the rows of a `grid` over methods and rates that are as good as the method's best, with less noise.
 
-    Their mean is within one standard error of the best's, of their differences seed by seed, and their standard
-    deviation is less. The best stays the one of the best mean: to choose the rate of the least spread makes noise look
-    smaller than it is. In simulations of five methods with four rates each that do not differ, up to ten times as noisy
-    methods or rates among them, and three seeds, some pair of methods was told apart in 0 to 5 % of the tables; in 1 to
-    6 % if the quietest rate within one standard error was chosen, in 6 to 15 % within four.
+    Their mean is within one standard error (of the differences, seed by seed) of the best mean, and their standard
+    deviation is less. The best rate remains the rate of the best mean: the rate of the least spread would make the
+    noise look smaller than it is. In simulations of five equal methods with four equal rates each, some up to ten
+    times as noisy, and three seeds, the intervals separated some pair of methods in 0 to 5 % of the tables; in 1 to
+    6 % with the quietest rate within one standard error, in 6 to 15 % within four.
     """
     runs = every[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
     values = runs.pivot(index="place", columns="seed", values=measure.name)
@@ -373,33 +379,33 @@ def as_good(every: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measu
 
 
 def rates_as_good(every: pd.DataFrame, measure: Measure) -> str:
-    """Return in words which rates are `as_good` as the best of their methods; empty if none is.
+    """Name the rates that are `as_good` as the best of their methods; empty if there are none.
 
     ``every``: a `grid` over ``method`` and ``learning_rate``, with the columns ``best`` and ``as_good``.
     """
-    every, said = every.assign(shown=spread(every, measure.name)), []
+    every, lines = every.assign(shown=spread(every, measure.name)), []
     for _, rows in every.groupby("method", sort=False):
         (best,) = rows[rows["best"]].itertuples()
-        said += [
+        lines += [
             f"{row.method}: {row.learning_rate:g} ({row.shown}) is as good as {best.learning_rate:g} ({best.shown}), "
             "with less noise"
             for row in rows[rows["as_good"]].itertuples()
         ]
-    return "\n".join(said)
+    return "\n".join(lines)
 
 
 def at_the_edge(
     table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune"
 ) -> str:
-    """Return a notice of the rows whose best rate is the least or the largest tried; empty if there is none.
+    """Return a notice of the rows whose best rate is the least or the largest; empty if there are none.
 
     ``tried``: the rates; ``names``: the names of the rows.
     """
     if tried is None or len(tried) < 2:
         return ""
     edges = []
-    for which, rate in (("least", min(tried)), ("largest", max(tried))):
-        there = [name for name, own in zip(names, table["learning_rate"], strict=True) if own == rate]
-        if there:
-            edges.append(f"at the {which} rate of {option}, {rate:g}: {', '.join(dict.fromkeys(there))}")
+    for edge, rate in (("least", min(tried)), ("largest", max(tried))):
+        best = [name for name, best_rate in zip(names, table["learning_rate"], strict=True) if best_rate == rate]
+        if best:
+            edges.append(f"at the {edge} rate of {option}, {rate:g}: {', '.join(dict.fromkeys(best))}")
     return f"best {'; '.join(edges)}; a rate beyond it may be better" if edges else ""

@@ -1,0 +1,75 @@
+"""``asyncsim cite``: every method has the papers that its docstring names."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncsim.__main__ import main
+from asyncsim.methods import METHODS
+from asyncsim.runs.citations import SOFTWARE, bibtex, references
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_names_its_papers(method):
+    papers = references()[method]
+    assert papers or "no paper" in METHODS[method].__doc__
+    for paper in papers:
+        assert paper.title and paper.authors and 1950 < paper.year < 2030
+        entry = paper.bibtex
+        assert entry.count("{") == entry.count("}") and re.match(r"@\w+\{[a-z]+\d{4}[a-z]+,\n", entry)
+        # No number of arXiv is lost between the docstring and the entry.
+    numbers = set(re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", METHODS[method].__doc__.partition("References")[2]))
+    assert numbers == {paper.arxiv for paper in papers if paper.arxiv}
+
+
+def test_keys_name_one_paper_each():
+    papers = {paper.bibtex: paper.key for papers in references().values() for paper in papers}
+    assert len(set(papers.values())) == len(papers)
+
+
+def test_the_entries_of_methods(capsys):
+    assert main(["cite", "gem", "lgd", "gem"]) == 0
+    assert capsys.readouterr().out == f"""% gem: hermans2018gradient
+% lgd: teng2019leader
+
+{SOFTWARE}
+
+@misc{{hermans2018gradient,
+  title = {{{{Gradient energy matching for distributed asynchronous gradient descent}}}},
+  author = {{Hermans and Louppe}},
+  year = {{2018}},
+  eprint = {{1805.08469}},
+  archivePrefix = {{arXiv}},
+}}
+
+@misc{{teng2019leader,
+  title = {{{{Leader stochastic gradient descent for distributed training of deep learning models}}}},
+  author = {{Teng and Gao and Chalus and Choromanska and Goldfarb and Weller}},
+  year = {{2019}},
+  eprint = {{1905.10395}},
+  archivePrefix = {{arXiv}},
+}}
+"""
+
+
+def test_the_entries_of_a_folder_of_results(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"methods": ["gem(kappa=2)", "mine"]}))
+    text = bibtex([str(tmp_path)])
+    assert "hermans2018gradient,\n" in text and "% mine: no paper is known" in text
+    assert bibtex([]) == SOFTWARE and SOFTWARE in (DOCS / "cite.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gme", "error: 'gme': neither a method nor a folder of results\nhint: did you mean 'gem'?"),
+        (".", "error: folder = '.': holds no results with methods\nhint: give a folder of results\n"),
+    ],
+)
+def test_other_names_are_refused(name, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["cite", name]) == 2 and capsys.readouterr().err.startswith(message)
