@@ -8,6 +8,9 @@ from asyncsim import study
 from asyncsim.study.finished import read
 
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
+
 @pytest.mark.full
 def test_all_compute_as_many_gradients_and_communicate_as_often_as_they_say(tmp_path, capsys):
     options = ["--workers=2", "--window=5", "--steps=6", "--seeds=1", "--tune", "0.01", "0.1", "--problem=quadratic"]

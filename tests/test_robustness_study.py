@@ -7,6 +7,9 @@ import pytest
 from asyncsim import study
 
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
+
 @pytest.mark.full
 def test_worst_cases_at_best_rates(tmp_path, capsys):
     options = ["--workers=8", "--steps=12", "--seeds=1", "--byzantine", "2", "--tune", "0.1", "0.4", "--batch-size=8"]
