@@ -7,7 +7,6 @@ import pytest
 from asyncsim import study
 from asyncsim.study.finished import read
 
-
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
