@@ -50,7 +50,7 @@ TINY = {
 OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "quick_figures")
+pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
 
 
 @pytest.fixture

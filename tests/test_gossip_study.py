@@ -11,7 +11,7 @@ SMALL = {"workers": 4, "steps": 20, "tune": (0.1, 0.4), "target": 0.3, "slow": 5
 TOPOLOGIES = ("ring()", "one_peer_exponential()")
 
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ KEYS = ["workers", "window", "method", "learning_rate"]
 METHODS = ("lsgd", "lsgd_groups", "aeasgd", "downpour")
 
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.fixture(scope="module")

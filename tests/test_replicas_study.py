@@ -7,7 +7,7 @@ import pytest
 from asyncsim import study
 from asyncsim.study.finished import read
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import pytest
 
 from asyncsim import study
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.mark.full

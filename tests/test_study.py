@@ -457,7 +457,7 @@ def test_own_problems_that_a_study_cannot_take(told, name, problem, message):
 
 
 @pytest.mark.full
-def test_measures_of_ones_own_need_not_be_finite(quick_figures):
+def test_measures_of_ones_own_need_not_be_finite(unrendered_figures):
     Path("mine.py").write_text(MOONS)
     found = study.load("staleness").run(
         Config(problem="mine.py:undefined", workers=2, seeds=1, steps=3, methods=("downpour",))
@@ -624,7 +624,7 @@ def test_study_says_and_writes_what_can_be_read(small_run):
 
 
 @pytest.mark.full
-def test_double_precision_on_a_chosen_device(told, quick_figures):
+def test_double_precision_on_a_chosen_device(told, unrendered_figures):
     before = jax.config.jax_default_device
     code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
     assert code == 0, err
@@ -641,7 +641,7 @@ def test_device_holds_inside_the_block_only():
 
 
 @pytest.mark.full
-def test_study_from_python(tmp_path, capsys, quick_figures):
+def test_study_from_python(tmp_path, capsys, unrendered_figures):
     staleness = study.load("staleness")
     own = methods.downpour(learning_rate=0.02)._replace(name="mine")
     config = staleness.Config(
@@ -693,7 +693,7 @@ def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
 
 
 @pytest.mark.full
-def test_the_table_tells_apart_what_differs(told, quick_figures):
+def test_the_table_tells_apart_what_differs(told, unrendered_figures):
     toy = ["--workers=9", "--steps=20", "--seeds=1", "--methods=downpour", "--service=0.3", "--discipline=lowest_rank"]
     assert "8 (conserved, counting workers that never commit)" in printed(told, *toy)
     shutil.rmtree("mine")
@@ -829,7 +829,7 @@ def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatc
 
 
 @pytest.mark.full
-def test_what_was_finished_before_a_disk_was_full_is_kept_and_told(told, monkeypatch, quick_figures):
+def test_what_was_finished_before_a_disk_was_full_is_kept_and_told(told, monkeypatch, unrendered_figures):
     write, calls = Run._write, []
 
     def filling(run, folder):
