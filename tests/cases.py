@@ -98,12 +98,8 @@ PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 16), noise=0.1),
     "digits": lambda: problems.digits(batch_size=8, hidden=(16,)),
     "mnist": tiny_mnist,
-    "least_squares": lambda: problems.least_squares(7, 5, heterogeneity=1.0, dimension=6, examples=20),
-    "logistic": lambda: problems.logistic(7, 5, heterogeneity=1.0, dimension=6, examples=20),
     "characters": lambda: problems.characters(4, context=8, width=8, heads=2),
     "cifar10, small": lambda: tiny_cifar10("small"),
-    "cifar10, resnet20": lambda: tiny_cifar10("resnet20"),
-    "cifar10, alexnet": lambda: tiny_cifar10("alexnet"),
 }
 METHODS = {
     "downpour": methods.downpour,

@@ -104,10 +104,7 @@ RULES = {
     "adaptive_staleness": case(formulas.damping(lambda visit: 1 / (visit.tau + 1))),
     "agn": case(formulas.agn, 4),
     "hogwild": case(one, timing="torn"),
-    "agn, dynamic": case(formulas.agn, 6, "dynamic"),
-    "aeasgd, dynamic": case(formulas.aeasgd_moved(shared(0.9)), 6, "dynamic"),
     "fedasync, dynamic": case(formulas.fedasync(0.8, polynomial, 0.5), 6, "dynamic", rho=0.5),
-    "async_local_sgd, dynamic": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 6, "dynamic"),
     "delayed_nesterov, dynamic": case(formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 6, "dynamic"),
     "adag": case(formulas.adag()),
     "adag, original": case(formulas.adag("original"), form="original"),
@@ -121,18 +118,6 @@ RULES = {
     "mem_sgd, window": case(formulas.mem_sgd(1), 3),
     "mem_sgd, without": case(formulas.mem_sgd(8, memory=False), fraction=0.5, memory=False),
     "damping": case(formulas.damping(polynomial)),
-    "damping, constant": case(one, law="constant"),
-    "damping, inverse": case(formulas.damping(lambda visit: 1 / (1 + visit.tau)), law="inverse"),
-    "damping, exponential": case(
-        formulas.damping(lambda visit: np.exp(-0.3 * visit.tau)), law="exponential", strength=0.3
-    ),
-    "damping, hinge": case(
-        formulas.damping(lambda visit: 1 if visit.tau <= 5 else 1 / (2 * (visit.tau - 5) + 1)),
-        law="hinge",
-        strength=2.0,
-        threshold=5.0,
-    ),
-    "damping, ratio": case(formulas.damping(lambda visit: 3 / (visit.tau + 3)), law="ratio", strength=3.0),
     "damping, rank": case(formulas.by_rank(0.5), law="rank"),
     "softsync": case(formulas.softsync(lambda tau: 1 / tau if tau else 1)),
     "softsync, averaged": case(formulas.softsync(lambda tau: 1 / tau if tau else 1), timing="buffered"),
@@ -173,7 +158,6 @@ RULES = {
     "averaging": case(formulas.averaging, 3, "rounds"),
     "fedasync": case(formulas.fedasync(0.8, polynomial), 3),
     "fedasync, proximal": case(formulas.fedasync(0.8, polynomial, rho=0.7), 4, rho=0.7),
-    "fedasync, constant": case(formulas.fedasync(1.0, lambda visit: 1), mixing=1.0, law="constant"),
     "fedbuff": case(formulas.fedbuff(1.0, polynomial), 3, "buffered"),
     "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
@@ -236,8 +220,8 @@ def combinations():
     assert default <= set(RULES)
     for name in RULES:
         yield unless(name in default, name, 7)
-        if name in METHODS and name not in SEVERAL:  # a variant differs in what a lone worker does not
-            yield unless(False, name, 1)
+    for name in ("aeasgd", "delay_adaptive", "eamsgd", "easgd"):  # which divide by the number of workers
+        yield unless(False, name, 1)
 
 
 @pytest.mark.parametrize(("name", "workers"), list(combinations()))
@@ -408,6 +392,21 @@ def applied(method, update, moved, staleness=0):
     worker, server, memory = (init(start) for init in (method.init_worker, method.init_server, method.init_memory))
     message = method.message(worker, update, start, central, visit)[0]
     return float((method.apply(server, central, message, memory, visit).central - central)[0])
+
+
+@pytest.mark.parametrize(
+    ("law", "options", "scales"),
+    [
+        ("constant", {}, [1, 1, 1, 1]),
+        ("inverse", {}, [1, 1 / 2, 1 / 6, 1 / 8]),
+        ("exponential", {"strength": 0.3}, np.exp([0, -0.3, -1.5, -2.1])),
+        ("hinge", {"strength": 2.0, "threshold": 5.0}, [1, 1, 1, 1 / 5]),
+        ("ratio", {"strength": 3.0}, [1, 3 / 4, 3 / 8, 3 / 10]),
+    ],
+)
+def test_laws_of_damping(law, options, scales):
+    method = methods.damping(law=law, **options)
+    np.testing.assert_allclose([applied(method, 1.0, 0.5, tau) for tau in (0, 1, 5, 7)], scales, rtol=1e-12)
 
 
 def test_two_conventions_of_a_staleness_of_one():

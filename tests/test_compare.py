@@ -19,7 +19,7 @@ figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py
 SMALL = {"workers": 3, "steps": 20, "seeds": 2, "evaluate_every": 2}
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "quick_figures")
+pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
 
 
 @pytest.mark.full

@@ -1,19 +1,14 @@
 """Recordings in which workers died and came back: their calibration, and what it predicts."""
 
 import dataclasses
-import threading
-import time
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Trace, calibrate, failures, methods, problems, simulate
+from asyncsim import Cluster, InputError, Trace, calibrate, failures, simulate
 from asyncsim.calibration import examine
 from asyncsim.calibration.prediction import LOST, predict
-from asyncsim.real import Processes
-from asyncsim.real.recording import Header, load
-from asyncsim.real.server import RealWorker, Server
 from asyncsim.traces.columns import COLUMNS, OUTCOMES
 from asyncsim.traces.durations import deaths
 
@@ -79,13 +74,6 @@ def test_cancelled_computations_are_censored(law, recorded):
     np.testing.assert_allclose(_mean_and_throughput(law, 2, 4_000, 2, recorded), 1, atol=0.03)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("every", [2, 10, 30])
-@pytest.mark.parametrize("law", LAWS)
-def test_calibration_under_crashes(law, every):
-    np.testing.assert_allclose(_mean_and_throughput(law, every, 20_000, 5), 1, atol=0.03)
-
-
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_every_kind_of_visit_is_calibrated_under_crashes(exclusive):
     """A worker that dies between its two visits has completed its computation."""
@@ -114,42 +102,3 @@ def test_other_failures_are_refused():
     trace = simulate(Cluster(4, 1.0, failures=[failures.slow("exponential(9)", "exponential(5)", 0.5)]), 100)
     with pytest.raises(InputError, match=r"trace: has failures, slow\(.*; only traces with crashes alone"):
         calibrate(trace)
-
-
-@pytest.mark.full
-def test_real_workers_that_die_are_calibrated_and_predicted(tmp_path):
-    """Threads in the place of processes: what they had is entered as lost, and they read anew."""
-    processes = Processes(4, delay="gamma(0.05, 0.3)")
-    method, problem = methods.downpour(), problems.digits(batch_size=8, hidden=(8,))
-    header = Header(processes, 800, 0, "float32", {"name": "downpour"}, {"name": "digits"}, False)
-    header.save(tmp_path)
-    server = Server(method, problem, header, str(tmp_path), 100)
-    started: list[threading.Thread] = []
-
-    def start(index):
-        worker = RealWorker(index, method, problem, header)
-        started.append(threading.Thread(target=worker.run, args=(server, True)))
-        started[-1].start()
-
-    for index in range(4):
-        RealWorker(index, method, problem, header).warm_up()
-    server.start()
-    for index in range(4):
-        start(index)
-    generator = np.random.default_rng(0)
-    for version in np.sort(generator.integers(40, 760, 30)).tolist():
-        while server.commits() < version:
-            time.sleep(0.001)
-        index = int(generator.integers(4))
-        server.lost(index, "process died")
-        time.sleep(0.2)  # its thread finds that nobody waits for it
-        start(index)
-    assert not server.wait()
-    for thread in started:
-        thread.join(60)
-    server._log.file.close()
-    recorded = load(tmp_path)
-    assert (recorded.faults["what"] == "process died").sum() == 30
-    prediction = predict(recorded.trace, runs=99)
-    rows = prediction.table.set_index("quantity")
-    assert rows.loc["throughput (commits/s)", "within"] and rows.loc[LOST, "within"], prediction.text

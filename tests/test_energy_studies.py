@@ -13,6 +13,9 @@ energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", 
 QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}
 
 
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
+
+
 def tables(folder: Path, names) -> list[pd.DataFrame]:
     return [pd.read_csv(folder / name, keep_default_na=True) for name in names]
 

@@ -550,8 +550,8 @@ def test_a_node_that_is_killed_costs_no_row(tmp_path):
         port = server.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "JAX_NUM_CPU_DEVICES": "2"}
     # Runs take seconds, so that the node has one amid its commits when it is killed.
-    command = [sys.executable, "-m", "asyncsim.study", "toy", "--workers=4", "--steps=1500", "--seeds=4"]
-    command.append("--methods=gem,downpour,adaptive_staleness")
+    command = [sys.executable, "-m", "asyncsim.study", "toy", "--workers=4", "--steps=1500", "--seeds=3"]
+    command.append("--methods=gem,downpour")
     options = {"env": environment, "cwd": tmp_path, "text": True, "stderr": subprocess.PIPE}
     ray_start = [shutil.which("ray", path=Path(sys.executable).parent), "start", "--block", "--num-cpus=1"]
     ray_start += ["--disable-usage-stats", "--object-store-memory=200000000"]
@@ -575,7 +575,7 @@ def test_a_node_that_is_killed_costs_no_row(tmp_path):
         ) as run:
             for line in run.stderr:
                 err.append(line)
-                if line.startswith("[6/12]"):  # so late that all nodes are at work
+                if line.startswith("[3/6]"):  # so late that all nodes are at work
                     os.killpg(nodes[1].pid, signal.SIGKILL)
         assert run.returncode == 0 and any("a run was lost" in line for line in err), "".join(err)
     finally:
@@ -585,7 +585,7 @@ def test_a_node_that_is_killed_costs_no_row(tmp_path):
             node.communicate()
     here = subprocess.run([*command, "--out=here"], **options)
     assert here.returncode == 0, here.stderr
-    assert list(pd.read_csv("there/summary.csv")["status"]) == ["finished"] * 12
+    assert list(pd.read_csv("there/summary.csv")["status"]) == ["finished"] * 6
     assert files("there") == files("here")
 
 

@@ -96,11 +96,11 @@ def test_rates_are_those_of_theory(compute):
 @pytest.mark.full
 def test_the_best_interval_of_checkpoints_is_dalys():
     every, cost, lasts = 80.0, 1.6, 3.0
-    intervals = np.array([8, 10, 12, 14, 16, 18, 20, 24, 28])
+    intervals = np.array([8, 12, 16, 20, 28])
     kept = []
     for versions in intervals.tolist():
         outage = failures.outage(f"exponential({every})", lasts, versions, cost)
-        trace = simulate(Cluster(6, 0.1, 1.0, failures=[outage]), 150_000, seed=3)
+        trace = simulate(Cluster(6, 0.1, 1.0, failures=[outage]), 60_000, seed=3)
         summary = trace.summary()
         # Of a server that is always busy, a version a second.
         kept.append(useful(trace) / summary["duration"])

@@ -7,7 +7,6 @@ import pytest
 from cases import (
     EVERY,
     FORCED,
-    PROTOCOLS,
     make_method,
     make_problem,
     make_trace,
@@ -43,11 +42,10 @@ def computed(trace, method, problem, form, count=1, **options):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_ensembles_are_single_replays(protocol):
+def test_ensembles_are_single_replays():
     options = {"seeds": [0, 3], "learning_rate": [0.05, 0.1], "precision": "float64", "progress": False}
     options["record"] = [recorders.energy(tensors=2), recorders.diagnostics()]
-    trace, problem = make_trace(protocol, commits=120), make_problem("digits")
+    trace, problem = make_trace("read_then_write, two visits", commits=120), make_problem("digits")
     together, apart = (replay_ensemble(trace, methods.gem, problem, batched=way, **options) for way in (True, False))
     for one, other in zip(together, apart, strict=True):
         for name in RECORDED:
@@ -56,23 +54,19 @@ def test_ensembles_are_single_replays(protocol):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_forms_repeat_and_record_alike(precision):
+def test_forms_repeat_and_record_alike():
     """DOWNPOUR does not amplify round-off."""
     trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
     record = [recorders.energy(tensors=10), recorders.diagnostics(10)]
 
     def run(form, count):
-        with jax.enable_x64(precision == "float64"):
-            running = Replay(
-                trace, method, problem, precision=precision, record=record, form=form, devices=jax.devices()[:count]
-            )
-            running.evaluate()
-            running.advance(len(trace))
-            running.evaluate()
-            return running.result()
+        running = Replay(trace, method, problem, record=record, form=form, devices=jax.devices()[:count])
+        running.evaluate()
+        running.advance(len(trace))
+        running.evaluate()
+        return running.result()
 
-    expected, tolerance = run("single", 1), 1e-4 if precision == "float32" else 1e-10
+    expected, tolerance = run("single", 1), 1e-4  # float32
     for form, count in (("batch", 1), ("single", 1), ("batch", 2)):
         found, again = run(form, count), run(form, count)
         for table in ("commits", "evaluations", "diagnostics"):

@@ -63,7 +63,7 @@ def test_what_workers_hold_and_what_is_in_flight_is_conserved(cluster, commits, 
 
 
 @pytest.mark.full
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(gossips(), st.integers(1, 120), st.integers(0, 99))
 def test_it_is_conserved_in_many_more(cluster, commits, seed):
     conserved(cluster, commits, seed)

@@ -166,9 +166,9 @@ FEW += [("gradient tracking", FLIP), ("heavy ball", None), ("SGP, nobody waits",
 FEW += [("ClippedGossip", ALIE), ("BRIDGE", ALIE), ("AD-PSGD with momentum", PRODUCT)]
 
 
-def some(cases):
-    """Mark all but a few cases as those of a full run."""
-    return [pytest.param(*case, marks=() if case in FEW else pytest.mark.full) for case in cases]
+FORMS = [(*case, "single") for case in FEW]
+FORMS += [pytest.param(*case, "single", marks=pytest.mark.full) for case in CASES if case not in FEW]
+FORMS += [pytest.param(*case, "batch", marks=pytest.mark.full) for case in FEW]
 
 
 def assert_close(found, expected):
@@ -307,8 +307,7 @@ def float64():
         yield
 
 
-@pytest.mark.parametrize("form", ["single", pytest.param("batch", marks=pytest.mark.full)])
-@pytest.mark.parametrize(("name", "attack"), some(CASES))
+@pytest.mark.parametrize(("name", "attack", "form"), FORMS)
 def test_the_central_variable_is_the_mean_of_replicas_and_messages(name, attack, form):
     method, *where = METHODS[name]
     trace = trace_of(*where)
@@ -322,7 +321,7 @@ def test_the_central_variable_is_the_mean_of_replicas_and_messages(name, attack,
     assert_close(running.result().commits["update_norm"], steps)
 
 
-@pytest.mark.parametrize(("name", "attack"), some(CASES))
+@pytest.mark.parametrize(("name", "attack"), FEW)
 def test_evaluations_are_of_that_mean_and_of_honest_replicas(name, attack):
     method, *where = METHODS[name]
     trace = trace_of(*where)

@@ -11,6 +11,9 @@ SMALL = {"workers": 4, "steps": 20, "tune": (0.1, 0.4), "target": 0.3, "slow": 5
 TOPOLOGIES = ("ring()", "one_peer_exponential()")
 
 
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
+
+
 @pytest.mark.full
 def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     out = tmp_path / "gossip"

@@ -19,6 +19,9 @@ KEYS = ["workers", "window", "method", "learning_rate"]
 METHODS = ("lsgd", "lsgd_groups", "aeasgd", "downpour")
 
 
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     return write_leaders(tmp_path_factory.mktemp("results") / "leaders")

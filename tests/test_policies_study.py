@@ -17,7 +17,7 @@ SMALL = {"workers": (4,), "steps": 30, "seeds": 2, "problem": "quadratic", "targ
 POLICIES = ("asynchronous", "barrier", "barrier(2)", "discard_stale(2)")
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "quick_figures")
+pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
 
 
 @pytest.fixture(scope="module")

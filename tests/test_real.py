@@ -115,12 +115,9 @@ def close(found, expected):
 @pytest.mark.parametrize(
     ("protocol", "method"),
     [
-        ("exchange", methods.downpour),
-        ("read_then_write", methods.gem),
+        ("read_then_write", methods.downpour),
         ("read_then_write, two visits", methods.gem),
-        ("write_then_read", methods.aeasgd),
         ("exchange", lambda learning_rate: noisy(learning_rate, replies=True)),
-        ("exchange", lambda learning_rate: methods.lsgd(learning_rate, groups=2)),
         ("write_then_read", lambda learning_rate: methods.lgd(learning_rate, policy=None)),
         ("exchange", combining),
     ],

@@ -23,7 +23,6 @@ WORKERS = 4
 CASES = {
     "D-PSGD": (methods.dpsgd(0.05), "ring()", "neighbours(mix=beside)"),
     "SGP": (methods.sgp(0.05), "one_peer_exponential()", "neighbours()"),
-    "SGP, Base-2": (methods.sgp(0.05), "base2()", "neighbours()"),
     "SGP, nobody waits": (methods.sgp(0.05, policy=None), "ring()", "asynchronous()"),
     "overlap SGP": (methods.osgp(0.05), "exponential()", "overlap(1)"),
     "AD-PSGD": (methods.adpsgd(0.05), "complete()", "handshake()"),
@@ -59,7 +58,7 @@ def in_threads(folder, method, processes, commits):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=[pytest.mark.full] * (one in ("SGP", "SGP, Base-2", "overlap SGP"))) for one in CASES],
+    [pytest.param(one, marks=[pytest.mark.full] * (one in ("SGP", "overlap SGP"))) for one in CASES],
 )
 def test_the_recorded_order_replayed_is_the_recording(name, tmp_path):
     """Losses, final replicas and the central variable; which messages were taken up; and the files."""
@@ -121,7 +120,7 @@ def test_processes_without_a_server_are_recorded_and_replayed(tmp_path):
 @pytest.mark.full
 def test_the_study_holds_recordings_without_a_server_against_their_replays(tmp_path):
     validate = study.load("validate")
-    options = {"workers": WORKERS, "steps": 125, "methods": ("dpsgd", "adpsgd"), "topology": "ring()"}
+    options = {"workers": 2, "steps": 40, "methods": ("dpsgd", "adpsgd"), "topology": "ring()"}
     folder, summary = validate.run(validate.Config(**options, out=tmp_path / "out"))
     assert summary["holds"].tolist() == [True] * 2 and summary["held_to"].tolist() == ["free"] * 2
     assert (summary[["loss_free", "params_free"]] < 1e-5).all(axis=None) and (folder / "agreement.png").exists()

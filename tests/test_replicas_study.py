@@ -7,6 +7,8 @@ import pytest
 from asyncsim import study
 from asyncsim.study.finished import read
 
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
+
 
 @pytest.mark.full
 def test_all_compute_as_many_gradients_and_communicate_as_often_as_they_say(tmp_path, capsys):

@@ -6,18 +6,14 @@ import pytest
 
 from asyncsim import study
 
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
+
 
 @pytest.mark.full
 def test_worst_cases_at_best_rates(tmp_path, capsys):
     options = ["--workers=8", "--steps=12", "--seeds=1", "--byzantine", "2", "--tune", "0.1", "0.4", "--batch-size=8"]
-    options += [
-        "--problem=digits(hidden=[])",
-        "--rules",
-        "trimmed_mean(f=f)",
-        "--attacks",
-        "sign_flip(scale=10)",
-        "alie",
-    ]
+    options += ["--problem=digits(hidden=[])", "--rules", "trimmed_mean(f=f)"]
+    options += ["--attacks", "sign_flip(scale=10)", "alie"]
     assert study.main(["robustness", *options, f"--out={tmp_path / 'mine'}"]) == 0
     accuracy, worst = (pd.read_csv(tmp_path / "mine" / f"{name}.csv") for name in ("accuracy", "worst"))
     assert len(accuracy) == 2 * 2 * 3 and len(worst) == 4

