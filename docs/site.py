@@ -1,4 +1,4 @@
-"""What the site has beside the pages of this folder: links out of it, options, the API, and the gallery's figures.
+"""Generate the pages, figures and formulas that the site has beside the pages of this folder.
 
 MkDocs calls the functions whose names begin with ``on_``; ``.mkdocs.yml`` names this file.
 """
@@ -6,6 +6,7 @@ MkDocs calls the functions whose names begin with ``on_``; ``.mkdocs.yml`` names
 import ast
 import dataclasses
 import hashlib
+import html
 import inspect
 import os
 import re
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What the gallery's commands have drawn already.
-DRAWN = ROOT / "results" / "gallery"
+#: Results of the commands whose figures the pages show.
+GALLERY = ROOT / "results" / "gallery"
 #: The pages of the API and their modules.
 API = {
     "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives",
@@ -42,139 +43,198 @@ API = {
 }
 _FENCE = re.compile(r"^```(\w+) ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+_FILM = "<!-- film -->"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are made here, and what pages link to outside of their folder."""
+    """Add the generated pages, the figures of the commands, and files that pages link to outside of this folder."""
     from mkdocs.structure.files import File
 
-    made = {f"api/{name}.md": _api(name, modules) for name, modules in API.items()} | {"options.md": options()}
-    for path, text in made.items():
+    for path, text in generated().items():
         files.append(File.generated(config, path, content=text))
     pages = {page.name: page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))}
-    linked = {path for text in pages.values() for path in _OUTSIDE.findall(text)} - {"README.md"}
-    for path in sorted(linked | {"CHANGELOG.md"}):
+    outside = {path for text in pages.values() for path in _OUTSIDE.findall(text)}
+    for path in sorted(outside | {"CHANGELOG.md"}):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
-    for command, _ in gallery(pages["gallery.md"]):
-        folder = drawn(command)
-        for path in [*sorted(folder.glob("*.png")), *folder.glob("report.html")]:
-            files.append(File.generated(config, f"gallery/{folder.name}/{path.name}", abs_src_path=str(path)))
+    images = {image for text in pages.values() for command, _ in drawings(text) for image in run(command).glob("*.png")}
+    for path in [*sorted(images), film(pages["tutorial.md"])]:
+        files.append(File.generated(config, str(path.relative_to(GALLERY.parent)), abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Rewrite links out of the folder, show the gallery's figures, and leave of a fence the language alone."""
+    """Show figures below their commands and reduce the words behind a fence to the language."""
     if page.file.src_uri == "CHANGELOG.md":
         return markdown.replace("](docs/", "](")
-    markdown = _OUTSIDE.sub(lambda found: "](" + found[1].replace("README.md", "start.md"), markdown)
-    if page.file.src_uri == "gallery.md":
-        for command, figures in gallery(markdown):
-            at = f"gallery/{_key(command)}"
-            shown = "\n".join(f"![{figure} of {command}]({at}/{figure}.png)" for figure in figures)
-            fence = f"{command}\n```"
-            page_of = f"\n\n[Its page]({at}/report.html)" if (drawn(command) / "report.html").exists() else ""
-            markdown = markdown.replace(fence, f"{fence}\n\n{shown}{page_of}", 1)
-    return _FENCE.sub(r"```\1\n\3```", markdown)
+    for command, figures in drawings(markdown):
+        folder = run(command).relative_to(GALLERY.parent)
+        images = "\n".join(f"![{figure} of {command}]({folder}/{figure}.png)" for figure in figures)
+        fence = f"{command}\n```"
+        markdown = markdown.replace(fence, f"{fence}\n\n{images}", 1)
+    if _FILM in markdown:
+        path = film((ROOT / "docs" / "tutorial.md").read_text()).relative_to(GALLERY.parent)
+        markdown = markdown.replace(_FILM, f"![Workers around the central variable, with DOWNPOUR and with GEM]({path})")
+    return _FENCE.sub(r"```\1\n\3```", _OUTSIDE.sub(r"](\1", markdown))
 
 
-def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """End the sentences before formulas of docstrings, which are reStructuredText, as one reads them."""
-    return html.replace("::</p>", ":</p>")
+def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
+    """Set formulas as MathML, and repair paragraphs of reStructuredText in front of formulas."""
+    return _FORMULA.sub(mathml, content.replace("<p>::</p>", "").replace("::</p>", ":</p>"))
 
 
-def gallery(page: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of the gallery, and the figures of each that are shown: its fences say ``draw=a,b``."""
+def mathml(formula: re.Match[str]) -> str:
+    """Convert a formula from LaTeX to MathML."""
+    from latex2mathml.converter import convert
+
+    return convert(html.unescape(formula[2]), display="block" if formula[1] == "div" else "inline")
+
+
+def drawings(page: str) -> list[tuple[str, list[str]]]:
+    """Return the commands of the fences that say ``draw=a,b``, and the figures to show of each."""
     fences = [(info, text.strip()) for _, info, text in _FENCE.findall(page)]
     return [(text, info.removeprefix("draw=").split(",")) for info, text in fences if info.startswith("draw=")]
 
 
-def drawn(command: str) -> Path:
-    """Return the folder of a study's results, which is run first unless it has been."""
-    folder = DRAWN / _key(command)
+def run(command: str) -> Path:
+    """Return the folder with the results of a study; run the study if it is missing."""
+    study = command.split("study ")[1].split()[0]
+    folder = GALLERY / f"{study}-{hashlib.sha256(command.encode()).hexdigest()[:8]}"
     if not any(folder.glob("*.png")):
-        shutil.rmtree(folder, ignore_errors=True)  # what was interrupted
-        arguments = [sys.executable, *shlex.split(command)[1:], "--out", str(folder)]
-        own = {"PYTHONPATH": str(ROOT), "ASYNCSIM_INDEX": str(DRAWN / "index")}
-        done = subprocess.run(arguments, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{command}\n{done.stderr}")
+        shutil.rmtree(folder, ignore_errors=True)  # an interrupted run
+        _execute(*shlex.split(command)[1:], "--out", str(folder))
     return folder
 
 
-def _key(command: str) -> str:
-    study = command.split("asyncsim.study ")[1].split()[0]
-    return f"{study}-{hashlib.sha256(command.encode()).hexdigest()[:8]}"
+def film(page: str) -> Path:
+    """Return the animation of the study of the page that records distances; draw it if it is missing."""
+    (command,) = [command for command, _ in drawings(page) if "--animate" in command]
+    folder = run(command)
+    path = folder.with_suffix(".gif")
+    if not path.exists():
+        _execute("animate", str(folder), "--frames", "90", "--out", str(path))
+    return path
+
+
+def _execute(*arguments: str) -> None:
+    GALLERY.mkdir(parents=True, exist_ok=True)
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    (own,) = [text for _, _, text in re.findall(r"^(```)(python)\n(# mine\.py\n.*?)^```$", tutorial, re.M | re.S)]
+    (GALLERY / "mine.py").write_text(own)
+    variables = {"PYTHONPATH": str(ROOT), "ASYNCSIM_INDEX": str(GALLERY / "index")}
+    command = [sys.executable, "-m", "asyncsim", *arguments]
+    done = subprocess.run(command, cwd=GALLERY, env=os.environ | variables, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)}\n{done.stderr}")
+
+
+def generated() -> dict[str, str]:
+    """Return the pages that follow from the code: those of the API, of all studies and of all methods."""
+    pages = {f"api/{name}.md": _api(name, modules) for name, modules in API.items()}
+    return pages | {"options.md": options(), "catalogue.md": catalogue()}
 
 
 def _api(name: str, modules: str) -> str:
     from asyncsim.methods import METHODS
 
-    parts = [f"::: asyncsim.{module}" for module in modules.split()]
-    if name == "methods":  # of a table; what reads the sources alone does not see them
-        parts += [f"::: {one.__module__}.{one.__name__}" for one in METHODS.values()]
-    return "\n\n".join([f"# {name.capitalize()}", *parts]) + "\n"
+    names = [f"asyncsim.{module}" for module in modules.split()]
+    if name == "methods":  # a table, which static analysis does not follow
+        names += [f"{factory.__module__}.{factory.__name__}" for factory in METHODS.values()]
+    return "\n\n".join([f"# {name.capitalize()}", *(f"::: {path}" for path in names)]) + "\n"
+
+
+def catalogue() -> str:
+    """Return the page of all methods, problems, rules and attacks, with their calls and first lines of docstrings."""
+    from asyncsim.byzantine.aggregation import RULES
+    from asyncsim.byzantine.attacks import ATTACKS
+    from asyncsim.methods import METHODS
+    from asyncsim.problems import PROBLEMS
+
+    lines = [
+        "# Methods and problems",
+        "",
+        'An entry of `--methods` is a call: `"gem(kappa=2)"`, or `"gem(kappa=[1, 2])"` for one method per value.',
+        "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` apply to entries that do not set them.",
+        "`help(asyncsim.methods.gem)` has the formula, the source and every departure from it. This page follows from",
+        "the docstrings.",
+    ]
+    for title, table in (("method", METHODS), ("problem", PROBLEMS), ("rule", RULES), ("attack", ATTACKS)):
+        lines += ["", f"## {title.capitalize()}s", "", f"| {title} | description | arXiv |", "|---|---|---|"]
+        lines += [_entry(factory) for factory in table.values()]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(factory: Any) -> str:
+    from asyncsim.base.calls import form_of
+
+    function = getattr(factory, "func", factory)
+    docstring = function.__doc__ or ""
+    summary = docstring.partition("\n")[0].removeprefix("Return ").replace("|", r"\|")
+    papers = re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[function.__module__].__doc__}{docstring}")
+    return f"| `{form_of(factory)}` | {summary[:1].upper()}{summary[1:]} | {', '.join(dict.fromkeys(papers))} |"
 
 
 def options() -> str:
-    """Return the page of all studies: what each is about, and its options with their defaults."""
+    """Return the page of all studies: the question of each, and its options with their defaults."""
     from asyncsim import study
     from asyncsim.study.config import StudyConfig
 
+    modules = {path.stem: study.load(path.stem) for path in sorted(study.shipped("studies").glob("[!_]*.py"))}
     lines = [
-        "# All studies and their options",
+        "# All studies",
         "",
-        "`python -m asyncsim.study NAME --help` says the same. An option's name on the command line has hyphens:",
-        "`--learning-rate 0.1`; a switch is turned off by `--no-NAME`.",
+        "| study | question |",
+        "|---|---|",
+        *(f"| [`{name}`](#{name}) | {_paragraphs(module.__doc__ or '')[0]} |" for name, module in modules.items()),
         "",
-        "## Options of studies of methods",
+        "`asyncsim study NAME --help` prints the options below. An option's name on the command line has hyphens:",
+        "`--learning-rate 0.1`; `--no-NAME` turns a switch off.",
         "",
-        "Below, each study lists the options that it has besides these, or with another default. `fairness` and",
+        "## Common options",
+        "",
+        "The sections below list further options of each study, and options with another default. `fairness` and",
         "`validate`, which record real processes, and `scaling` and `throughput` have fewer of these.",
         *_table(_fields(StudyConfig)),
         "",
         *_paragraphs(StudyConfig.help_notes),
     ]
-    shared = _fields(StudyConfig)
-    for path in sorted(study.shipped("studies").glob("[!_]*.py")):
-        module = study.load(path.stem)
-        own = {name: told for name, told in _fields(module.Config).items() if shared.get(name) != told}
-        lines += ["", f"## {path.stem}", "", *_paragraphs(module.__doc__ or ""), *_table(own)]
+    common = _fields(StudyConfig)
+    for name, module in modules.items():
+        fields = {field: text for field, text in _fields(module.Config).items() if common.get(field) != text}
+        lines += ["", f"## {name}", "", *_paragraphs(module.__doc__ or ""), *_table(fields)]
         if scales := getattr(module, "SCALES", None):
-            lines += ["", f"`--scale` chooses other defaults: {', '.join(f'`{name}`' for name in scales)}."]
+            lines += ["", f"`--scale` chooses other defaults: {', '.join(f'`{scale}`' for scale in scales)}."]
     return "\n".join(lines) + "\n"
 
 
 def _fields(config: type) -> dict[str, tuple[str, str]]:
-    """Return default and help of each option of a study's Config: the text below a field, of its own class or a base.
-
-    What a class hides is no option.
-    """
-    helped: dict[str, str] = {}
-    for one in reversed(config.__mro__[:-1]):
-        body = ast.parse(inspect.getsource(one)).body[0].body
+    """Return default and help of each option of a study's Config, from the text below a field; skip hidden fields."""
+    texts: dict[str, str] = {}
+    for base in reversed(config.__mro__[:-1]):
+        body = ast.parse(inspect.getsource(base)).body[0].body
         for field, text in zip(body, [*body[1:], None], strict=True):
             if not isinstance(field, ast.AnnAssign):
                 continue
             if ast.unparse(field.annotation).startswith("Hidden["):
-                helped[field.target.id] = ""
+                texts[field.target.id] = ""
             elif isinstance(text, ast.Expr):
-                helped[field.target.id] = " ".join(text.value.value.split())
-    fields = {field.name: (_default(field), helped[field.name]) for field in dataclasses.fields(config)}
-    return {name: told for name, told in fields.items() if told[1]}
+                texts[field.target.id] = " ".join(text.value.value.split())
+    fields = {field.name: (_default(field), texts[field.name]) for field in dataclasses.fields(config)}
+    return {name: entry for name, entry in fields.items() if entry[1]}
 
 
 def _default(field: Any) -> str:
     value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
     if isinstance(value, tuple):
-        return " ".join(f'"{one}"' if "(" in str(one) else str(one) for one in value)
+        return " ".join(f'"{item}"' if "(" in str(item) else str(item) for item in value)
     return "" if value is None else str(value)
 
 
 def _table(fields: dict[str, tuple[str, str]]) -> Iterator[str]:
     if fields:
-        yield from ("", "| option | default | what |", "|---|---|---|")
+        yield from ("", "| option | default | meaning |", "|---|---|---|")
     for name, (default, text) in fields.items():
-        escaped = re.sub(r"([*_<|])", r"\\\1", text)
+        escaped = re.sub(r"([*_<|$])", r"\\\1", text)
         yield f"| `{name}` | {f'`{default}`' if default else ''} | {escaped} |"
 
 
