@@ -414,7 +414,7 @@ def damaged(trace, name, row, value):
     frame = trace.frame.copy()
     frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
     frame.at[row, name] = value
-    return lambda: Trace(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
+    return lambda: Trace.of(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_contradictory_messages_in_flight_are_refused():
         in_flight = trace.in_flight.copy()
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):
-            Trace(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
+            Trace.of(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
 
 
 RING = {"workers": 4, "compute": 1, "topology": "ring()"}

@@ -332,7 +332,7 @@ def test_test_data_that_are_not_finite_are_no_divergence(value, batched):
 )
 def test_traces_that_a_replay_does_not_know(change, message):
     trace = make_trace(window=2, commits=50)
-    changed = Trace(trace.frame.assign(**change), trace.source)
+    changed = Trace.of(trace.frame.assign(**change), trace.source)
     with pytest.raises(InputError, match=message):
         replay(changed, methods.downpour(), make_problem("quadratic"))
 

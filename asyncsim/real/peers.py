@@ -33,7 +33,7 @@ from asyncsim.replays.programs import Same
 from asyncsim.replays.state import WorkerRow
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
-from asyncsim.traces.columns import write_trace
+from asyncsim.traces.archive import write_trace
 
 #: Calls a function of another worker, given its index, the function's name and arguments; the result waits for the
 #: answer and returns it.

@@ -25,7 +25,7 @@ from asyncsim.real.computing import Computing, check
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
-from asyncsim.traces.columns import write_trace
+from asyncsim.traces.archive import write_trace
 
 #: One thread for all that a process computes: several processes share the cores.
 _ONE_THREAD = {

@@ -7,16 +7,17 @@ the read after a message that was given up.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.failures import Failure
 from asyncsim.simulation.station import Station, Worker
 from asyncsim.simulation.weather import Incidents, Weather
-from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS
+from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS, TABLES
 
 if TYPE_CHECKING:
     from asyncsim.simulation.world import World
@@ -53,9 +54,8 @@ class Absences:
         self._spells: list[list[float]] = []
         for index in range(n):
             if not weather.present[index]:
-                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
+                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan, -1]
                 self._spells.append(self._spell[index])
-        self._restored, self._restores = -1.0, 0
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
         self._outages_begun = 0
@@ -70,10 +70,10 @@ class Absences:
             for time, joins in changes:
                 self._at(time, functools.partial(self._readmit if joins else self._leave, index))
 
-    @property
-    def spells(self) -> list[float]:
-        """Rows of `Trace.spells`, entry by entry."""
-        return list(itertools.chain.from_iterable(self._spells))
+    def table(self) -> dict[str, np.ndarray]:
+        """Return the columns of `Trace.absences`."""
+        columns = np.array(self._spells).reshape(-1, len(TABLES["absences"])).T
+        return dict(zip(TABLES["absences"], columns, strict=True))
 
     # The reports of the world.
 
@@ -83,10 +83,7 @@ class Absences:
 
     def close_job(self, index: int, failed_by: int, outcome: int) -> bool:
         """Record why a worker's job ends; return whether its computation had begun."""
-        cause = failed_by, self.incarnation_of_job[index], self._restored, self._restores
-        self._world.causes.entries.extend((self.jobs[index], *cause))
-        if self._restores:
-            self._restored, self._restores = -1.0, 0
+        self._world.causes.entries.extend((self.jobs[index], failed_by, self.incarnation_of_job[index]))
         if failed_by != RESENT:
             self.jobs[index] += 1
         if outcome < CANCELLED:
@@ -164,7 +161,7 @@ class Absences:
         self._absences[index] += 1
         if self._absences[index] == 1:
             kind = SPELLS.index(FAILED_BY[cause])
-            self._spell[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
+            self._spell[index] = [index, kind, self._clock._now, *[math.nan] * 4, -1]
             self._spells.append(self._spell[index])
             if not self.under_way[index]:
                 self._world.gate.forget(index)
@@ -198,6 +195,7 @@ class Absences:
         for worker in gate.dismiss(index):
             self.resume(worker)
         if gate.version > version:
+            self._spell[index][7] = gate.version
             self._after_version()
 
     def _readmit(self, index: int) -> None:
@@ -223,9 +221,9 @@ class Absences:
             self._at(end, restore)
 
         def restore() -> None:
-            self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, math.nan])
+            restored = len(self._world.steps), self._checkpoint
+            self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, *restored])
             self._down = False
-            self._restored, self._restores = float(self._checkpoint), self._restores + 1
             self._since_checkpoint = 0
             self._next_outage(outages, number + 1)
             for worker in self._world.gate.restore():

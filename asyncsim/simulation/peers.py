@@ -24,6 +24,7 @@ from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import Worker
 from asyncsim.traces.bookkeeping import trace_without_server
 from asyncsim.traces.columns import GOSSIP, Source
+from asyncsim.traces.tables import Columns
 from asyncsim.traces.trace import Trace
 
 #: Rows between two updates of the progress bar.
@@ -58,6 +59,7 @@ class Peers(ABC):
         self.cluster, self.seed, self.topology = cluster, seed, cluster.topology
         self.clock = clock_for(cluster)
         self.rows = Record(("worker", "start_time", "send_time", "commit_time"))
+        self.records = [self.rows]
         self.workers = [Worker(self.clock, index) for index in range(n)]
         self.applied = [0] * n  # gradients of each worker
         self.start_time, self.end_time = [0.0] * n, [0.0] * n
@@ -77,7 +79,8 @@ class Peers(ABC):
         for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
             while len(accepted) < stop:
                 step()
-            self.rows.pack()
+            for record in self.records:
+                record.pack()
             report(stop)
 
     @abstractmethod
@@ -115,20 +118,10 @@ class Peers(ABC):
     def trace(self) -> Trace:
         """Return the trace of the run."""
 
-    def trace_of(
-        self,
-        takes_up: str,
-        sources: list[list[int]],
-        weights: list[list[float]],
-        kept_share: Any,
-        partner: Any,
-        in_flight: list[tuple[int, int, float, float]],
-    ) -> Trace:
+    def trace_of(self, takes_up: str, rows: Columns, taken_up: Columns, in_flight: list[tuple[float, ...]]) -> Trace:
         """Build the trace from the record and the messages."""
         cluster, table = self.cluster, self.rows.table()
         worker = table["worker"].astype(np.int64)
-        local_steps = np.array(cluster.windows)[worker]
-        rows = pd.DataFrame(table).assign(local_steps=local_steps, kept=kept_share, partner=partner)
         # A worker whose last gradient has just been applied has not begun another.
         started = np.full(cluster.workers, -1.0)
         started[worker] = table["start_time"]
@@ -136,7 +129,10 @@ class Peers(ABC):
         source = Source(
             cluster.workers, GOSSIP, max(cluster.windows), seed=self.seed, cluster=cluster, takes_up=takes_up
         )
-        return trace_without_server(source, rows, sources, weights, open_start, in_flight)
+        rows = table | {"local_steps": np.array(cluster.windows)[worker]} | rows
+        flying = np.array(in_flight).reshape(-1, 4).T
+        names = ("step", "taker", "weight", "arrive_time")
+        return trace_without_server(source, rows, taken_up, dict(zip(names, flying, strict=True)), open_start)
 
 
 class Messages(Peers):
@@ -161,8 +157,8 @@ class Messages(Peers):
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
-        self._sources: list[list[int]] = []
-        self._weights: list[list[float]] = []
+        self._taken_up = Record(("step", "weight", "arrive_time", "by"))
+        self.records.append(self._taken_up)
 
     def compute(self, index: int, now: float) -> None:
         """Begin a computation."""
@@ -196,9 +192,9 @@ class Messages(Peers):
             messages = self._round(index)
         else:
             messages, self._mixed[index] = self._mixed[index], []
-        row = len(self._sources)
-        self._sources.append([message[0] for message in messages])
-        self._weights.append([message[1] for message in messages])
+        row = len(self.accepted)
+        for message in messages:
+            self._taken_up.entries.extend((*message, row))
         goes_on = self.add_row(index)
         self._send(index, number, row)
         if not goes_on:
@@ -257,8 +253,8 @@ class Messages(Peers):
         worker = self.rows.table()["worker"].astype(np.int64)
         job = pd.Series(worker).groupby(worker).cumcount().to_numpy()
         kept_share = np.array([edges.kept(n) for edges in self._edges])[(job - 1) % len(self._edges), worker]
-        takes_up = "commit" if self._mixes_beside else "read"
-        return self.trace_of(takes_up, self._sources, self._weights, np.where(job == 0, 1.0, kept_share), -1, in_flight)
+        rows = {"kept": np.where(job == 0, 1.0, kept_share)}
+        return self.trace_of("commit" if self._mixes_beside else "read", rows, self._taken_up.table(), in_flight)
 
 
 class Handshakes(Peers):
@@ -301,9 +297,8 @@ class Handshakes(Peers):
 
     def trace(self) -> Trace:
         """Return the trace of the run."""
-        sources: list[list[int]] = [[] for _ in self._row_partners]
-        weights: list[list[float]] = [[] for _ in self._row_partners]
-        return self.trace_of("commit", sources, weights, 1.0, self._row_partners, [])
+        rows = {"kept": np.ones(len(self._row_partners)), "partner": np.array(self._row_partners)}
+        return self.trace_of("commit", rows, Record(("step", "weight", "by")).table(), [])
 
 
 def _journeys(

@@ -7,9 +7,7 @@ The events are those of `asyncsim.simulation.world`, or without a server of `asy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from asyncsim.base.console import on_a_terminal
@@ -19,7 +17,6 @@ from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
 from asyncsim.simulation.peers import simulate_without_server
 from asyncsim.simulation.world import World
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
-from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
 
 #: Memory (bytes) that a commit takes at the least: the record and the columns.
@@ -62,17 +59,12 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
             return simulate_without_server(cluster, commits, seed, report)
         world = World(cluster, seed)
         world.run(commits, report)
-    commits_made, of_failures = world.steps.table(), dict[str, Any]()
+    commits_made, absences = world.steps.table(), None
     if world.absences is not None:
         commits_made |= world.causes.table()
-        spells = np.array(world.absences.spells).reshape(-1, len(no_spells().columns))
-        of_failures = {
-            "first": world.first,
-            "consumed": world.absences.jobs,
-            "spells": dict(zip(no_spells(), spells.T, strict=True)),
-        }
+        absences = world.absences.table()
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
-    return trace_of(cluster, seed, commits_made, reads, world.present(), **of_failures)
+    return trace_of(cluster, seed, commits_made, reads, world.present(), absences)
 
 
 @contextmanager

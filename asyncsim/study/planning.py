@@ -14,8 +14,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.collectives import collective_bytes
 from asyncsim.simulation.simulate import simulate
 from asyncsim.theory import throughput_theory
-from asyncsim.traces.columns import ACCEPTED
-from asyncsim.traces.gossip import previous_rows
+from asyncsim.traces.columns import ACCEPTED, previous_rows
 from asyncsim.traces.trace import Trace
 
 #: Quantities that a horizon may be given in.

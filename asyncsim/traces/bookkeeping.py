@@ -5,76 +5,54 @@ time 0; also jobs that are discarded or cancelled are followed by a read. So one
 worker, tells all staleness.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.columns import (
-    APPLIED,
-    BUFFERED,
-    DISCARDED,
-    FAILED_BY,
-    FAILING_OUTCOMES,
-    OUTCOMES,
-    SPELLS,
-    Source,
-    no_messages,
-    no_spells,
-)
-from asyncsim.traces.gossip import previous_rows
+from asyncsim.traces.columns import APPLIED, RESENT, Source, previous_rows, table_of
+from asyncsim.traces.tables import Columns, messages_of_peers, messages_to_server
 from asyncsim.traces.trace import Trace
-
-Columns = dict[str, np.ndarray]
 
 #: What is recorded of each message; of a cancelled computation all times after ``send_time`` are its end.
 COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 #: The same with what became of it, and the version after it: a row of the trace.
 STEP_RECORD = (*COMMIT_RECORD, "outcome", "version")
 #: What is recorded besides under failures.
-FAILURE_RECORD = ("job", "failed_by", "incarnation", "restored", "restores")
-#: What is recorded of each read but the first of each worker.
-READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
+FAILURE_RECORD = ("job", "failed_by", "incarnation")
+#: The record of a read.
+READ_RECORD = ("worker", "version", "arrive_time", "serve_time", "time")
 
 
 def trace_of(
-    cluster: Cluster,
-    seed: int,
-    commits: Columns,
-    reads: Columns,
-    present: Columns,
-    first: Sequence[int] | None = None,
-    consumed: Sequence[int] | None = None,
-    spells: Columns | None = None,
+    cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns, absences: Columns | None = None
 ) -> Trace:
     """Build the trace of a run from its record.
 
-    ``commits`` and ``reads`` have the columns `STEP_RECORD` and `READ_RECORD`, in the order in which services ended.
-    ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
-
-    Under failures ``commits`` have the columns `FAILURE_RECORD` besides. ``first`` are then the workers that were there
-    at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` are those of
-    `Trace.spells`, with the positions of their kinds.
+    Parameters
+    ----------
+    cluster, seed
+        What ran.
+    commits : columns
+        `STEP_RECORD`, in the order in which services ended; under failures also `FAILURE_RECORD`.
+    reads : columns
+        `READ_RECORD`, in the same order, those of version 0 at time 0 included.
+    present : columns
+        ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
+    absences : columns
+        Those of `Trace.absences`.
     """
-    reads = _with_first(reads, range(cluster.workers) if first is None else first)
-    jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
-    if "job" in commits:
-        jobs.number, jobs.count = commits["job"].astype(np.int64), np.array(consumed, np.int64)
-    read_visits = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
-    columns = _rows(cluster, commits, reads, jobs, read_visits)
-    outcomes = OUTCOMES if spells is None else FAILING_OUTCOMES
-    columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), outcomes)
-    if spells is not None:
-        columns["failed_by"] = pd.Categorical.from_codes(commits["failed_by"].astype(np.int8), FAILED_BY)
-        columns |= {name: commits[name].astype(np.int64) for name in ("incarnation", "restored", "restores")}
-    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
-    open_reads = {
-        "worker": read_visits.worker[still_open],
-        "job": read_visits.number[still_open],
-        "read_version": reads["read_version"][still_open].astype(np.int64),
-        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
-    }
+    worker = commits["worker"].astype(np.int64)
+    of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
+    job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number
+    read, push_read = of_worker.find(worker, job), None
+    if cluster.separate_reads and cluster.protocol == "read_then_write":
+        follows = job + 1 < of_worker.count[worker]
+        push_read = np.where(follows, of_worker.find(worker, np.where(follows, job + 1, job)), -1)
+    is_open = np.ones(len(of_worker.worker), bool)
+    is_open[read if "failed_by" not in commits else read[commits["failed_by"] != RESENT]] = False
+    local_steps = np.array(cluster.windows)[worker]
+    columns = commits | {"worker": worker, "job": job, "local_steps": local_steps, "read": read}
+    steps = table_of("steps", columns if push_read is None else columns | {"push_read": push_read})
+    spells = table_of("absences", absences or {}, None if absences else 0)
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -83,11 +61,8 @@ def trace_of(
         seed=seed,
         cluster=cluster,
     )
-    table = no_spells()
-    if spells is not None:
-        kinds = np.array(SPELLS, object)[spells["kind"].astype(np.int64)]
-        table = pd.DataFrame({**spells, "kind": kinds}).astype({"worker": np.int64})[list(table)]
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present), spells=table)
+    read_table = table_of("reads", reads | {"job": of_worker.number, "is_open": is_open})
+    return Trace(source, steps, read_table, messages_to_server(steps, present, spells), spells)
 
 
 class _PerWorker:
@@ -122,108 +97,48 @@ def reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
     version = commits["version"]
     if cluster.protocol == "read_then_write":
         version = version - (commits["outcome"] == APPLIED)
-    return {
-        "worker": commits["worker"],
-        "read_version": version,
-        "read_arrive_time": commits["arrive_time"],
-        "read_serve_time": commits["serve_time"],
-        "read_time": commits["commit_time"],
-    }
+    names = ("arrive_time", "serve_time")
+    reads = {"worker": commits["worker"], "version": version, **{name: commits[name] for name in names}}
+    return with_first(reads | {"time": commits["commit_time"]}, cluster.workers)
 
 
-def _with_first(reads: Columns, workers: Sequence[int]) -> Columns:
-    """Return all reads, those of version 0 at time 0 at their head."""
-    first = {name: np.zeros(len(workers)) for name in READ_RECORD}
-    first["worker"] = np.array(workers, np.float64)
+def with_first(reads: Columns, workers: int) -> Columns:
+    """Put the reads of version 0 at time 0, one for each worker, before others."""
+    first = {name: np.zeros(workers) for name in READ_RECORD} | {"worker": np.arange(workers)}
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
 
 
-def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
-    """Return the columns of the trace, without the outcome."""
-    makes = commits["outcome"] == APPLIED
-    version = commits["version"].astype(np.int64)
-    before = version - makes
-    used = read_visits.find(jobs.worker, jobs.number)
-    read_version = reads["read_version"][used].astype(np.int64)
-    push_version, push_time = before, commits["commit_time"]
-    if cluster.separate_reads and cluster.protocol == "read_then_write":
-        there = np.isin(commits["outcome"], (APPLIED, BUFFERED, DISCARDED))  # else there was no message
-        pulled = read_visits.find(jobs.worker[there], jobs.number[there] + 1)
-        push_version, push_time = before.copy(), push_time.copy()
-        push_version[there], push_time[there] = reads["read_version"][pulled], reads["read_time"][pulled]
-    return {
-        "commit": np.arange(len(jobs.worker)),
-        "worker": jobs.worker,
-        "job": jobs.number,
-        "local_steps": np.array(cluster.windows)[jobs.worker],
-        "read_version": read_version,
-        "read_arrive_time": reads["read_arrive_time"][used],
-        "read_serve_time": reads["read_serve_time"][used],
-        "read_time": reads["read_time"][used],
-        "start_time": commits["start_time"],
-        "send_time": commits["send_time"],
-        "push_version": push_version,
-        "push_time": push_time,
-        "arrive_time": commits["arrive_time"],
-        "serve_time": commits["serve_time"],
-        "commit_time": commits["commit_time"],
-        "staleness": before - read_version,
-        "version": version,
-    }
-
-
 def trace_without_server(
-    source: Source,
-    rows: pd.DataFrame,
-    sources: list[list[int]],
-    weights: list[list[float]],
-    open_start: np.ndarray,
-    in_flight: list[tuple[int, int, float, float]],
+    source: Source, rows: Columns, taken_up: Columns, in_flight: Columns, open_start: np.ndarray
 ) -> Trace:
     """Return the trace of a run without a server from its record.
 
-    ``rows`` has the columns of a trace that cannot be counted. ``open_start`` is when the computations began that are
-    not done at the end, ``[workers]``, not a number where none has; ``in_flight`` has the rows of `Trace.in_flight`.
+    Parameters
+    ----------
+    source : Source
+        Where it comes from.
+    rows : columns
+        ``worker``, ``local_steps``, ``start_time``, ``send_time``, ``commit_time``, ``partner``, ``kept``.
+    taken_up, in_flight : columns
+        As of `messages_of_peers`.
+    open_start : float array, shape ``[workers]``
+        When the computations began that are not done at the end; not a number where none has.
     """
-    worker = rows["worker"].to_numpy(np.int64)
-    time, start = rows["commit_time"].to_numpy(), rows["start_time"].to_numpy()
-    jobs = _PerWorker(worker, source.workers)
-    previous = previous_rows(worker)
-    commit = np.arange(len(worker))
-    columns = {
-        "commit": commit,
-        "worker": worker,
-        "job": jobs.number,
-        "local_steps": rows["local_steps"].to_numpy(np.int64),
-        "read_version": previous + 1,
-        "read_arrive_time": np.where(previous < 0, 0.0, time[previous]),
-        "read_serve_time": start,
-        "read_time": start,
-        "start_time": start,
-        "send_time": rows["send_time"].to_numpy(),
-        "push_version": commit,
-        "push_time": time,
-        "arrive_time": time,
-        "serve_time": time,
-        "commit_time": time,
-        "staleness": commit - previous - 1,
-        "version": commit + 1,
-        "outcome": pd.Categorical.from_codes(np.full(len(worker), APPLIED, np.int8), OUTCOMES),
-        "sources": sources,
-        "weights": weights,
-        "kept": rows["kept"].to_numpy(np.float64),
-        "partner": rows["partner"].to_numpy(np.int64),
+    worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
+    jobs, previous, commit = _PerWorker(worker, source.workers), previous_rows(worker), np.arange(len(worker))
+    last = np.full(source.workers, -1)
+    last[worker] = commit
+    before, start = np.concatenate([previous, last]), np.concatenate([rows["start_time"], open_start])
+    reads = {
+        "worker": np.concatenate([worker, np.arange(source.workers)]),
+        "job": np.concatenate([jobs.number, jobs.count]),
+        "version": before + 1,
+        "arrive_time": np.where(before < 0, 0.0, time[before]),
+        "serve_time": start,
+        "time": start,
+        "is_open": np.arange(len(before)) >= len(worker),
     }
-    own = np.full(source.workers, -1)
-    own[worker] = commit
-    open_reads = {
-        "worker": np.arange(source.workers),
-        "job": jobs.count,
-        "read_version": own + 1,
-        "read_arrive_time": np.where(own < 0, 0.0, time[own]),
-        "read_serve_time": open_start,
-        "read_time": open_start,
-    }
-    flying = np.array(sorted(in_flight), np.float64).reshape(-1, 4)
-    table = pd.DataFrame(flying, columns=list(no_messages())).astype({"row": np.int64, "taker": np.int64})
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), in_flight=table)
+    counted = {"worker": worker, "job": jobs.number, "read": commit, "version": commit + 1}
+    steps = table_of("steps", {**rows, **counted, "arrive_time": time, "serve_time": time})
+    messages = messages_of_peers(worker, np.asarray(rows["kept"]), taken_up, in_flight)
+    return Trace(source, steps, table_of("reads", reads), messages, table_of("absences", {}, 0))

@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.traces import gossip
-from asyncsim.traces.columns import ACCEPTED, GOSSIP
+from asyncsim.traces.columns import ACCEPTED, BUFFERED, CRASH, GOSSIP, LEAVE, LOSS, RESENT, previous_rows
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -70,21 +69,26 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
         The shares of time and the last four are nan for a prescribed trace: it has no server.
+
+        Without a server these end with ``computing_share`` and ``waiting_share``, the rest of the workers' time: for
+        messages of others, for a partner, and for the exchange with it; there is no ``staleness_mean_over_workers``.
+        The staleness is the rows of others since the worker's own last one. There follow:
+
+        - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``: rows between the one
+          that a message is of and the one that took it up. ``in_flight_mean``: messages sent and not yet taken up, over
+          time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares of
+          their rows' weights in push-sum (`push_weights`).
     """
     warm_up = warm_up_of(trace, warm_up)
-    if trace.protocol == GOSSIP:
-        return gossip.summary(trace, phases(trace, range(trace.workers)).computing, warm_up)
-    staleness, times = trace.accepted.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
-    rows = _measured(trace, warm_up)
-    outcomes = rows["outcome"].value_counts()
-    workers = per_worker(trace, warm_up)
-    begin, end = _interval(trace, warm_up)
-    return {
+    workers, accepted = per_worker(trace, warm_up), trace.accepted.frame
+    staleness, times = accepted["staleness"].to_numpy()[warm_up:], accepted["commit_time"].to_numpy()
+    begin, end = float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
+    numbers = {
         "workers": trace.workers,
         "commits": len(staleness),
         "warm_up": warm_up,
         "duration": end - begin,
-        "throughput": _ratio(int((times > begin).sum()), end - begin),
+        "throughput": _ratio(int((times[warm_up:] > begin).sum()), end - begin),
         "staleness_mean": float(staleness.mean()),
         "staleness_std": float(staleness.std()),
         "staleness_min": int(staleness.min()),
@@ -95,13 +99,16 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "staleness_mean_over_workers": float(workers["mean_staleness"].mean()),
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
-        **(shares := _time_shares(trace, begin, end)),
-        "lost_time_share": _lost_time_share(trace, begin, end),
-        **_goodput(trace, shares, begin, end),
-        "versions": _versions(trace, warm_up),
-        **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
-        **_server(trace, begin, end),
     }
+    if trace.protocol == GOSSIP:
+        del numbers["staleness_mean_over_workers"]
+        return numbers | _time_without_server(trace, begin, end) | _messages(trace, warm_up, begin, end)
+    rows, version = _measured(trace, warm_up)["outcome"], accepted["version"]
+    made = {
+        "versions": int(version.iloc[-1] - (version.iloc[warm_up - 1] if warm_up else 0)),
+        **{f"{outcome}_share": float((rows == outcome).sum() / len(rows)) for outcome in ("discarded", "cancelled")},
+    }
+    return numbers | _time(trace, begin, end) | made | _server(trace, begin, end)
 
 
 def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
@@ -131,7 +138,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     worker = frame["worker"].to_numpy()
     commits = np.bincount(worker, minlength=trace.workers)
 
-    waited = gossip.waited(frame) if trace.protocol == GOSSIP else frame["serve_time"] - frame["arrive_time"]
+    waited = _waited(frame) if trace.protocol == GOSSIP else frame["serve_time"] - frame["arrive_time"]
 
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(worker, weights=values, minlength=trace.workers)
@@ -160,8 +167,7 @@ def queue(trace: "Trace") -> pd.DataFrame:
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
     if trace.protocol == GOSSIP:
-        sent, taken = gossip.flights(trace)
-        time, in_flight = _steps(sent, taken)
+        time, in_flight = _steps(*flights(trace))
         return pd.DataFrame({"time": time, "in_system": in_flight})
     visits = trace.visits
     arrived = np.concatenate([visits["arrive"], trace.present["arrive_time"]])
@@ -170,77 +176,134 @@ def queue(trace: "Trace") -> pd.DataFrame:
 
 
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    names = ("utilisation", "wait_mean", "queue_mean", "queue_max")
     if trace.protocol == "prescribed":
-        return dict.fromkeys(names, np.nan)
+        return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
     arrived, begun, ended = trace.visits[["arrive", "serve", "end"]].to_numpy().T
     late = trace.present["arrive_time"].to_numpy()
-    arrive = np.concatenate([arrived, late])
-    lock_free = trace.discipline == "lock_free"
+    arrive, lock_free = np.concatenate([arrived, late]), trace.discipline == "lock_free"
+    # All that are present without locks are in service; elsewhere it is not recorded which of them is.
     serve = np.concatenate([begun, late if lock_free else np.full(len(late), end)])
     served = _overlap(begun, ended, begin, end)
-    if lock_free:  # all that are present are in service; elsewhere it is not recorded which of them is
+    if lock_free:
         served += _overlap(late, np.full(len(late), end), begin, end)
     measured = ended > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
-    values = (
-        _ratio(served, end - begin),
-        float((begun - arrived)[measured].mean()) if measured.any() else np.nan,
-        _ratio(_overlap(arrive, serve, begin, end), end - begin),
-        int(waiting[last_before:].max()),
-    )
-    return dict(zip(names, values, strict=True))
-
-
-def _time_shares(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    if trace.protocol == "prescribed":
-        return {f"{phase}_share": np.nan for phase in Phases._fields}
-    doing = phases(trace, range(trace.workers))._asdict()
-    spent = {
-        phase: _overlap(table["begin"].to_numpy(), table["end"].to_numpy(), begin, end)
-        for phase, table in doing.items()
+    return {
+        "utilisation": _ratio(served, end - begin),
+        "wait_mean": float((begun - arrived)[measured].mean()) if measured.any() else np.nan,
+        "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
+        "queue_max": int(waiting[last_before:].max()),
     }
-    return {f"{phase}_share": _ratio(time, trace.workers * (end - begin)) for phase, time in spent.items()}
 
 
-def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
+def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
+    """Return the parts of the workers' time, and its goodput."""
+    losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed":
-        return np.nan
-    lost = trace.frame[~trace.frame["outcome"].isin(ACCEPTED)]
-    until = computed_until(trace, lost, trace.read_visits)
-    return _ratio(_overlap(lost["start_time"].to_numpy(), until, begin, end), trace.workers * (end - begin))
+        shares = [*Phases._fields, "lost_time", "counted"]
+        return dict.fromkeys([*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)], np.nan)
+    whole, rows = trace.workers * (end - begin), computations(trace)
 
+    def share(table: pd.DataFrame) -> float:
+        return _ratio(_overlap(table["begin"].to_numpy(), table["end"].to_numpy(), begin, end), whole)
 
-def _goodput(trace: "Trace", shares: dict[str, float], begin: float, end: float) -> dict[str, float]:
-    causes = ("waiting", "sending", "discarded", "failed", "restoring")
-    names = ("counted_share", *(f"lost_to_{cause}" for cause in causes))
-    if trace.protocol == "prescribed":
-        return dict.fromkeys(names, np.nan)
-    frame = trace.frame
-    fate = np.select([frame["outcome"].isin(ACCEPTED)], ["counted"], "discarded").astype(object)
-    if trace.has_failures:
-        fate[frame["failed_by"].isin(["crash", "leave", "loss"])] = "failed"
-        into = frame["version"] + (frame["outcome"] == "buffered")
-        # The checkpoint of the next restore is the oldest of all that come.
-        restored = frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()
-        fate[(fate == "counted") & (into > restored)] = "restoring"
-        # What was sent again came to what its last message came to.
-        fate = pd.Series(fate).groupby([frame["worker"], frame["job"]]).transform("last").to_numpy()
-    start, until = frame["start_time"].to_numpy(), computed_until(trace, frame, trace.read_visits)
-    computed = {
-        what: _ratio(_overlap(start[fate == what], until[fate == what], begin, end), trace.workers * (end - begin))
-        for what in ("discarded", "failed", "restoring")
+    part = {phase: share(table) for phase, table in phases(trace, range(trace.workers))._asdict().items()}
+    rows = rows.assign(begin=rows["start_time"], end=rows["until"])
+    outcome, failed_by = (trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by"))
+    fate = np.where(outcome <= BUFFERED, "counted", "discarded").astype(object)
+    fate[np.isin(failed_by, (CRASH, LEAVE, LOSS))] = "failed"
+    fate[(fate == "counted") & undone(trace)] = "restoring"
+    previous = previous_rows(rows["worker"].to_numpy())
+    resends = np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))
+    for row in resends[::-1]:  # a message that is sent again has the fate of the last one
+        fate[previous[row]] = fate[row]
+    computed = {loss: share(rows[fate == loss]) for loss in losses[2:]}
+    return {
+        **{f"{phase}_share": value for phase, value in part.items()},
+        "lost_time_share": share(rows[outcome > BUFFERED]),
+        "counted_share": part["computing"] - sum(computed.values()),
+        "lost_to_waiting": part["waiting"] + part["served"] + part["held"],
+        "lost_to_sending": part["sending"] + part["returning"],
+        "lost_to_discarded": computed["discarded"],
+        "lost_to_failed": computed["failed"] + part["away"],
+        "lost_to_restoring": computed["restoring"],
     }
-    values = (
-        shares["computing_share"] - sum(computed.values()),
-        shares["waiting_share"] + shares["served_share"] + shares["held_share"],
-        shares["sending_share"] + shares["returning_share"],
-        computed["discarded"],
-        computed["failed"] + shares["away_share"],
-        computed["restoring"],
-    )
-    return dict(zip(names, values, strict=True))
+
+
+def undone(trace: "Trace") -> np.ndarray:
+    """Return whether each row's message went into a version that was undone as the server went back, ``[rows]``."""
+    outages = trace.absences[(trace.absences["version"] >= 0) & (trace.absences["worker"] < 0)]
+    outages = outages[outages["to_row"] < len(trace)]
+    into = trace.steps["version"].to_numpy() + (trace.steps["outcome"] == "buffered").to_numpy()
+    # The checkpoint of the next restore is the oldest of all that come.
+    following = np.searchsorted(outages["to_row"], np.arange(len(trace)), side="right")
+    return into > np.append(outages["version"], np.inf)[following]
+
+
+def _time_without_server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
+    computing = phases(trace, range(trace.workers)).computing
+    computed = _overlap(computing["begin"].to_numpy(), computing["end"].to_numpy(), begin, end)
+    share = _ratio(computed, trace.workers * (end - begin))
+    share = min(1.0, share) if share == share else share  # by clocks of several machines it may be more
+    return {"computing_share": share, "waiting_share": 1 - share}
+
+
+def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
+    row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
+    (departed, taken), in_flight = flights(trace), trace.in_flight
+    late, rows = row >= warm_up, len(trace) - warm_up
+    exchanges = int((trace.steps["partner"].iloc[warm_up:] >= 0).sum())
+    flying = _overlap(departed, np.concatenate([taken, np.full(len(in_flight), end)]), begin, end)
+    return {
+        "messages_mean": (int(late.sum()) + exchanges) / rows,
+        "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
+        "in_flight_mean": _ratio(flying, end - begin),
+        "in_flight_end": len(in_flight),
+        "in_flight_mass": float(push_weights(trace)[in_flight["row"]] @ in_flight["weight"]),
+    }
+
+
+def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
+    """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
+    taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
+    taken = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
+    return times[np.append(taken_up["source"], trace.in_flight["row"])], taken
+
+
+def push_weights(trace: "Trace") -> np.ndarray:
+    """Return the weight of each row in push-sum, ``[rows]``: its shares of the weights of all that it mixes.
+
+    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers.
+    """
+    frame, weights = trace.frame, np.ones(len(trace.frame))
+    kept, before = frame["kept"].to_numpy(), previous_rows(frame["worker"].to_numpy())
+    for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
+        last = weights[before[row]] if before[row] >= 0 else 1.0
+        weights[row] = kept[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
+    return weights
+
+
+def waits(trace: "Trace") -> np.ndarray:
+    """Return for how long (s) each worker waited for each other, ``[workers, workers]``; the first index waits.
+
+    A wait is put down to the partner of an exchange, or else to the sender of the latest of the messages that ended it.
+    """
+    frame, worker = trace.frame, trace.frame["worker"].to_numpy()
+    blamed = frame["partner"].to_numpy(copy=True)
+    last = trace.taken_up.groupby("row")["source"].max()  # rows are in the order of time
+    blamed[last.index] = worker[last]
+    blames = blamed >= 0
+    seconds = np.zeros((trace.workers, trace.workers))
+    np.add.at(seconds, (worker[blames], blamed[blames]), _waited(frame).to_numpy()[blames])
+    return seconds
+
+
+def _waited(frame: pd.DataFrame) -> pd.Series:
+    """Return for how long each row's worker waited for others, before its computation and after it (s)."""
+    done = frame["send_time"].fillna(frame["commit_time"])
+    waited_first = (frame["start_time"] - frame["read_arrive_time"]).clip(lower=0)  # by clocks that may differ
+    return waited_first + frame["commit_time"] - done
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -262,16 +325,6 @@ def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
         return trace.frame
     accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
     return trace.frame.iloc[int(np.flatnonzero(accepted)[warm_up - 1]) + 1 :]
-
-
-def _versions(trace: "Trace", warm_up: int) -> int:
-    version = trace.accepted.frame["version"].to_numpy()
-    return int(version[-1] - (version[warm_up - 1] if warm_up else 0))
-
-
-def _interval(trace: "Trace", warm_up: int) -> tuple[float, float]:
-    times = trace.accepted.frame["commit_time"].to_numpy()
-    return float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -312,94 +365,76 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     say whether it had ended; it is taken to last to the end of the trace, or to the arrival of its message, which ends
     the reply, too.
     """
+    last = float(trace.frame["commit_time"].iloc[-1])
     frame, open_reads, present, reads = (
         table[table["worker"].isin(workers)]
-        for table in (trace.frame, trace.open_reads, trace.present, trace.read_visits)
+        for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
     )
-    last = float(trace.frame["commit_time"].iloc[-1])
+    worker, none = frame["worker"], _table([])
     if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
         under_way = open_reads[open_reads["read_time"] <= last]
-        others = _table(
-            [
-                (frame["worker"], frame["read_arrive_time"], frame["start_time"]),
-                (frame["worker"], frame["send_time"], frame["commit_time"]),
-                (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
-            ]
-        )
-        computing = [(frame["worker"], frame["start_time"], frame["send_time"])]
+        others = [
+            (worker, frame["read_arrive_time"], frame["start_time"]),
+            (worker, frame["send_time"], frame["commit_time"]),
+            (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
+        ]
+        computing = [(worker, frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
-        none = _table([])
-        return Phases(_table(computing), none, none, none, others, none, none)
-    ready = _ready(trace, frame)
-    travelled = frame["start_time"].to_numpy() - ready
-    way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0
-    unfinished = _unfinished(trace, frame, open_reads, present, way, last)
-    # Where nobody waits, they are being served.
-    nobody_waits = trace.discipline == "lock_free"
-    there = (present["worker"], present["arrive_time"], np.full(len(present), last))
-    pulled, sent = _pulled(trace, frame, reads), computed_until(trace, frame, reads)
-    held = _table(_let_wait(trace, frame, open_reads, present, last))
-    away = _table([])
+        return Phases(_table(computing), none, none, none, _table(others), none, none)
+    # When the server let go of the worker before each computation.
+    ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
+    follows = (frame["job"] > 0).to_numpy()
+    way = float(np.median((frame["start_time"].to_numpy() - ready)[follows])) if follows.any() else 0.0
+    unfinished = _unfinished(frame, open_reads, present, way, last)
+    still = (present["worker"], present["arrive_time"], np.full(len(present), last))
+    nobody_waits = trace.discipline == "lock_free"  # but is being served
+    held, away = _table(_let_wait(trace, frame, open_reads, present, last)), none
     if trace.has_failures:
         held, away = _without_absences(trace, held[held["worker"].isin(workers)], last)
     return Phases(
-        computing=_table([(frame["worker"], frame["start_time"], sent), unfinished["computing"]]),
+        computing=_table([(worker, frame["start_time"], frame["until"]), unfinished["computing"]]),
         sending=_table(
             [
-                (frame["worker"], sent, _asked(frame, pulled)),
-                (frame["worker"], np.maximum(pulled["time"], sent), frame["arrive_time"]),
+                (worker, frame["until"], frame["asked"]),
+                (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
                 unfinished["sending"],
             ]
         ),
         waiting=_table(
             [
-                (frame["worker"], frame["arrive_time"], frame["serve_time"]),
-                (reads["worker"], reads["read_arrive_time"], reads["read_serve_time"]),
-                *([] if nobody_waits else [there]),
+                (worker, frame["arrive_time"], frame["serve_time"]),
+                (reads["worker"], reads["arrive_time"], reads["serve_time"]),
+                *([] if nobody_waits else [still]),
             ]
         ),
         served=_table(
             [
-                (frame["worker"], frame["serve_time"], frame["commit_time"]),
-                (reads["worker"], reads["read_serve_time"], reads["read_time"]),
-                *([there] if nobody_waits else []),
+                (worker, frame["serve_time"], frame["commit_time"]),
+                (reads["worker"], reads["serve_time"], reads["time"]),
+                *([still] if nobody_waits else []),
             ]
         ),
         held=held,
-        returning=_table([(frame["worker"], ready, frame["start_time"]), unfinished["returning"]]),
+        returning=_table([(worker, ready, frame["start_time"]), unfinished["returning"]]),
         away=away,
     )
 
 
-def _ready(trace: "Trace", frame: pd.DataFrame) -> np.ndarray:
-    """Return when the server let go of the worker before each computation."""
-    if trace.protocol == "prescribed":  # several computations at once, and no network
-        return frame["start_time"].to_numpy()
-    own_last = frame.groupby("worker")["commit_time"].shift(1)
-    return np.fmax(frame["read_time"].to_numpy(), own_last.to_numpy())
+def computations(trace: "Trace") -> pd.DataFrame:
+    """Return the frame of a trace with the end of each computation, ``until``, and the visits that followed it.
 
-
-def computed_until(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> np.ndarray:
-    """Return when the computation of each row was done; when its first message arrived, if the trace does not tell."""
-    asked = _asked(frame, _pulled(trace, frame, reads))
-    return np.where(frame["send_time"].isna(), asked, frame["send_time"])
-
-
-def _asked(frame: pd.DataFrame, pulled: pd.DataFrame) -> np.ndarray:
-    """Return when the first message after each computation arrived."""
-    return np.where(np.isnan(pulled["arrive"]), frame["arrive_time"], pulled["arrive"])
-
-
-def _pulled(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> pd.DataFrame:
-    """Return ``arrive`` and ``time`` of the visit, if there is one, in which each message's worker read before it."""
-    names = {"read_arrive_time": "arrive", "read_time": "time"}
-    if trace.protocol != "read_then_write" or reads.empty:
-        return pd.DataFrame(np.nan, range(len(frame)), list(names.values()))
-    found = reads.assign(job=reads["job"] - 1)[["worker", "job", *names]].rename(columns=names)
-    pulled = frame[["worker", "job"]].merge(found, how="left", on=["worker", "job"])[list(names.values())]
-    if trace.has_failures and "commit_time" in frame:  # the next read of a cancelled row comes after it
-        pulled.loc[pulled["time"].to_numpy() > frame["commit_time"].to_numpy()] = np.nan
-    return pulled
+    ``asked`` is when its first message arrived: the end of the computation where the trace does not tell it. ``pulled``
+    is when its worker had read before its message was formed, where that was a visit of its own.
+    """
+    frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
+    if (push_read < 0).all():
+        pulled, asked = np.full(len(frame), np.nan), frame["arrive_time"]
+    else:
+        arrive, pulled = (trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time"))
+        # The next read of a computation that was stopped comes after it.
+        unread = (push_read < 0) | (pulled > frame["commit_time"].to_numpy())
+        pulled, asked = np.where(unread, np.nan, pulled), frame["arrive_time"].where(unread, arrive)
+    return frame.assign(pulled=pulled, asked=asked, until=frame["send_time"].fillna(asked))
 
 
 def _let_wait(
@@ -408,26 +443,22 @@ def _let_wait(
     """Return the intervals between a commit and the read that the server answers, or queues, only when it is time."""
     if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
-    answered = "read_arrive_time" if trace.source.separate_reads else "read_time"
-    reads = pd.concat([table.loc[table["job"] > 0, ["worker", "job", answered]] for table in (frame, open_reads)])
-    served = frame[["worker", "job", "commit_time"]].assign(job=frame["job"] + 1)
-    begin = []
-    if trace.has_failures:
-        served, reads = served[frame["failed_by"] != "resent"], reads.drop_duplicates(["worker", "job"])
-        # Until a worker joins; its first read may still wait at the server.
-        first = pd.concat([table.loc[table["job"] == 0, ["worker", answered]] for table in (frame, open_reads)])
-        first = first.groupby("worker")[answered].min().reindex(range(trace.workers))
-        first = first.fillna(present.set_index("worker")["arrive_time"]).fillna(last)
-        begin = [(first.index, np.zeros(len(first)), first)]
-    gone_on = served.merge(reads, on=["worker", "job"])
+    reads = trace.reads.assign(answered=trace.reads["arrive_time" if trace.source.separate_reads else "time"])
+    served = frame.loc[(trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]]
+    follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
     # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.
-    still = served.groupby("worker", as_index=False).last()
-    still = still[~still["worker"].isin(open_reads["worker"])].merge(present, how="left", on="worker")
-    return [
-        (gone_on["worker"], gone_on["commit_time"], gone_on[answered]),
-        (still["worker"], still["commit_time"], still["arrive_time"].fillna(last)),
-        *begin,
+    arrived = present.set_index("worker")["arrive_time"]
+    still = served.groupby("worker")["commit_time"].last()
+    still = still[~still.index.isin(open_reads["worker"])]
+    waits = [
+        (follows["worker"], follows["commit_time"], follows["answered"]),
+        (still.index, still, arrived.reindex(still.index).fillna(last)),
     ]
+    if trace.has_failures:  # until a worker joins; its first read may still wait at the server
+        first = reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
+        first = first.fillna(arrived).fillna(last)
+        waits.append((first.index, np.zeros(len(first)), first))
+    return waits
 
 
 def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -450,23 +481,22 @@ def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[
 
 
 def _unfinished(
-    trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
+    frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
 ) -> dict[str, tuple]:
     """Return the last reply, computation and journey of the workers that have a read to compute from."""
-    own = frame.groupby("worker")["commit_time"].agg(["last"]).reindex(open_reads["worker"])
-    current = (open_reads["job"] == open_reads.groupby("worker")["job"].transform("min")).to_numpy()
-    reads = open_reads[current].reset_index(drop=True)
-    worker, pulled = reads["worker"], _pulled(trace, reads, open_reads)
-    ready = np.fmax(reads["read_time"].to_numpy(), own["last"].to_numpy()[current])
+    is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
+    reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
+    pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
+    ready = np.fmax(reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker))
     arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
     # A visit that arrived before is another one, a read that the worker asks for meanwhile.
     end = np.where(arrived >= ready, arrived, last)
-    asked = np.fmin(end, pulled["arrive"])
+    asked = np.fmin(end, pulls["read_arrive_time"])
     begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), asked)
     return {
         "returning": (worker, ready, begin),
         "computing": (worker, begin, asked),
-        "sending": (worker, pulled["time"], end),
+        "sending": (worker, pulls["read_time"], end),
     }
 
 

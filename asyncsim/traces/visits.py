@@ -12,14 +12,16 @@ import pandas as pd
 from asyncsim.base.errors import InputError, require_choice, require_count, require_number
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
-from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, reads_of_commits, trace_of, trace_without_server
-from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, TAKES_UP, Source
+from asyncsim.traces.bookkeeping import COMMIT_RECORD, reads_of_commits, trace_of, trace_without_server, with_first
+from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, READ_COLUMNS, TAKES_UP, Source
+from asyncsim.traces.rules import require_rows
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 #: The times of a visit in the order in which they pass; all but these are needed.
 _COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+_GOSSIP_RECORD = ("worker", "local_steps", "start_time", "send_time", "commit_time", "partner", "kept")
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
@@ -159,14 +161,17 @@ def recorded(
     else:
         served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
         _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
-        read_by = _columns(served, tuple(name for name in READ_RECORD if name != "read_version"))
-        read_by["read_version"] = _read_versions(form, served, commits[applied])
+        served["read_version"] = _read_versions(form, served, commits[applied])
+        read_by = {name: served[column].to_numpy() for name, column in READ_COLUMNS.items()}
+        read_by = with_first(read_by | {"worker": served["worker"].to_numpy()}, form.workers)
     trace = trace_of(form, seed, made_by, read_by, {name: waiting[name].to_numpy() for name in _PRESENT})
-    frame = trace.frame
+    steps, source = trace.steps, replace(trace.source, cluster=None)
     if "start_time" not in commits:
-        frame = frame.assign(start_time=frame["read_time"])
-    _check_counted(commits, frame)
-    return Trace(frame, replace(trace.source, cluster=None), trace.open_reads, trace.present)
+        steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
+    trace = replace(trace, source=source, steps=steps)
+    _check_counted(commits, trace.frame)
+    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+    return trace
 
 
 def _recorded_without_server(
@@ -250,23 +255,27 @@ def _recorded_without_server(
         ordered["send_time"] = np.nan
     ordered["local_steps"] = window
     ordered["partner"] = [partner[row] for row in place]
-    pairs = [sorted(zip(map(place.__getitem__, sources[row]), weights[row], strict=True)) for row in place]
+    ordered["kept"] = ordered["kept"].astype(float)
+    taken = [
+        (place[sent], by, weight)
+        for row, by in place.items()
+        for sent, weight in zip(sources[row], weights[row], strict=True)
+    ]
     source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
     needed = ("source", "taker", "weight")
     flying = _table("in_flight", {name: [] for name in needed} if in_flight is None else in_flight, needed)
-    last = float(ordered["commit_time"].iloc[-1])
-    arrives = _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else [last] * len(flying)
-    takers, shares = _numbers("in_flight", flying, "taker"), _numbers("in_flight", flying, "weight")
-    sent = [place[found("in_flight", row, name)] for row, name in enumerate(flying["source"])]
-    messages = list(zip(sent, takers.astype(int).tolist(), shares.tolist(), map(float, arrives), strict=True))
-    return trace_without_server(
-        source,
-        ordered,
-        [[one for one, _ in row] for row in pairs],
-        [[weight for _, weight in row] for row in pairs],
-        np.full(count, np.nan),
-        messages,
-    )
+    arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
+    fly = {
+        "step": [place[found("in_flight", row, name)] for row, name in enumerate(flying["source"])],
+        "taker": _numbers("in_flight", flying, "taker").astype(int),
+        "weight": _numbers("in_flight", flying, "weight"),
+        "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else arrives,
+    }
+    taken_up = dict(zip(("step", "by", "weight"), np.array(taken, float).reshape(-1, 3).T, strict=True))
+    columns = {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD}
+    trace = trace_without_server(source, columns, taken_up, fly, np.full(count, np.nan))
+    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+    return trace
 
 
 def _count_workers(worker: np.ndarray) -> int:
