@@ -422,7 +422,7 @@ def damaged(trace, name, row, value):
     [
         ("sources", [60, 3], "sources of row 50 is .*must be earlier rows"),
         ("sources", [-1, 3], "must be earlier rows"),
-        ("sources", 3, "must be a list"),
+        ("sources", 3, "of row 50 must be lists"),
         ("sources", [0.5, 1.5], "lists of rows"),
         ("sources", [3], "has 1 sources and 2 weights"),
         ("sources", [3, 3], "sources of row 50 is"),

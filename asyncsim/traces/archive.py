@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: Raised by one whenever the files change.
 FORMAT = 4
-#: The formats that can be read: 1 has no times at which messages set off, 1 and 2 have no checksum; up to 3 the rows are
-#: those of the frame, and the tables beside it are in the header.
+#: The formats that can be read: 1 has no times at which messages set off, 1 and 2 have no checksum; up to 3 the
+#: rows are those of the frame, and the tables beside it are in the header.
 _READ = (1, 2, 3, FORMAT)
 #: Columns that had other names in formats 1 and 2.
 _RENAMED = {"form_version": "push_version", "form_time": "push_time"}
@@ -77,11 +77,10 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
             raise ValueError("its checksum is missing")
         source = _source(header["source"])
         if header["format"] < FORMAT:
-            trace = _of_frame(kind, table, source, header)
-        else:
-            trace = kind(source, **{name: _table(table, name, header["rows"][name]) for name in TABLES})
-            require_references(trace)
-            require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+            return _of_frame(kind, table, source, header)
+        trace = kind(source, **{name: _table(table, name, header["rows"][name]) for name in TABLES})
+        require_references(trace)
+        require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
         require_order(trace.frame)
         return trace
     except Exception as error:  # of whatever made the file
@@ -90,16 +89,8 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
 
 def _table(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
     """Return one of the tables of a file."""
-    columns: dict[str, Any] = {}
-    for column, default in TABLES[name].items():
-        values = stored[f"{name}.{column}"].slice(0, rows).combine_chunks()
-        if isinstance(default, tuple):
-            columns[column] = pd.Categorical(values.to_pylist(), default).codes
-            if (columns[column] < 0).any():
-                raise ValueError(f"{name}: {column} must be one of {', '.join(default)}")
-        else:
-            columns[column] = values.to_numpy(zero_copy_only=False)
-    return table_of(name, columns, rows)
+    columns = {column: stored[f"{name}.{column}"].slice(0, rows) for column in TABLES[name]}
+    return table_of(name, {column: values.to_numpy() for column, values in columns.items()}, rows)
 
 
 def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict[str, Any]) -> "Trace":

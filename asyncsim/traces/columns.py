@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 
 #: Outcomes of a message; a message that is lost does not arrive.
@@ -24,7 +25,6 @@ FAILED_BY = ("nothing", "crash", "leave", "loss", "resent")
 NOTHING, CRASH, LEAVE, LOSS, RESENT = range(len(FAILED_BY))
 #: The kinds of absences, of workers and of the server.
 SPELLS = ("crash", "leave", "outage")
-OUTAGE = SPELLS.index("outage")
 
 #: The tables: their columns with the default values, of a column of names the names, of which the first is the default.
 TABLES: dict[str, dict[str, Any]] = {
@@ -42,13 +42,16 @@ TABLES: dict[str, dict[str, Any]] = {
         "partner": -1,
     },
     "reads": {
-        "worker": 0, "job": 0, "version": 0,
+        "worker": 0,
+        "job": 0,
+        "version": 0,
         **dict.fromkeys(("arrive_time", "serve_time", "time"), np.nan),
         "is_open": False,
     },
     "messages": {"worker": 0, "step": -1, "by": -1, "taker": -1, "weight": 1.0, "arrive_time": np.nan},
     "absences": {
-        "worker": -1, "kind": SPELLS,
+        "worker": -1,
+        "kind": SPELLS,
         **dict.fromkeys(("begin", "end", "detected", "from_row", "to_row"), np.nan),
         "version": -1,
     },
@@ -91,17 +94,23 @@ TAKES_UP = ("read", "commit")
 
 
 def table_of(name: str, columns: Mapping[str, Any], size: int | None = None) -> pd.DataFrame:
-    """Make one of the tables from its columns, names as positions; a column that is missing has its default."""
+    """Make one of the tables from its columns; a column that is missing has its default.
+
+    Names may be given by their positions.
+    """
     size = len(next(iter(columns.values()))) if size is None else size
-    made: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for column, default in TABLES[name].items():
-        names = default if isinstance(default, tuple) else ()
+        names, values = default if isinstance(default, tuple) else (), columns.get(column)
+        if names and values is not None and np.asarray(values).dtype.kind not in "iuf":
+            values = pd.Categorical(values, names).codes
+            if values.min(initial=0) < 0:
+                raise InputError(f"{name}: {column} must be one of {', '.join(names)}")
         constant = np.int8(0) if names else np.asarray(default)
-        values = columns.get(column)
         # A constant takes no memory.
         array = np.broadcast_to(constant, size) if values is None else np.ascontiguousarray(values, constant.dtype)
-        made[column] = pd.Categorical.from_codes(array, names) if names else array
-    return pd.DataFrame(made, copy=False)
+        table[column] = pd.Categorical.from_codes(array, names) if names else array
+    return pd.DataFrame(table, copy=False)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The four tables of a trace: the messages that follow from its steps, the frame that joins them, and the way back."""
 
 import itertools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +13,16 @@ from asyncsim.traces.columns import (
     BUFFERED,
     CANCELLED,
     COLUMNS,
-    FAILED_BY,
     GOSSIP,
     LOST,
-    OUTAGE,
     OUTCOMES,
     READ_COLUMNS,
-    SPELLS,
+    TABLES,
     Source,
     previous_rows,
     table_of,
 )
-from asyncsim.traces.rules import require_columns, require_rows, require_spells
+from asyncsim.traces.rules import require_columns, require_order, require_rows, require_spells
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -37,6 +36,7 @@ SIDE_TABLES = {
     "in_flight": ["row", "taker", "weight", "arrive_time"],
     "spells": ["worker", "kind", "begin", "end", "detected", "from_row", "to_row"],
 }
+
 
 def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataFrame) -> pd.DataFrame:
     """Return the messages that a server took up, and the visits that wait for it, which have no step yet.
@@ -143,19 +143,17 @@ def tables_of(
 ) -> dict[str, pd.DataFrame]:
     """Return the four tables of a trace that is given as a frame; see `Trace.of`."""
     require_columns(frame, source)
+    frame = frame.reset_index(drop=True)
+    require_order(frame)
     given = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
     open_reads, present, in_flight, spells = (
         pd.DataFrame(np.zeros((0, len(names))), columns=names) if given[table] is None else given[table]
         for table, names in SIDE_TABLES.items()
     )
-    frame = frame.reset_index(drop=True)
     messages = _listed(frame) if source.protocol == GOSSIP else None
     require_rows(frame, pd.DataFrame() if messages is None else messages, in_flight, source)
     require_spells(spells, source.workers, len(frame))
-    columns: Columns = {name: frame[name].to_numpy() for name in frame if name in _TAKEN_OVER}
-    columns["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES).codes
-    if "failed_by" in frame:
-        columns["failed_by"] = pd.Categorical(frame["failed_by"], FAILED_BY).codes
+    columns: Columns = {name: frame[name].to_numpy() for name in TABLES["steps"] if name in frame}
     reads, columns["read"], columns["push_read"] = _reads(frame, source, open_reads)
     steps, absences = table_of("steps", columns), _absences(frame, spells)
     if messages is None:
@@ -167,12 +165,6 @@ def tables_of(
     return {"steps": steps, "reads": reads, "messages": table, "absences": absences}
 
 
-_TAKEN_OVER = (
-    *("worker", "job", "local_steps", "start_time", "send_time", "arrive_time", "serve_time", "commit_time"),
-    *("version", "incarnation", "partner"),
-)
-
-
 def _listed(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the messages that the lists of a frame name: ``row``, ``source`` and ``weight``.
 
@@ -181,76 +173,59 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
     InputError
         The lists of a row are no lists of numbers, or of different lengths.
     """
-    lengths = {}
-    for name in ("sources", "weights"):
-        wrong = [row for row, value in enumerate(frame[name]) if not isinstance(value, list | tuple | np.ndarray)]
-        if wrong:
-            raise InputError(f"frame: {name} of row {wrong[0]} is {frame[name].iloc[wrong[0]]!r}; it must be a list")
-        lengths[name] = np.fromiter(map(len, frame[name]), np.int64, len(frame))
-    differ = np.flatnonzero(lengths["sources"] != lengths["weights"])
-    if len(differ):
-        row = differ[0]
-        raise InputError(
-            f"frame: row {row} has {lengths['sources'][row]} sources and {lengths['weights'][row]} weights; it must "
-            "have as many"
-        )
-    try:
-        source = np.array(list(itertools.chain.from_iterable(frame["sources"])))
-        weight = np.array(list(itertools.chain.from_iterable(frame["weights"])), np.float64)
-        if source.size and (source.ndim != 1 or source.dtype.kind not in "iu"):
-            raise ValueError(f"of type {source.dtype}")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"frame: sources and weights must be lists of rows and of numbers ({error})") from None
-    row = np.repeat(np.arange(len(frame)), lengths["sources"])
-    return pd.DataFrame({"row": row, "source": source.astype(np.int64), "weight": weight})
+    messages: list[tuple[int, int, float]] = []
+    for row, (sources, weights) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
+        try:
+            listed = [
+                (row, operator.index(source), float(weight)) for source, weight in zip(sources, weights, strict=False)
+            ]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"frame: sources and weights of row {row} must be lists of rows and numbers ({error})"
+            ) from None
+        if len(sources) != len(weights):
+            numbers = f"{len(sources)} sources and {len(weights)} weights"
+            raise InputError(f"frame: row {row} has {numbers}; it must have as many")
+        messages += listed
+    return pd.DataFrame(messages, columns=["row", "source", "weight"]).astype(
+        {"row": int, "source": int, "weight": float}
+    )
 
 
 def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tuple[pd.DataFrame, Any, Any]:
     """Return the reads of a frame; the read of each row, and the read with which its message was formed."""
-    rows = len(frame)
-    made = pd.concat([frame, open_reads], ignore_index=True)[["worker", "job", *READ_COLUMNS.values()]]
-    made = made.set_axis(["worker", "job", *READ_COLUMNS], axis=1).assign(is_open=np.arange(len(made)) >= rows)
-    place = np.arange(len(made))
-    if "failed_by" in frame:  # a message that is sent again has several rows with one read
-        keep = ~made.duplicated(["worker", "job"], keep="last").to_numpy()
-        key = made.groupby(["worker", "job"], sort=False).ngroup().to_numpy()
-        place[key[keep]] = np.arange(keep.sum())
-        made, place = made[keep], place[key]
-    push = np.full(rows, -1)
-    if source.separate_reads and source.protocol == "read_then_write":
-        index = pd.MultiIndex.from_frame(made[["worker", "job"]])
-        push = index.get_indexer(pd.MultiIndex.from_arrays([frame["worker"], frame["job"] + 1]))
-    before, time = frame["read_version"] + frame["staleness"], frame["commit_time"]
-    formed = push >= 0
-    version, at = before.to_numpy(copy=True), time.to_numpy(copy=True)
-    version[formed], at[formed] = (made[name].to_numpy()[push[formed]] for name in ("version", "time"))
-    differs = (version != frame["push_version"]) | ~((at == frame["push_time"]) | frame["push_time"].isna())
-    extra = np.flatnonzero(differs & (pd.Categorical(frame["outcome"], OUTCOMES).codes < CANCELLED))
-    push[extra] = len(made) + np.arange(len(extra))
-    others = frame.loc[extra, ["worker", "job", "push_version", "push_time"]]
-    others = others.set_axis(["worker", "job", "version", "time"], axis=1).assign(job=others["job"] + 1)
-    columns = {name: np.concatenate([made[name], others.get(name, np.full(len(extra), np.nan))]) for name in made}
-    columns["is_open"] = np.arange(len(made) + len(extra)) < len(made)
-    columns["is_open"][: len(made)] = made["is_open"]
-    return table_of("reads", columns), place[:rows], push
+    key, parts = ["worker", "job"], [frame, open_reads]
+    following, pulls = (
+        frame[key].assign(job=frame["job"] + 1),
+        source.separate_reads and source.protocol == "read_then_write",
+    )
+    if pulls:  # of some of the reads that formed a message there is nothing else
+        formed = frame["outcome"].isin(OUTCOMES[:CANCELLED])
+        parts.insert(0, following.assign(read_version=frame["push_version"], read_time=frame["push_time"])[formed])
+    names = {column: name for name, column in READ_COLUMNS.items()}
+    reads = pd.concat([part.reindex(columns=[*key, *names]).assign(is_open=part is open_reads) for part in parts])
+    # A message that is sent again has several rows with one read.
+    reads = reads.rename(columns=names).drop_duplicates(key, keep="last")
+    index = pd.MultiIndex.from_frame(reads[key])
+    read, push_read = (index.get_indexer(pd.MultiIndex.from_frame(rows)) for rows in (frame[key], following))
+    return table_of("reads", reads), read, push_read if pulls else np.full(len(frame), -1)
 
 
 def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:
     """Return the absences of a frame, with the versions that were restored, or that a death completed."""
-    columns: Columns = {name: spells[name].to_numpy(copy=True) for name in spells}
-    columns["kind"] = np.array([SPELLS.index(kind) for kind in spells["kind"]], np.int8)
-    columns["version"] = np.full(len(spells), -1)
-    if "failed_by" in frame:
-        restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
-        outages = np.flatnonzero(columns["kind"] == OUTAGE)
-        rows = np.repeat(np.arange(len(frame)), restores)
-        before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
-        deaths = np.flatnonzero(before - restores > last)
-        of_death = [np.flatnonzero((columns["from_row"] == row) & (columns["kind"] != OUTAGE))[:1] for row in deaths]
-        if len(rows) > len(outages) or not all(map(len, of_death)):
-            raise InputError("spells: miss an outage or a death that made a version between rows; give all spells")
-        columns["to_row"][outages] = len(frame)
-        columns["to_row"][outages[: len(rows)]] = rows
-        columns["version"][outages[: len(rows)]] = frame["restored"].to_numpy()[rows]
-        columns["version"][np.concatenate([*of_death, np.zeros(0, int)]).astype(int)] = last[deaths] + 1
-    return table_of("absences", columns, len(spells))
+    absences = table_of("absences", spells, len(spells))
+    if "failed_by" not in frame:
+        return absences
+    restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
+    rows, outages = np.repeat(np.arange(len(frame)), restores), np.flatnonzero(absences["kind"] == "outage")
+    before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
+    at, by_death = absences["from_row"].where(absences["kind"] != "outage"), np.flatnonzero(before - restores > last)
+    if len(rows) > len(outages) or not at.isin(by_death).sum() >= len(by_death):
+        raise InputError("spells: miss an outage or a death that made a version between rows; give all spells")
+    deaths = at[at.isin(by_death) & ~at.duplicated()]
+    to_row, version = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
+    to_row[outages] = len(frame)
+    to_row[outages[: len(rows)]] = rows
+    version[outages[: len(rows)]] = frame["restored"].to_numpy()[rows]
+    version[deaths.index] = last[deaths.astype(int)] + 1
+    return absences.assign(to_row=to_row, version=version)

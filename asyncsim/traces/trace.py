@@ -46,9 +46,9 @@ class Trace:
         What a worker keeps of its own last state is a message to itself.
     absences : pandas.DataFrame
         One row per time when a worker was away, or the server (``worker`` -1) was down: ``kind`` (``"crash"``,
-        ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s), ``from_row``, ``to_row``: the steps at which the
-        server did not count the worker, the last exclusive; an outage ends before ``to_row``. ``version``: that of the
-        checkpoint restored after an outage; the one that was completed when a death was detected; else -1. Not a
+        ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s), ``from_row``, ``to_row``: the steps at which
+        the server did not count the worker, the last exclusive; an outage ends before ``to_row``. ``version``: that of
+        the checkpoint restored after an outage; the one that was completed when a death was detected; else -1. Not a
         number: not by the end.
     frame : pandas.DataFrame
         One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
@@ -225,9 +225,9 @@ class Trace:
     def spells(self) -> pd.DataFrame:
         """When workers were away, and the server (``worker`` -1) was down.
 
-        ``kind`` is ``"crash"``, ``"leave"`` or ``"outage"``; ``begin``, ``end`` and ``detected`` are seconds. Of workers
-        ``from_row`` and ``to_row`` say the rows at which the server did not count them, the last exclusive. Not a
-        number: not by the end.
+        ``kind`` is ``"crash"``, ``"leave"`` or ``"outage"``; ``begin``, ``end`` and ``detected`` are seconds. Of
+        workers ``from_row`` and ``to_row`` say the rows at which the server did not count them, the last exclusive. Not
+        a number: not by the end.
         """
         spells = self.absences[SIDE_TABLES["spells"]].astype({"kind": str})
         return spells.assign(to_row=spells["to_row"].where(spells["worker"] >= 0))

@@ -1,5 +1,6 @@
 """A trace from visits that a real server recorded: what its log has to say, and what follows from it."""
 
+import graphlib
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
@@ -198,9 +199,9 @@ def _recorded_without_server(
     worker, time = rows["worker"].tolist(), rows["commit_time"].tolist()
     partner = rows["partner"].astype(int).tolist() if "partner" in rows else [-1] * len(rows)
     named: dict[Any, int] = {pair: row for row, pair in enumerate(zip(worker, job.tolist(), strict=True))}
-    named |= {given: row for row, given in enumerate(rows["row"].tolist())}
+    named |= {number: row for row, number in enumerate(rows["row"].tolist())}
 
-    def found(argument: str, row: int, name: Any) -> int:
+    def row_of(argument: str, row: int, name: Any) -> int:
         """Return where a source is, from a pair or the number of a row."""
         try:
             return named[name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)]
@@ -212,43 +213,38 @@ def _recorded_without_server(
 
     try:
         sources = [
-            [found("visits", rows["row"][row], one) for one in list(given)] for row, given in rows["sources"].items()
+            [(number, name) for name in names] for number, names in zip(rows["row"], rows["sources"], strict=True)
         ]
-        weights = [[float(one) for one in given] for given in rows["weights"]]
+        weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"visits: sources and weights must be lists ({error})") from None
     uneven = [row for row in range(len(time)) if len(sources[row]) != len(weights[row])]
     if uneven:
         raise InputError(f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one for each")
-    # What must come before what: sources, and whatever touched the same replica before.
-    after: list[list[int]] = [[] for _ in time]
-    missing = [0] * len(time)
-    touched = [-1] * count
+    earlier = [[row_of("visits", number, name) for number, name in names] for names in sources]
+    # Sources must come before, and whatever touched the same replica before.
+    sorter, touched = graphlib.TopologicalSorter[int](), [-1] * count
     order = sorted(range(len(time)), key=lambda row: (time[row], job[row])) if max(partner) >= 0 else range(len(time))
     for row in order:
         replicas = {worker[row], *([partner[row]] if 0 <= partner[row] < count else [])}
-        for earlier in {*sources[row], *(touched[one] for one in replicas if touched[one] >= 0)}:
-            after[earlier].append(row)
-            missing[row] += 1
-        for one in replicas:
-            touched[one] = row
-    ready = [(time[row], worker[row], row) for row in range(len(time)) if not missing[row]]
-    heapq.heapify(ready)
+        sorter.add(row, *earlier[row], *(touched[replica] for replica in replicas if touched[replica] >= 0))
+        for replica in replicas:
+            touched[replica] = row
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        row = rows["row"][min(error.args[1])]
+        raise InputError(
+            f"visits: row {row} takes up what came after it, by way of its sources; correct the sources"
+        ) from None
+    ready: list[tuple[float, int, int]] = []
     place: dict[int, int] = {}
-    while ready:
+    while sorter.is_active():
+        for row in sorter.get_ready():
+            heapq.heappush(ready, (time[row], worker[row], row))
         row = heapq.heappop(ready)[-1]
         place[row] = len(place)
-        for later in after[row]:
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(ready, (time[later], worker[later], later))
-    if len(place) < len(time):
-        row = next(row for row in range(len(time)) if row not in place)
-        raise InputError(
-            f"visits: row {rows['row'][row]} takes up what came after it, by way of its sources; correct the sources"
-        )
+        sorter.done(row)
     ordered = rows.loc[list(place)].reset_index(drop=True)
     ordered["commit_time"] = ordered["commit_time"].cummax()
     if "send_time" not in ordered:
@@ -259,14 +255,14 @@ def _recorded_without_server(
     taken = [
         (place[sent], by, weight)
         for row, by in place.items()
-        for sent, weight in zip(sources[row], weights[row], strict=True)
+        for sent, weight in zip(earlier[row], weights[row], strict=True)
     ]
     source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
     needed = ("source", "taker", "weight")
     flying = _table("in_flight", {name: [] for name in needed} if in_flight is None else in_flight, needed)
     arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
     fly = {
-        "step": [place[found("in_flight", row, name)] for row, name in enumerate(flying["source"])],
+        "step": [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])],
         "taker": _numbers("in_flight", flying, "taker").astype(int),
         "weight": _numbers("in_flight", flying, "weight"),
         "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else arrives,
