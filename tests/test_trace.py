@@ -70,7 +70,7 @@ def test_the_file_is_ordinary_parquet_with_units_inside(trace, tmp_path):
 
 
 def test_a_frame_without_its_columns():
-    with pytest.raises(InputError, match=r"frame: misses staleness; a trace has all of commit, worker"):
+    with pytest.raises(InputError, match=r"frame: misses staleness; such a trace has all of commit, worker"):
         Trace.of(TRACES["exchange"].frame.drop(columns="staleness"), Source(5, "exchange"))
 
 

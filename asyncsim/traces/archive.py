@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from asyncsim.base.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
 from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
-from asyncsim.traces.columns import GOSSIP, TABLES, TAKES_UP, Source, table_of
+from asyncsim.traces.columns import GOSSIP, TABLES, Source, table_of
 from asyncsim.traces.rules import require_order, require_references, require_rows
 from asyncsim.traces.tables import SIDE_TABLES
 
@@ -116,7 +116,6 @@ def _source(values: dict[str, Any]) -> Source:
     cluster = values["cluster"]
     source = Source(**{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)})
     require_choice("protocol", source.protocol, (*PROTOCOLS, "prescribed", GOSSIP))
-    require_choice("takes_up", source.takes_up, TAKES_UP if source.protocol == GOSSIP else ("",))
     as_workers(source.workers)
     for name, minimum in (("window", 1), ("seed", 0)):
         require_count(name, getattr(source, name), minimum)

@@ -16,28 +16,22 @@ _ROUND_OFF = 1e-9
 _Rules = list[tuple[str, np.ndarray, str]]
 
 
-def require_columns(frame: pd.DataFrame, source: Source) -> None:
-    """Raise InputError if a frame lacks a column, or its source says what cannot be."""
-    missing = [name for name in COLUMNS if name not in frame]
-    if missing:
-        raise InputError(f"frame: misses {', '.join(missing)}; a trace has all of {', '.join(COLUMNS)}")
-    if source.protocol == GOSSIP:
-        missing = [name for name in GOSSIP_COLUMNS if name not in frame]
-        if missing:
-            raise InputError(f"frame: misses {', '.join(missing)}; without a server it has {', '.join(GOSSIP_COLUMNS)}")
-        require_choice("takes_up", source.takes_up, TAKES_UP)
-
-
 def require_rows(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.DataFrame, source: Source) -> None:
-    """Raise InputError for the first row of a frame that breaks a rule.
+    """Raise InputError if a frame lacks a column, or for the first row that breaks a rule.
 
     ``taken_up`` and ``in_flight`` are as of a `Trace`.
     """
-    rules = _of_rows(frame, source.workers)
-    if source.protocol == GOSSIP:
-        rules += _of_messages(frame, taken_up, in_flight, source)
-    elif len(in_flight) or source.takes_up:
+    is_served = source.protocol != GOSSIP
+    columns = (*COLUMNS, *(() if is_served else GOSSIP_COLUMNS))
+    missing = [name for name in columns if name not in frame]
+    if missing:
+        raise InputError(f"frame: misses {', '.join(missing)}; such a trace has all of {', '.join(columns)}")
+    require_choice("takes_up", source.takes_up, ("",) if is_served else TAKES_UP)
+    if is_served and len(in_flight):
         raise InputError(f"protocol = {source.protocol!r}: has a server, and no messages between workers")
+    rules = _of_rows(frame, source.workers)
+    if not is_served:
+        rules += _of_messages(frame, taken_up, in_flight, source)
     for column, holds, rule in rules:
         if not np.all(holds):
             row = int(np.argmin(holds))
@@ -73,7 +67,7 @@ def require_references(trace: "Trace") -> None:
 def require_order(frame: pd.DataFrame) -> None:
     """Raise InputError unless the jobs of each worker come in order; a message that is sent again has several rows."""
     of_worker = frame.groupby("worker", sort=False)
-    again = False if "failed_by" not in frame else of_worker["failed_by"].shift().eq("resent")
+    again = "failed_by" in frame and of_worker["failed_by"].shift().eq("resent")
     if not ((frame["job"] >= 0) & (~(of_worker["job"].diff() <= 0) | again)).all():
         raise InputError("the jobs of a worker do not come one after the other")
 

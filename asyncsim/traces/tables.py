@@ -22,7 +22,7 @@ from asyncsim.traces.columns import (
     previous_rows,
     table_of,
 )
-from asyncsim.traces.rules import require_columns, require_order, require_rows, require_spells
+from asyncsim.traces.rules import require_order, require_rows, require_spells
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -142,26 +142,25 @@ def tables_of(
     spells: pd.DataFrame | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return the four tables of a trace that is given as a frame; see `Trace.of`."""
-    require_columns(frame, source)
     frame = frame.reset_index(drop=True)
-    require_order(frame)
     given = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
     open_reads, present, in_flight, spells = (
         pd.DataFrame(np.zeros((0, len(names))), columns=names) if given[table] is None else given[table]
         for table, names in SIDE_TABLES.items()
     )
-    messages = _listed(frame) if source.protocol == GOSSIP else None
-    require_rows(frame, pd.DataFrame() if messages is None else messages, in_flight, source)
+    messages = _listed(frame)
+    require_rows(frame, messages, in_flight, source)
+    require_order(frame)
     require_spells(spells, source.workers, len(frame))
     columns: Columns = {name: frame[name].to_numpy() for name in TABLES["steps"] if name in frame}
     reads, columns["read"], columns["push_read"] = _reads(frame, source, open_reads)
     steps, absences = table_of("steps", columns), _absences(frame, spells)
-    if messages is None:
-        table = messages_to_server(steps, {name: present[name].to_numpy() for name in present}, absences)
-    else:
+    if "sources" in frame:
         taken_up = messages.rename(columns={"row": "by", "source": "step"})
         flying = in_flight.rename(columns={"row": "step"})
         table = messages_of_peers(columns["worker"], frame["kept"].to_numpy(), dict(taken_up), dict(flying))
+    else:
+        table = messages_to_server(steps, dict(present), absences)
     return {"steps": steps, "reads": reads, "messages": table, "absences": absences}
 
 
@@ -174,7 +173,7 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
         The lists of a row are no lists of numbers, or of different lengths.
     """
     messages: list[tuple[int, int, float]] = []
-    for row, (sources, weights) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
+    for row, (sources, weights) in enumerate(zip(frame.get("sources", ()), frame.get("weights", ()), strict=True)):
         try:
             listed = [
                 (row, operator.index(source), float(weight)) for source, weight in zip(sources, weights, strict=False)
@@ -208,7 +207,7 @@ def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tup
     reads = reads.rename(columns=names).drop_duplicates(key, keep="last")
     index = pd.MultiIndex.from_frame(reads[key])
     read, push_read = (index.get_indexer(pd.MultiIndex.from_frame(rows)) for rows in (frame[key], following))
-    return table_of("reads", reads), read, push_read if pulls else np.full(len(frame), -1)
+    return table_of("reads", dict(reads)), read, push_read if pulls else np.full(len(frame), -1)
 
 
 def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:

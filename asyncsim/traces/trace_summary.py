@@ -9,7 +9,7 @@ With queues that fill slowly, or very unequal workers, leave out more: ``warm_up
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -102,7 +102,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     }
     if trace.protocol == GOSSIP:
         del numbers["staleness_mean_over_workers"]
-        return numbers | _time_without_server(trace, begin, end) | _messages(trace, warm_up, begin, end)
+        return numbers | _messages(trace, warm_up, begin, end)
     rows, version = _measured(trace, warm_up)["outcome"], accepted["version"]
     made = {
         "versions": int(version.iloc[-1] - (version.iloc[warm_up - 1] if warm_up else 0)),
@@ -167,11 +167,11 @@ def queue(trace: "Trace") -> pd.DataFrame:
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
     if trace.protocol == GOSSIP:
-        time, in_flight = _steps(*flights(trace))
-        return pd.DataFrame({"time": time, "in_system": in_flight})
-    visits = trace.visits
-    arrived = np.concatenate([visits["arrive"], trace.present["arrive_time"]])
-    time, in_system = _steps(arrived, visits["end"].to_numpy())
+        begun, ended = flights(trace)
+    else:
+        begun = np.concatenate([trace.visits["arrive"], trace.present["arrive_time"]])
+        ended = trace.visits["end"].to_numpy()
+    time, in_system = _steps(begun, ended)
     return pd.DataFrame({"time": time, "in_system": in_system})
 
 
@@ -206,7 +206,7 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     whole, rows = trace.workers * (end - begin), computations(trace)
 
     def share(table: pd.DataFrame) -> float:
-        return _ratio(_overlap(table["begin"].to_numpy(), table["end"].to_numpy(), begin, end), whole)
+        return _ratio(_overlap(table["begin"], table["end"], begin, end), whole)
 
     part = {phase: share(table) for phase, table in phases(trace, range(trace.workers))._asdict().items()}
     rows = rows.assign(begin=rows["start_time"], end=rows["until"])
@@ -241,22 +241,18 @@ def undone(trace: "Trace") -> np.ndarray:
     return into > np.append(outages["version"], np.inf)[following]
 
 
-def _time_without_server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    computing = phases(trace, range(trace.workers)).computing
-    computed = _overlap(computing["begin"].to_numpy(), computing["end"].to_numpy(), begin, end)
-    share = _ratio(computed, trace.workers * (end - begin))
-    share = min(1.0, share) if share == share else share  # by clocks of several machines it may be more
-    return {"computing_share": share, "waiting_share": 1 - share}
-
-
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
+    """Return the parts of the workers' time without a server, and their messages."""
     row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
     (departed, taken), in_flight = flights(trace), trace.in_flight
-    late, rows = row >= warm_up, len(trace) - warm_up
-    exchanges = int((trace.steps["partner"].iloc[warm_up:] >= 0).sum())
+    computing = phases(trace, range(trace.workers)).computing
+    computed = _ratio(_overlap(computing["begin"], computing["end"], begin, end), trace.workers * (end - begin))
     flying = _overlap(departed, np.concatenate([taken, np.full(len(in_flight), end)]), begin, end)
+    late, rows = row >= warm_up, trace.steps.iloc[warm_up:]
     return {
-        "messages_mean": (int(late.sum()) + exchanges) / rows,
+        "computing_share": float(np.minimum(computed, 1.0)),  # by clocks of several machines it may be more
+        "waiting_share": 1 - float(np.minimum(computed, 1.0)),
+        "messages_mean": float((late.sum() + (rows["partner"] >= 0).sum()) / len(rows)),
         "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
         "in_flight_mean": _ratio(flying, end - begin),
         "in_flight_end": len(in_flight),
@@ -314,8 +310,9 @@ def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return time, np.cumsum(np.bincount(position, weights=changes)).astype(np.int64)
 
 
-def _overlap(start: np.ndarray, stop: np.ndarray, begin: float, end: float) -> float:
+def _overlap(start: Any, stop: Any, begin: float, end: float) -> float:
     """Return the total length of the intervals within one."""
+    start, stop = np.asarray(start), np.asarray(stop)
     return float(np.maximum(np.minimum(stop, end) - np.maximum(start, begin), 0.0).sum())
 
 
