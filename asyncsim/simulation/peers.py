@@ -118,7 +118,9 @@ class Peers(ABC):
     def trace(self) -> Trace:
         """Return the trace of the run."""
 
-    def trace_of(self, takes_up: str, rows: Columns, taken_up: Columns, in_flight: list[tuple[float, ...]]) -> Trace:
+    def trace_of(
+        self, takes_up: str, rows: Columns, taken_up: Columns, in_flight: Sequence[tuple[int, int, float, float]]
+    ) -> Trace:
         """Build the trace from the record and the messages."""
         cluster, table = self.cluster, self.rows.table()
         worker = table["worker"].astype(np.int64)

@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,21 +134,13 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
-def tables_of(
-    frame: pd.DataFrame,
-    source: Source,
-    open_reads: pd.DataFrame | None = None,
-    present: pd.DataFrame | None = None,
-    in_flight: pd.DataFrame | None = None,
-    spells: pd.DataFrame | None = None,
-) -> dict[str, pd.DataFrame]:
-    """Return the four tables of a trace that is given as a frame; see `Trace.of`."""
-    frame = frame.reset_index(drop=True)
-    given = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
+def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataFrame | None]) -> Columns:
+    """Return the four tables of a trace that is given as a frame, and the `SIDE_TABLES` beside it; see `Trace.of`."""
     open_reads, present, in_flight, spells = (
-        pd.DataFrame(np.zeros((0, len(names))), columns=names) if given[table] is None else given[table]
-        for table, names in SIDE_TABLES.items()
+        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := beside.get(name)) is None else table
+        for name, names in SIDE_TABLES.items()
     )
+    frame = frame.reset_index(drop=True)
     messages = _listed(frame)
     require_rows(frame, messages, in_flight, source)
     require_order(frame)

@@ -142,7 +142,8 @@ class Trace:
         InputError
             A column is missing, or rows contradict each other.
         """
-        return cls(source, **tables_of(frame, source, open_reads, present, in_flight, spells))
+        beside = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
+        return cls(source, **tables_of(frame, source, beside))
 
     def __len__(self) -> int:
         return len(self.steps)
