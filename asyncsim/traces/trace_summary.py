@@ -203,25 +203,25 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     if trace.protocol == "prescribed":
         shares = [*Phases._fields, "lost_time", "counted"]
         return dict.fromkeys([*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)], np.nan)
-    whole, rows = trace.workers * (end - begin), computations(trace)
+    whole, rows = trace.workers * (end - begin), computations(trace)[["worker", "start_time", "until"]]
 
     def share(table: pd.DataFrame) -> float:
         return _ratio(_overlap(table["begin"], table["end"], begin, end), whole)
 
     part = {phase: share(table) for phase, table in phases(trace, range(trace.workers))._asdict().items()}
-    rows = rows.assign(begin=rows["start_time"], end=rows["until"])
+    rows = rows.set_axis(["worker", "begin", "end"], axis=1)
     outcome, failed_by = (trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by"))
-    fate = np.where(outcome <= BUFFERED, "counted", "discarded").astype(object)
-    fate[np.isin(failed_by, (CRASH, LEAVE, LOSS))] = "failed"
-    fate[(fate == "counted") & undone(trace)] = "restoring"
-    previous = previous_rows(rows["worker"].to_numpy())
-    resends = np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))
-    for row in resends[::-1]:  # a message that is sent again has the fate of the last one
-        fate[previous[row]] = fate[row]
-    computed = {loss: share(rows[fate == loss]) for loss in losses[2:]}
+    is_accepted, failed, restoring = outcome <= BUFFERED, np.isin(failed_by, (CRASH, LEAVE, LOSS)), undone(trace)
+    # The positions of discarded, failed and restoring, and one more for counted.
+    fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
+    if (failed_by == RESENT).any():  # a message that is sent again has the fate of the last one
+        previous = previous_rows(rows["worker"].to_numpy())
+        for row in np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))[::-1]:
+            fate[previous[row]] = fate[row]
+    computed = {loss: share(rows[fate == number]) for number, loss in enumerate(losses[2:])}
     return {
         **{f"{phase}_share": value for phase, value in part.items()},
-        "lost_time_share": share(rows[outcome > BUFFERED]),
+        "lost_time_share": share(rows[~is_accepted]),
         "counted_share": part["computing"] - sum(computed.values()),
         "lost_to_waiting": part["waiting"] + part["served"] + part["held"],
         "lost_to_sending": part["sending"] + part["returning"],
