@@ -26,6 +26,8 @@ _COMMIT_BYTES = 400
 def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
     """Simulate a cluster until the server has accepted ``commits`` messages; without a server, until so many gradients.
 
+    Several servers have accepted a message once the last of them has its part.
+
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
     happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
     worker and a `simpy.Resource` for the server.
@@ -52,7 +54,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    memory = commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES
+    memory = (commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES) * cluster.servers
     require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory)
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
@@ -60,11 +62,12 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         world = World(cluster, seed)
         world.run(commits, report)
     commits_made, absences = world.steps.table(), None
+    shards = [(shard.steps.table(), shard.reads.table()) for shard in world.shards] if cluster.servers > 1 else []
     if world.absences is not None:
         commits_made |= world.causes.table()
         absences = world.absences.table()
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
-    return trace_of(cluster, seed, commits_made, reads, world.present(), absences)
+    return trace_of(cluster, seed, commits_made, reads, world.present(), absences, shards)
 
 
 @contextmanager

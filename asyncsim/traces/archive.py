@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from asyncsim.base.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
 from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
-from asyncsim.traces.columns import GOSSIP, TABLES, Source, table_of
-from asyncsim.traces.rules import require_order, require_references, require_rows
+from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
+from asyncsim.traces.rules import require_order, require_parts, require_references, require_rows
 from asyncsim.traces.tables import SIDE_TABLES
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ FORMAT = 4
 _READ = (1, 2, 3, FORMAT)
 #: Columns that had other names in formats 1 and 2.
 _RENAMED = {"form_version": "push_version", "form_time": "push_time"}
+#: Columns of whole numbers, and of names, in the tables that up to format 3 are in the header.
+_COUNTS = (
+    *("part", "commit", "row", "worker", "taker", "job", "shard"),
+    *("read_version", "push_version", "version", "staleness"),
+)
+_NAMES = ("kind", "outcome")
 _METADATA = b"asyncsim"
 #: The entry with the SHA-256 of the whole file, in which its own digits are zeros, and how it looks in the file.
 _CHECKSUM = b"asyncsim.sha256"
@@ -82,6 +88,7 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         require_references(trace)
         require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
         require_order(trace.frame)
+        require_parts(trace.parts, trace.frame, source)
         return trace
     except Exception as error:  # of whatever made the file
         raise InputError(f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again") from error
@@ -102,12 +109,20 @@ def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict
         frame = frame.rename(columns=_RENAMED)
     for name in {"sources", "weights"} & set(frame):
         frame[name] = table[name].to_pylist()
-    counts = ("worker", "job", "read_version", "row", "taker")
     beside: dict[str, Any] = {}
     for name, columns in SIDE_TABLES.items():
         if name in header or name in ("open_reads", "present"):
-            types = {column: np.int64 if column in counts else np.float64 for column in columns if column != "kind"}
+            columns = [*columns, *(["shard"] if name == "present" and "shard" in header[name] else [])]
+            types = {column: np.int64 if column in _COUNTS else float for column in columns if column not in _NAMES}
             beside[name] = pd.DataFrame({column: header[name][column] for column in columns}).astype(types)
+    if "parts" in frame:  # those of complete messages are in lists; the header has the others
+        del frame["parts"]
+        lists = table["parts"].combine_chunks()
+        parts = pd.DataFrame(lists.flatten().to_pylist()).assign(
+            commit=np.repeat(np.arange(len(lists)), lists.value_lengths())
+        )
+        parts = parts.assign(outcome=np.array(OUTCOMES)[parts["outcome"]])
+        beside["parts"] = pd.concat([parts, beside["parts"]]).sort_values("part", ignore_index=True)
     return kind.of(frame, source, **beside)
 
 

@@ -5,11 +5,13 @@ time 0; also jobs that are discarded or cancelled are followed by a read. So one
 worker, tells all staleness.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.traces.columns import APPLIED, RESENT, Source, previous_rows, table_of
-from asyncsim.traces.tables import Columns, messages_of_peers, messages_to_server
+from asyncsim.traces.tables import Columns, messages_of_parts, messages_of_peers, messages_to_server
 from asyncsim.traces.trace import Trace
 
 #: What is recorded of each message; of a cancelled computation all times after ``send_time`` are its end.
@@ -23,36 +25,51 @@ READ_RECORD = ("worker", "version", "arrive_time", "serve_time", "time")
 
 
 def trace_of(
-    cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns, absences: Columns | None = None
+    cluster: Cluster,
+    seed: int,
+    commits: Columns,
+    reads: Columns,
+    present: Columns,
+    absences: Columns | None = None,
+    shards: Sequence[tuple[Columns, Columns]] = (),
 ) -> Trace:
     """Build the trace of a run from its record.
 
     Parameters
     ----------
     cluster, seed
-        What ran.
+        The cluster and the seed of the run.
     commits : columns
         `STEP_RECORD`, in the order in which services ended; under failures also `FAILURE_RECORD`.
     reads : columns
         `READ_RECORD`, in the same order, those of version 0 at time 0 included.
     present : columns
-        ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
+        ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit, and with several
+        servers their ``shard``.
     absences : columns
         Those of `Trace.absences`.
+    shards : sequence
+        With several servers, ``commits`` and ``reads`` of the parts of messages at each of them.
     """
-    worker = commits["worker"].astype(np.int64)
-    of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
-    job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number
-    read, push_read = of_worker.find(worker, job), None
-    if cluster.separate_reads and cluster.protocol == "read_then_write":
-        follows = job + 1 < of_worker.count[worker]
-        push_read = np.where(follows, of_worker.find(worker, np.where(follows, job + 1, job)), -1)
-    is_open = np.ones(len(of_worker.worker), bool)
-    is_open[read if "failed_by" not in commits else read[commits["failed_by"] != RESENT]] = False
-    local_steps = np.array(cluster.windows)[worker]
-    columns = commits | {"worker": worker, "job": job, "local_steps": local_steps, "read": read}
-    steps = table_of("steps", columns if push_read is None else columns | {"push_read": push_read})
-    spells = table_of("absences", absences or {}, None if absences else 0)
+    columns, read_columns = _consume(cluster, commits, reads)
+    steps, spells = table_of("steps", columns), table_of("absences", absences or {}, None if absences else 0)
+    if shards:
+        part_tables, read_tables, count = [], [read_columns], len(read_columns["worker"])
+        for shard, record in enumerate(shards):
+            of_shard = _consume(cluster, *record, shard, count)
+            part_tables.append(of_shard[0])
+            read_tables.append(of_shard[1])
+            count += len(of_shard[1]["worker"])
+        parts, read_columns = _joined(part_tables), _joined(read_tables)
+        order = np.argsort(parts["commit_time"], kind="stable")
+        parts = {name: values[order] for name, values in parts.items()}
+        messages, worker, job = _PerWorker(columns["worker"], cluster.workers), parts["worker"], parts["job"]
+        is_complete = job < messages.count[worker]
+        parts["step"] = np.full(len(worker), -1)
+        parts["step"][is_complete] = messages.find(worker[is_complete], job[is_complete])
+        message_table = messages_of_parts(parts, present)
+    else:
+        message_table = messages_to_server(steps, present, spells)
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -61,8 +78,30 @@ def trace_of(
         seed=seed,
         cluster=cluster,
     )
-    read_table = table_of("reads", reads | {"job": of_worker.number, "is_open": is_open})
-    return Trace(source, steps, read_table, messages_to_server(steps, present, spells), spells)
+    return Trace(source, steps, table_of("reads", read_columns), message_table, spells)
+
+
+def _joined(tables: list[Columns]) -> Columns:
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _consume(
+    cluster: Cluster, commits: Columns, reads: Columns, shard: int = -1, count: int = 0
+) -> tuple[Columns, Columns]:
+    """Return the columns of steps, or of the parts at a shard, and those of their reads, after ``count`` reads."""
+    worker = commits["worker"].astype(np.int64)
+    of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
+    job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number
+    read, push_read = of_worker.find(worker, job), np.full(len(job), -1)
+    if cluster.separate_reads and cluster.protocol == "read_then_write":
+        follows = job + 1 < of_worker.count[worker]
+        push_read = np.where(follows, of_worker.find(worker, np.where(follows, job + 1, job)) + count, -1)
+    is_open = np.ones(len(of_worker.worker), bool)
+    is_open[read if "failed_by" not in commits else read[commits["failed_by"] != RESENT]] = False
+    columns = {"worker": worker, "job": job, "local_steps": np.array(cluster.windows)[worker], "read": read + count}
+    columns |= {"push_read": push_read, "shard": np.full(len(job), shard)}
+    of_reads = {"job": of_worker.number, "is_open": is_open, "shard": np.full(len(is_open), shard)}
+    return commits | columns, reads | of_reads
 
 
 class _PerWorker:
@@ -109,36 +148,55 @@ def with_first(reads: Columns, workers: int) -> Columns:
 
 
 def trace_without_server(
-    source: Source, rows: Columns, taken_up: Columns, in_flight: Columns, open_start: np.ndarray
+    source: Source,
+    rows: Columns,
+    taken_up: Columns,
+    in_flight: Columns,
+    open_reads: Columns,
+    absences: Columns | None = None,
 ) -> Trace:
-    """Return the trace of a run without a server from its record.
+    """Build the trace of a run without a server from its record.
 
     Parameters
     ----------
     source : Source
         Where it comes from.
     rows : columns
-        ``worker``, ``local_steps``, ``start_time``, ``send_time``, ``commit_time``, ``partner``, ``kept``.
+        ``worker``, ``local_steps``, ``start_time``, ``send_time``, ``commit_time``, ``partner``, ``kept``; under
+        failures also ``read_version``, ``ready_time``, ``outcome``, ``failed_by``, ``incarnation``.
     taken_up, in_flight : columns
         As of `messages_of_peers`.
-    open_start : float array, shape ``[workers]``
-        When the computations began that are not done at the end; not a number where none has.
+    open_reads : columns
+        ``start_time`` of each worker's computation that is not done at the end, ``[workers]``, not a number where none
+        has begun; under failures also ``read_version``, ``ready_time`` and ``is_away``.
+    absences : columns
+        Those of `Trace.absences`.
     """
     worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
-    jobs, previous, commit = _PerWorker(worker, source.workers), previous_rows(worker), np.arange(len(worker))
-    last = np.full(source.workers, -1)
-    last[worker] = commit
-    before, start = np.concatenate([previous, last]), np.concatenate([rows["start_time"], open_start])
+    jobs, commit, present = _PerWorker(worker, source.workers), np.arange(len(worker)), np.arange(source.workers)
+    if absences is None:
+        last = np.full(source.workers, -1)
+        last[worker] = commit
+        before = np.concatenate([previous_rows(worker), last])
+        read_version, ready, is_applied = before + 1, np.where(before < 0, 0.0, time[before]), np.ones(len(worker), int)
+    else:
+        present = np.flatnonzero(~open_reads["is_away"])
+        read_version, ready = (
+            np.concatenate([rows[name], open_reads[name][present]]) for name in ("read_version", "ready_time")
+        )
+        is_applied = rows["outcome"] == APPLIED
+    start = np.concatenate([rows["start_time"], open_reads["start_time"][present]])
     reads = {
-        "worker": np.concatenate([worker, np.arange(source.workers)]),
-        "job": np.concatenate([jobs.number, jobs.count]),
-        "version": before + 1,
-        "arrive_time": np.where(before < 0, 0.0, time[before]),
+        "worker": np.concatenate([worker, present]),
+        "job": np.concatenate([jobs.number, jobs.count[present]]),
+        "version": read_version,
+        "arrive_time": ready,
         "serve_time": start,
         "time": start,
-        "is_open": np.arange(len(before)) >= len(worker),
+        "is_open": np.arange(len(start)) >= len(worker),
     }
-    counted = {"worker": worker, "job": jobs.number, "read": commit, "version": commit + 1}
+    counted = {"worker": worker, "job": jobs.number, "read": commit, "version": np.cumsum(is_applied)}
     steps = table_of("steps", {**rows, **counted, "arrive_time": time, "serve_time": time})
-    messages = messages_of_peers(worker, np.asarray(rows["kept"]), taken_up, in_flight)
-    return Trace(source, steps, table_of("reads", reads), messages, table_of("absences", {}, 0))
+    spells = table_of("absences", absences or {}, None if absences else 0)
+    messages = messages_of_peers(worker, taken_up, in_flight)
+    return Trace(source, steps, table_of("reads", reads), messages, spells)

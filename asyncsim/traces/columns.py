@@ -40,15 +40,28 @@ TABLES: dict[str, dict[str, Any]] = {
         "failed_by": FAILED_BY,
         "incarnation": 0,
         "partner": -1,
+        "kept": 1.0,
     },
     "reads": {
         "worker": 0,
         "job": 0,
+        "shard": -1,
         "version": 0,
         **dict.fromkeys(("arrive_time", "serve_time", "time"), np.nan),
         "is_open": False,
     },
-    "messages": {"worker": 0, "step": -1, "by": -1, "taker": -1, "weight": 1.0, "arrive_time": np.nan},
+    "messages": {
+        "worker": 0,
+        "step": -1,
+        "by": -1,
+        "taker": -1,
+        "weight": 1.0,
+        "shard": -1,
+        "read": -1,
+        "push_read": -1,
+        **dict.fromkeys(("arrive_time", "serve_time", "commit_time"), np.nan),
+        "outcome": OUTCOMES,
+    },
     "absences": {
         "worker": -1,
         "kind": SPELLS,
@@ -85,6 +98,12 @@ READ_COLUMNS = {
     "serve_time": "read_serve_time",
     "time": "read_time",
 }
+
+#: The columns of the parts of messages, where there are several servers.
+PART_COLUMNS = (
+    *("part", "commit", "worker", "job", "shard", *READ_COLUMNS.values(), "push_version", "push_time"),
+    *("arrive_time", "serve_time", "commit_time", "staleness", "version", "outcome"),
+)
 
 #: The protocol of traces without a server, and the columns that only their frames have.
 GOSSIP = "gossip"
@@ -138,11 +157,17 @@ class Source:
     #: ``"commit"``. Else ``""``.
     takes_up: str = ""
 
+    @property
+    def servers(self) -> int:
+        """Number of servers, each with a shard of the parameters; 1 without a cluster."""
+        return 1 if self.cluster is None else self.cluster.servers
 
-def previous_rows(worker: np.ndarray) -> np.ndarray:
-    """Return the worker's own row before each row, ``[rows]``; -1 for none."""
-    order = np.argsort(worker, kind="stable")
-    previous = np.full(len(worker), -1)
-    same = worker[order[1:]] == worker[order[:-1]]
+
+def previous_rows(worker: np.ndarray, incarnation: Any = 0) -> np.ndarray:
+    """Return the row before each row in the same life of its worker, ``[rows]``; -1 for none."""
+    life = worker + incarnation * (worker.max(initial=0) + 1)
+    order = np.argsort(life, kind="stable")
+    previous = np.full(len(life), -1)
+    same = life[order[1:]] == life[order[:-1]]
     previous[order[1:][same]] = order[:-1][same]
     return previous

@@ -17,13 +17,13 @@ from asyncsim.traces.columns import (
     GOSSIP,
     LOST,
     OUTCOMES,
+    PART_COLUMNS,
     READ_COLUMNS,
     TABLES,
     Source,
-    previous_rows,
     table_of,
 )
-from asyncsim.traces.rules import require_order, require_rows, require_spells
+from asyncsim.traces.rules import require_order, require_parts, require_rows, require_spells
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -36,6 +36,8 @@ SIDE_TABLES = {
     "present": ["worker", "arrive_time"],
     "in_flight": ["row", "taker", "weight", "arrive_time"],
     "spells": ["worker", "kind", "begin", "end", "detected", "from_row", "to_row"],
+    "parts": [*PART_COLUMNS],
+    "open_parts": ["worker", "job", *READ_COLUMNS.values(), "shard"],
 }
 
 
@@ -64,54 +66,56 @@ def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataF
     )
 
 
-def messages_of_peers(worker: np.ndarray, kept: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
-    """Return the messages between workers; the share of its last state that a worker keeps is one to itself.
+def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
+    """Return the parts of messages in the order of their commits, and the visits that wait for one of the servers.
+
+    ``parts`` has the columns of `Trace.messages` but ``by``; ``present`` has ``worker``, ``shard``, ``arrive_time``.
+    """
+    table = table_of("messages", parts)
+    step, shard, version = table["step"].to_numpy(), table["shard"].to_numpy(), _versions_of_shards(table)
+    outcome = table["outcome"].cat.codes.to_numpy()
+    completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
+    is_applied = outcome == APPLIED
+    completed_by[shard[is_applied], version[is_applied]] = step[is_applied]
+    by = np.where(outcome <= BUFFERED, completed_by[shard, version + (outcome == BUFFERED)], -1)
+    return pd.concat([table.assign(by=by), table_of("messages", present)], ignore_index=True)
+
+
+def _versions_of_shards(parts: pd.DataFrame) -> np.ndarray:
+    """Return the version of each part's shard after the part."""
+    return (parts["outcome"].cat.codes == APPLIED).astype(int).groupby(parts["shard"]).cumsum().to_numpy()
+
+
+def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
+    """Return the messages between workers.
 
     Parameters
     ----------
-    worker, kept : array, shape ``[steps]``
-        Whose each step is, and the share that it kept.
+    worker : array, shape ``[steps]``
+        The worker of each step.
     taken_up : columns
         ``step``, ``by``, ``weight`` and, if known, ``arrive_time``.
     in_flight : columns
-        ``step``, ``taker``, ``weight`` and ``arrive_time``.
+        ``step``, ``taker`` (-1 of a message that was lost with its taker), ``weight`` and ``arrive_time``.
     """
-    keeps = np.flatnonzero(kept != 1)
-    taken_up, in_flight = ({name: np.asarray(of[name]) for name in of} for of in (taken_up, in_flight))
-    order = np.lexsort((taken_up["step"], taken_up["by"]))
-    taken = table_of("messages", {name: values[order] for name, values in taken_up.items()}, len(order))
-    own = table_of("messages", {"step": previous_rows(worker)[keeps], "by": keeps, "weight": kept[keeps]}, len(keeps))
-    keys = [in_flight[name] for name in ("arrive_time", "weight", "taker", "step")]
-    order = np.lexsort(keys)
-    flying = table_of("messages", {name: values[order] for name, values in in_flight.items()}, len(order))
-    messages = pd.concat([taken, own, flying], ignore_index=True)
+    tables = []
+    for columns, keys in ((taken_up, ("step", "by")), (in_flight, ("arrive_time", "weight", "taker", "step"))):
+        order = np.lexsort([columns[key] for key in keys])
+        columns = {name: np.asarray(values)[order] for name, values in columns.items()}
+        tables.append(table_of("messages", columns, len(order)))
+    messages = pd.concat(tables, ignore_index=True)
     step, by, taker = (messages[name].to_numpy() for name in ("step", "by", "taker"))
     return messages.assign(worker=worker[step], taker=np.where(by < 0, taker, worker[by]))
 
 
 def frame_of(trace: "Trace") -> pd.DataFrame:
     """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
-    steps, reads = trace.steps, trace.reads
-    commit, read, push_read = np.arange(len(steps)), steps["read"].to_numpy(), steps["push_read"].to_numpy()
+    steps = trace.steps
     version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
     made_at = trace.absences["from_row"].where(trace.absences["worker"] >= 0, trace.absences["to_row"])
     made_at = made_at[trace.absences["version"] >= 0].to_numpy(np.int64)
     before = np.concatenate([[0], version[:-1]]) + np.bincount(made_at, minlength=len(steps))[: len(steps)]
-    of_read = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
-    push_version, push_time = before, steps["commit_time"]
-    formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
-    if len(formed):
-        push_version, push_time = before.copy(), push_time.to_numpy(copy=True)
-        push_version[formed], push_time[formed] = (
-            reads[name].to_numpy()[push_read[formed]] for name in ("version", "time")
-        )
-    counted = {
-        "commit": commit,
-        **of_read,
-        "push_version": push_version,
-        "push_time": push_time,
-        "staleness": before - of_read["read_version"],
-    }
+    counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
     columns: Columns = {name: counted.get(name, steps.get(name)) for name in COLUMNS}
     if not trace.has_failures:
         columns["outcome"] = pd.Categorical.from_codes(outcome, OUTCOMES[:LOST])
@@ -122,9 +126,7 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
         for name in ("source", "weight"):
             values = taken_up[name].tolist()
             columns[f"{name}s"] = [values[begin:end] for begin, end in bounds]
-        own = trace.messages[trace.messages["taker"] == trace.messages["worker"]]
-        columns["kept"], columns["partner"] = np.ones(len(steps)), steps["partner"]
-        columns["kept"][own["by"]] = own["weight"]
+        columns |= {name: steps[name] for name in ("kept", "partner")}
     if trace.has_failures:
         outages = trace.absences[(trace.absences["worker"] < 0) & (trace.absences["to_row"] < len(steps))]
         at, restored = outages["to_row"].to_numpy(np.int64), np.full(len(steps), -1)
@@ -134,9 +136,39 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
+def parts_of(trace: "Trace") -> pd.DataFrame:
+    """Join the parts of messages with their reads; see `Trace.parts`."""
+    parts = trace.messages[trace.messages["commit_time"].notna()].reset_index(drop=True)
+    version, outcome = _versions_of_shards(parts), parts["outcome"].cat.codes
+    counted = {
+        "part": np.arange(len(parts)),
+        "commit": parts["step"],
+        "job": trace.reads["job"].to_numpy()[parts["read"]],
+        **_read_columns(parts, trace.reads, version - (outcome == APPLIED).to_numpy()),
+        "version": version,
+        "outcome": pd.Categorical.from_codes(outcome, OUTCOMES[:LOST]),
+    }
+    return pd.DataFrame({name: counted.get(name, parts.get(name)) for name in PART_COLUMNS})
+
+
+def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
+    """Return the columns of steps, or of parts, that follow from their reads and the versions before them."""
+    read, push_read, outcome = (table["read"].to_numpy(), table["push_read"].to_numpy(), table["outcome"].cat.codes)
+    columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
+    push_version, push_time = before, table["commit_time"]
+    formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
+    if len(formed):
+        push_version, push_time = before.copy(), push_time.to_numpy(copy=True)
+        push_version[formed], push_time[formed] = (
+            reads[name].to_numpy()[push_read[formed]] for name in ("version", "time")
+        )
+    staleness = before - columns["read_version"]
+    return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
+
+
 def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataFrame | None]) -> Columns:
     """Return the four tables of a trace that is given as a frame, and the `SIDE_TABLES` beside it; see `Trace.of`."""
-    open_reads, present, in_flight, spells = (
+    open_reads, present, in_flight, spells, parts, open_parts = (
         pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := beside.get(name)) is None else table
         for name, names in SIDE_TABLES.items()
     )
@@ -144,14 +176,23 @@ def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataF
     messages = _listed(frame)
     require_rows(frame, messages, in_flight, source)
     require_order(frame)
+    require_parts(parts, frame, source)
     require_spells(spells, source.workers, len(frame))
     columns: Columns = {name: frame[name].to_numpy() for name in TABLES["steps"] if name in frame}
-    reads, columns["read"], columns["push_read"] = _reads(frame, source, open_reads)
+    rows, ends = (
+        table.assign(shard=-1) if shards.empty else pd.concat([table.assign(shard=-1), shards], ignore_index=True)
+        for table, shards in ((frame, parts), (open_reads, open_parts))
+    )
+    reads, read, push_read = _reads(rows, source, ends)
+    columns["read"], columns["push_read"] = read[: len(frame)], push_read[: len(frame)]
     steps, absences = table_of("steps", columns), _absences(frame, spells)
     if "sources" in frame:
         taken_up = messages.rename(columns={"row": "by", "source": "step"})
         flying = in_flight.rename(columns={"row": "step"})
-        table = messages_of_peers(columns["worker"], frame["kept"].to_numpy(), dict(taken_up), dict(flying))
+        table = messages_of_peers(columns["worker"], dict(taken_up), dict(flying))
+    elif len(parts):
+        of_parts = dict(parts.assign(step=parts["commit"], read=read[len(frame) :], push_read=push_read[len(frame) :]))
+        table = messages_of_parts(of_parts, dict(present))
     else:
         table = messages_to_server(steps, dict(present), absences)
     return {"steps": steps, "reads": reads, "messages": table, "absences": absences}
@@ -186,7 +227,7 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tuple[pd.DataFrame, Any, Any]:
     """Return the reads of a frame; the read of each row, and the read with which its message was formed."""
-    key, parts = ["worker", "job"], [frame, open_reads]
+    key, parts = ["worker", "job", "shard"], [frame, open_reads]
     following, pulls = (
         frame[key].assign(job=frame["job"] + 1),
         source.separate_reads and source.protocol == "read_then_write",

@@ -1,7 +1,6 @@
 """The trace: who visited the server when, and how stale each message was."""
 
 import functools
-import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.traces.archive import load_trace, save_trace
 from asyncsim.traces.columns import APPLIED, BUFFERED, CANCELLED, GOSSIP, OUTCOMES, READ_COLUMNS, Source
-from asyncsim.traces.tables import SIDE_TABLES, frame_of, tables_of
-from asyncsim.traces.trace_summary import per_worker, queue, summary, waits
+from asyncsim.traces.tables import SIDE_TABLES, frame_of, parts_of, tables_of
+from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +34,22 @@ class Trace:
         One row per message or stopped computation: ``worker``, ``job``, ``local_steps``, ``read`` (the row of `reads`
         that it was computed from), ``start_time``, ``send_time``, ``arrive_time``, ``serve_time``, ``commit_time``,
         ``outcome``, ``version``, ``push_read`` (the row of `reads` with which its message was formed, where that is a
-        visit of its own; else -1), ``failed_by``, ``incarnation``, ``partner``. They mean the same as in `frame`.
+        visit of its own; else -1), ``failed_by``, ``incarnation``, ``partner``, ``kept``. They mean the same as in
+        `frame`.
     reads : pandas.DataFrame
         One row per read: ``worker``, the ``job`` that is computed from it, ``version``, ``arrive_time``,
-        ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has consumed it.
+        ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has consumed it. With several servers also
+        one per ``shard`` of each read; the ``shard`` of a read of all parameters is -1.
     messages : pandas.DataFrame
         One row per message that was taken up or is under way: its ``worker`` and ``step``, which is -1 of a visit that
         waits at the server and has no row yet; ``by``, the step that took it up, at a server the one that completed the
         version, -1: none so far, or the version was dropped for a restored one; ``taker``, a worker, or -1 the server;
         ``weight``, its share of the state that was sent; ``arrive_time`` (s), not a number where it is not recorded.
-        What a worker keeps of its own last state is a message to itself.
+        Without a server a ``taker`` of -1 is a worker that died with the message, at ``arrive_time``.
+
+        With several servers one row per part of a message: ``shard``, ``read`` and ``push_read`` (rows of `reads`, as
+        of a step), ``serve_time``, ``commit_time`` and ``outcome``; `parts` joins it with its reads. Its ``step`` is -1
+        if parts of the message are missing at the end.
     absences : pandas.DataFrame
         One row per time when a worker was away, or the server (``worker`` -1) was down: ``kind`` (``"crash"``,
         ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s), ``from_row``, ``to_row``: the steps at which
@@ -103,6 +109,10 @@ class Trace:
         ``partner``
             With whom the worker averaged when this gradient was applied; -1: with nobody.
 
+        With failures, ``sources`` may have an earlier row of the same worker: a share that came back, as nobody took
+        it up. The first row of a worker that was away has as ``read_version`` the version whose replica it copied (0:
+        the initial one), as ``read_arrive_time`` when it was back, and 1 as ``kept``.
+
         On a cluster with failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the time-out
         as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made between two rows: when a death
         is detected for which a barrier waited, of what was buffered; and when a checkpoint is restored. There are also:
@@ -117,6 +127,20 @@ class Trace:
             The version of the checkpoint that the server restored since the row before; -1: none.
         ``restores``
             How often it did so, each time as a new version.
+
+        With several servers a row is of a message, whose parts are those of ``parts``. A version counts messages; a
+        message is read, or committed, with the last of its parts, whose times the row has. It is ``"discarded"`` if all
+        its parts are.
+    parts : pandas.DataFrame
+        With several servers, one row per part of a message, in the order of ``commit_time``; the columns are those of
+        ``frame``, and versions count those of the part's shard. Without, it has no rows.
+
+        ``part``
+            0, 1, 2, ...: the rows.
+        ``commit``
+            The row of ``frame`` with the message; -1 if parts of it are missing at the end.
+        ``shard``
+            The server, from 0.
     """
 
     source: Source
@@ -134,6 +158,8 @@ class Trace:
         present: pd.DataFrame | None = None,
         in_flight: pd.DataFrame | None = None,
         spells: pd.DataFrame | None = None,
+        parts: pd.DataFrame | None = None,
+        open_parts: pd.DataFrame | None = None,
     ) -> "Trace":
         """Make a trace of its frame and, if there are any, of the tables beside it.
 
@@ -143,6 +169,7 @@ class Trace:
             A column is missing, or rows contradict each other.
         """
         beside = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
+        beside |= {"parts": parts, "open_parts": open_parts}
         return cls(source, **tables_of(frame, source, beside))
 
     def __len__(self) -> int:
@@ -151,12 +178,12 @@ class Trace:
     def __repr__(self) -> str:
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
-        return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+        servers = f" at {self.servers} servers" if self.servers > 1 else ""
+        return f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, seed {self.seed}>"
 
     def plot(self) -> Any:
         """Draw how stale commits are and what workers do at first: a figure; `asyncsim.plots` has more."""
-        # What draws traces is above them, and loads matplotlib.
-        return importlib.import_module("asyncsim.drawing.plots").overview(self)
+        return hooks.plots().overview(self)
 
     @functools.cached_property
     def frame(self) -> pd.DataFrame:
@@ -171,7 +198,8 @@ class Trace:
         """
         outcome = self.steps["outcome"].cat.codes.to_numpy()
         kept, messages = outcome <= BUFFERED, self.messages
-        made = messages.loc[messages["by"] == messages["step"], "step"].to_numpy()
+        is_whole = messages["shard"] < 0  # a part may make a version of its shard alone
+        made = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
         by_death = made[(made >= 0) & (outcome[made] == BUFFERED)]
         if kept.all() and not len(by_death):
             return self
@@ -180,14 +208,19 @@ class Trace:
         outcome[by_death] = APPLIED
         steps = self.steps.assign(version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES))
         rows = np.concatenate([[0], np.cumsum(kept)])
-        place = np.append(rows[:-1], -1)  # of a message that no row is of, or has taken up
+        place = np.append(np.where(kept, rows[:-1], -1), -1)
         messages = messages.assign(**{name: place[messages[name]] for name in ("step", "by")})
         absences = self.absences.copy()
         for name in ("from_row", "to_row"):
             known = absences[name].notna()
             absences.loc[known, name] = rows[absences.loc[known, name].astype(int)]
         absences.loc[absences["worker"] >= 0, "version"] = -1
-        return Trace(self.source, steps[kept].reset_index(drop=True), self.reads, messages, absences)
+        reads = self.reads
+        if self.protocol == GOSSIP:  # cancelled computations have not consumed the replicas that they began from
+            is_open = reads["is_open"].to_numpy(copy=True)
+            is_open[self.steps["read"][~kept]] = True
+            reads = reads.assign(is_open=is_open)
+        return Trace(self.source, steps[kept].reset_index(drop=True), reads, messages, absences)
 
     @functools.cached_property
     def has_failures(self) -> bool:
@@ -199,27 +232,44 @@ class Trace:
     @property
     def open_reads(self) -> pd.DataFrame:
         """The reads that no row consumed: ``job`` is the one to be computed from it; columns as of `frame`."""
-        reads = self.reads[self.reads["is_open"]].drop(columns="is_open")
+        return self._open_reads(self.reads["shard"] < 0).drop(columns="shard")
+
+    @property
+    def open_parts(self) -> pd.DataFrame:
+        """The reads of each ``shard`` that no row consumed; columns as of `open_reads`."""
+        reads = self._open_reads(self.reads["shard"] >= 0)
+        return reads[[*(name for name in reads if name != "shard"), "shard"]]
+
+    def _open_reads(self, rows: pd.Series) -> pd.DataFrame:
+        reads = self.reads[self.reads["is_open"] & rows].drop(columns="is_open")
         return reads.rename(columns=READ_COLUMNS).reset_index(drop=True)
 
     @property
     def present(self) -> pd.DataFrame:
         """The visits that waited or were served at the last commit: ``worker``, ``arrive_time``.
 
+        With several servers also their ``shard``.
+
         Workers that a policy lets wait after their visit are not among them.
         """
-        visits = self.messages.loc[self.messages["step"] < 0, ["worker", "arrive_time"]]
-        return visits.reset_index(drop=True)
+        shard = ["shard"] if self.servers > 1 else []
+        waits = (self.messages["step"] < 0) & self.messages["commit_time"].isna()
+        return self.messages.loc[waits, ["worker", "arrive_time", *shard]].reset_index(drop=True)
+
+    @functools.cached_property
+    def parts(self) -> pd.DataFrame:
+        """The parts of messages to several servers, joined with their reads; see `Trace`."""
+        return parts_of(self)
 
     @property
     def in_flight(self) -> pd.DataFrame:
         """Without a server, the messages that no row has taken up: ``row``, ``taker``, ``weight``, ``arrive_time``.
 
         ``row`` is the one whose state was sent. A message may have arrived before the end, where a computation that has
-        taken it up is not done.
+        taken it up is not done. With failures also those that were lost (``taker`` -1) with a worker that died, and
+        when (``arrive_time``).
         """
-        messages = self.messages
-        flying = messages[(messages["by"] < 0) & (messages["taker"] >= 0)]
+        flying = self.messages[(self.messages["by"] < 0) & (self.protocol == GOSSIP)]
         return flying.rename(columns={"step": "row"})[SIDE_TABLES["in_flight"]].reset_index(drop=True)
 
     @property
@@ -241,19 +291,28 @@ class Trace:
         """
         if not self.source.separate_reads:
             return self.reads.head(0)
-        reads = self.reads.iloc[pd.unique(np.append(self.steps["read"], np.flatnonzero(self.reads["is_open"])))]
+        read, is_split = self.steps["read"], self.servers > 1
+        if is_split:
+            read = self.messages.loc[self.messages["read"] >= 0, "read"]
+        is_open = self.reads["is_open"] & ((self.reads["shard"] >= 0) == is_split)
+        reads = self.reads.iloc[pd.unique(np.append(read, np.flatnonzero(is_open)))]
         return reads[(reads["job"] > 0) | (reads["time"] > 0)]
 
     @property
     def visits(self) -> pd.DataFrame:
-        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
-        names = ["worker", "arrive", "serve", "end"]
-        commits = self.steps[self.steps["outcome"].cat.codes < CANCELLED]
-        parts = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1),
-            self.read_visits[["worker", "arrive_time", "serve_time", "time"]].set_axis(names, axis=1),
+        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads.
+
+        With several servers they are visits of parts, and have their ``shard``.
+        """
+        commits, shard = self.steps[self.steps["outcome"].cat.codes < CANCELLED], []
+        if self.servers > 1:
+            commits, shard = self.parts, ["shard"]
+        names = ["worker", "arrive", "serve", "end", *shard]
+        visits = [
+            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(names, axis=1),
+            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(names, axis=1),
         ]
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat(visits, ignore_index=True)
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
@@ -264,7 +323,7 @@ class Trace:
     def taken_up(self) -> pd.DataFrame:
         """The messages between workers that rows took up, in order: ``row``, ``source`` and ``weight``."""
         messages = self.messages
-        taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0) & (messages["taker"] != messages["worker"])]
+        taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0)]
         names = {"by": "row", "step": "source", "weight": "weight"}
         return taken[[*names]].set_axis([*names.values()], axis=1).reset_index(drop=True)
 
@@ -314,6 +373,11 @@ class Trace:
     def discipline(self) -> str | None:
         """Who of the waiting is served next; None for a trace without a cluster."""
         return None if self.cluster is None else self.cluster.discipline
+
+    @property
+    def servers(self) -> int:
+        """How many servers each hold a shard of the parameters; 1 for a trace without a cluster."""
+        return self.source.servers
 
     @property
     def read_blocks(self) -> int:
@@ -368,6 +432,10 @@ class Trace:
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
         """Return one row per worker; see `asyncsim.traces.trace_summary.per_worker`."""
         return per_worker(self, warm_up)
+
+    def per_shard(self, warm_up: int | None = None) -> pd.DataFrame:
+        """Summarize each server's shard; see `asyncsim.traces.trace_summary.per_shard`."""
+        return per_shard(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
         """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`.

@@ -32,6 +32,14 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
     return warm_up
 
 
+def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
+    """Return the accepted messages after the warm-up; with several servers, their accepted parts."""
+    if trace.servers == 1:
+        return trace.accepted.frame.iloc[warm_up:]
+    parts = trace.accepted.parts
+    return parts[(parts["commit"] >= warm_up) & parts["outcome"].isin(ACCEPTED)]
+
+
 def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     """Return a trace in some twenty numbers.
 
@@ -70,6 +78,10 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
 
         The shares of time and the last four are nan for a prescribed trace: it has no server.
 
+        With several servers the staleness is over the parts of messages, and the last four are means over servers, and
+        the largest queue; see `per_shard` for each. Shares of time follow the last part of each message; they are nan
+        where reads are visits of their own, as `phases` does not know them.
+
         Without a server these end with ``computing_share`` and ``waiting_share``, the rest of the workers' time: for
         messages of others, for a partner, and for the exchange with it; there is no ``staleness_mean_over_workers``.
         The staleness is the rows of others since the worker's own last one. There follow:
@@ -78,14 +90,17 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
           that a message is of and the one that took it up. ``in_flight_mean``: messages sent and not yet taken up, over
           time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares of
           their rows' weights in push-sum (`push_weights`).
+        - With failures besides ``away_share``, of which no part is waiting; ``cancelled_share``: part of all
+          computations that ended with their workers; and ``counted_share``, ``lost_to_waiting`` and ``lost_to_failed``,
+          which sum to one.
     """
     warm_up = warm_up_of(trace, warm_up)
     workers, accepted = per_worker(trace, warm_up), trace.accepted.frame
-    staleness, times = accepted["staleness"].to_numpy()[warm_up:], accepted["commit_time"].to_numpy()
+    staleness, times = counted_messages(trace, warm_up)["staleness"].to_numpy(), accepted["commit_time"].to_numpy()
     begin, end = float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
     numbers = {
         "workers": trace.workers,
-        "commits": len(staleness),
+        "commits": len(times) - warm_up,
         "warm_up": warm_up,
         "duration": end - begin,
         "throughput": _ratio(int((times[warm_up:] > begin).sum()), end - begin),
@@ -134,30 +149,59 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
         for what in ("discarded", "cancelled")
     }
-    frame = trace.accepted.frame.iloc[warm_up:]
-    worker = frame["worker"].to_numpy()
-    commits = np.bincount(worker, minlength=trace.workers)
-
-    waited = _waited(frame) if trace.protocol == GOSSIP else frame["serve_time"] - frame["arrive_time"]
+    commits = np.bincount(trace.accepted.steps["worker"].iloc[warm_up:], minlength=trace.workers)
+    messages = counted_messages(trace, warm_up)
+    worker = messages["worker"].to_numpy()
+    count = np.bincount(worker, minlength=trace.workers)
+    waited = _waited(messages) if trace.protocol == GOSSIP else messages["serve_time"] - messages["arrive_time"]
 
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(worker, weights=values, minlength=trace.workers)
-        return np.where(commits > 0, total / np.maximum(commits, 1), np.nan)
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     return pd.DataFrame(
         {
             "worker": np.arange(trace.workers),
             "commits": commits,
-            "share": commits / len(frame),
-            "mean_staleness": mean(frame["staleness"].to_numpy()),
+            "share": commits / commits.sum(),
+            "mean_staleness": mean(messages["staleness"].to_numpy()),
             "mean_wait": mean(waited.to_numpy()),
             **lost,
         }
     )
 
 
+def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
+    """Summarize each server's shard: one row per server.
+
+    Parameters
+    ----------
+    trace : Trace
+        What to summarize.
+    warm_up : int, optional
+        As in `summary`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``shard``, ``commits`` (parts of counted messages that the server accepted), ``mean_staleness`` of these, and
+        as in `summary` ``utilisation``, ``wait_mean`` (s), ``queue_mean`` and ``queue_max`` of this server.
+    """
+    if trace.protocol in ("prescribed", GOSSIP):
+        raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
+    warm_up = warm_up_of(trace, warm_up)
+    parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
+    of_shard = parts.groupby(parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64))["staleness"]
+    table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
+    table = table.reindex(pd.RangeIndex(trace.servers, name="shard")).fillna({"commits": 0}).astype({"commits": int})
+    stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
+    return table.join(pd.DataFrame(stations, table.index)).reset_index()
+
+
 def queue(trace: "Trace") -> pd.DataFrame:
     """Return how many visits are at the server, waiting or in service, as a step function of time.
+
+    With several servers, the visits of parts of messages at all of them.
 
     Without a server: how many messages were sent and not yet taken up.
 
@@ -178,8 +222,27 @@ def queue(trace: "Trace") -> pd.DataFrame:
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     if trace.protocol == "prescribed":
         return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
-    arrived, begun, ended = trace.visits[["arrive", "serve", "end"]].to_numpy().T
-    late = trace.present["arrive_time"].to_numpy()
+    stations = _stations(trace, begin, end)
+    if len(stations) == 1:
+        return stations[0]
+    table = pd.DataFrame(stations)
+    return table.mean().to_dict() | {"queue_max": int(table["queue_max"].max())}
+
+
+def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]]:
+    """Return how busy each server was in an interval, and how long visits waited."""
+    visits, present = trace.visits, trace.present
+    if trace.servers == 1:
+        return [_station(trace, visits, present, begin, end)]
+    return [
+        _station(trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end)
+        for shard in range(trace.servers)
+    ]
+
+
+def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
+    arrived, begun, ended = visits[["arrive", "serve", "end"]].to_numpy().T
+    late = present["arrive_time"].to_numpy()
     arrive, lock_free = np.concatenate([arrived, late]), trace.discipline == "lock_free"
     # All that are present without locks are in service; elsewhere it is not recorded which of them is.
     serve = np.concatenate([begun, late if lock_free else np.full(len(late), end)])
@@ -200,7 +263,7 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     """Return the parts of the workers' time, and its goodput."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
-    if trace.protocol == "prescribed":
+    if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
         shares = [*Phases._fields, "lost_time", "counted"]
         return dict.fromkeys([*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)], np.nan)
     whole, rows = trace.workers * (end - begin), computations(trace)[["worker", "start_time", "until"]]
@@ -243,37 +306,60 @@ def undone(trace: "Trace") -> np.ndarray:
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
     """Return the parts of the workers' time without a server, and their messages."""
+    lost, times = trace.frame[trace.frame["outcome"] == "cancelled"], phases(trace, range(trace.workers))
+    has_failures, trace = trace.has_failures, trace.accepted
     row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
-    (departed, taken), in_flight = flights(trace), trace.in_flight
-    computing = phases(trace, range(trace.workers)).computing
-    computed = _ratio(_overlap(computing["begin"], computing["end"], begin, end), trace.workers * (end - begin))
+    (departed, taken), in_flight = flights(trace), arriving(trace)
+
+    def share(begun: Any, ended: Any) -> float:
+        """Return the part of the workers' time that intervals take; by clocks of several machines it may exceed one."""
+        return float(np.minimum(_ratio(_overlap(begun, ended, begin, end), trace.workers * (end - begin)), 1.0))
+
+    computed, gone = (share(table["begin"], table["end"]) for table in (times.computing, times.away))
     flying = _overlap(departed, np.concatenate([taken, np.full(len(in_flight), end)]), begin, end)
     late, rows = row >= warm_up, trace.steps.iloc[warm_up:]
-    return {
-        "computing_share": float(np.minimum(computed, 1.0)),  # by clocks of several machines it may be more
-        "waiting_share": 1 - float(np.minimum(computed, 1.0)),
+    numbers = {
+        "computing_share": computed,
+        "waiting_share": 1 - computed - gone,
         "messages_mean": float((late.sum() + (rows["partner"] >= 0).sum()) / len(rows)),
         "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
         "in_flight_mean": _ratio(flying, end - begin),
         "in_flight_end": len(in_flight),
         "in_flight_mass": float(push_weights(trace)[in_flight["row"]] @ in_flight["weight"]),
     }
+    if not has_failures:
+        return numbers
+    in_vain, count = share(lost["start_time"], lost["send_time"]), int((lost["commit_time"] > begin).sum())
+    return numbers | {
+        "away_share": gone,
+        "cancelled_share": count / (count + len(rows)),
+        "counted_share": computed - in_vain,
+        "lost_to_waiting": 1 - computed - gone,
+        "lost_to_failed": in_vain + gone,
+    }
+
+
+def arriving(trace: "Trace") -> pd.DataFrame:
+    """Return the messages in flight at the end, without those that were lost with their takers."""
+    return trace.in_flight[trace.in_flight["taker"] >= 0]
 
 
 def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
     """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
     taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
     taken = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
-    return times[np.append(taken_up["source"], trace.in_flight["row"])], taken
+    return times[np.append(taken_up["source"], arriving(trace)["row"])], taken
 
 
 def push_weights(trace: "Trace") -> np.ndarray:
     """Return the weight of each row in push-sum, ``[rows]``: its shares of the weights of all that it mixes.
 
-    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers.
+    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers; a crash
+    takes what its worker keeps and what the worker was sent, and each new life begins with 1.
     """
     frame, weights = trace.frame, np.ones(len(trace.frame))
-    kept, before = frame["kept"].to_numpy(), previous_rows(frame["worker"].to_numpy())
+    kept = frame["kept"].to_numpy()
+    before = previous_rows(*(trace.steps[name].to_numpy() for name in ("worker", "incarnation")))
     for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
         last = weights[before[row]] if before[row] >= 0 else 1.0
         weights[row] = kept[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
@@ -289,7 +375,7 @@ def waits(trace: "Trace") -> np.ndarray:
     blamed = frame["partner"].to_numpy(copy=True)
     last = trace.taken_up.groupby("row")["source"].max()  # rows are in the order of time
     blamed[last.index] = worker[last]
-    blames = blamed >= 0
+    blames = (blamed >= 0) & (blamed != worker)  # a share that came back is nobody's
     seconds = np.zeros((trace.workers, trace.workers))
     np.add.at(seconds, (worker[blames], blamed[blames]), _waited(frame).to_numpy()[blames])
     return seconds
@@ -360,13 +446,19 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     Also what no commit came of: a worker that the server never serves waits to the end. A trace does not say when a
     computation without a commit began; its reply is taken to travel as long as the others did (the median). Nor does it
     say whether it had ended; it is taken to last to the end of the trace, or to the arrival of its message, which ends
-    the reply, too.
+    the reply, too. With several servers the times are those of a message's last part.
     """
+    if trace.servers > 1 and trace.source.separate_reads:
+        raise InputError(
+            f"servers = {trace.servers}: with reads in visits of their own a worker is at several servers at once, and "
+            "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
+        )
     last = float(trace.frame["commit_time"].iloc[-1])
     frame, open_reads, present, reads = (
         table[table["worker"].isin(workers)]
         for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
     )
+    present = present.groupby("worker", as_index=False)["arrive_time"].max()
     worker, none = frame["worker"], _table([])
     if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
         under_way = open_reads[open_reads["read_time"] <= last]
@@ -377,7 +469,9 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         ]
         computing = [(worker, frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
-        return Phases(_table(computing), none, none, none, _table(others), none, none)
+        absences = trace.spells[trace.spells["worker"].isin(workers)]
+        away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
+        return Phases(_table(computing), none, none, none, _table(others), none, away)
     # When the server let go of the worker before each computation.
     ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
     follows = (frame["job"] > 0).to_numpy()
@@ -440,7 +534,8 @@ def _let_wait(
     """Return the intervals between a commit and the read that the server answers, or queues, only when it is time."""
     if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
-    reads = trace.reads.assign(answered=trace.reads["arrive_time" if trace.source.separate_reads else "time"])
+    reads = trace.reads[trace.reads["shard"] < 0]
+    reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
     served = frame.loc[(trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]]
     follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
     # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.

@@ -269,7 +269,7 @@ def _recorded_without_server(
     }
     taken_up = dict(zip(("step", "by", "weight"), np.array(taken, float).reshape(-1, 3).T, strict=True))
     columns = {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD}
-    trace = trace_without_server(source, columns, taken_up, fly, np.full(count, np.nan))
+    trace = trace_without_server(source, columns, taken_up, fly, {"start_time": np.full(count, np.nan)})
     require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
     return trace
 
