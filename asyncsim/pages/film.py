@@ -9,7 +9,6 @@ import pandas as pd
 from asyncsim.base.errors import InputError
 from asyncsim.replays.recorders import POSITION
 from asyncsim.replays.run import Run
-from asyncsim.traces import gossip
 from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases
@@ -207,7 +206,7 @@ def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
     """
     frame = trace.frame
     of, commit_time = frame["worker"].to_numpy(), frame["commit_time"].to_numpy()
-    receipts = gossip.taken_up(frame)
+    receipts = trace.taken_up
     row, source = receipts["row"].to_numpy(), receipts["source"].to_numpy()
     mix_time = (frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time)[row]
     pairs = frame["partner"].to_numpy() >= 0
