@@ -49,8 +49,7 @@ _CALLS = {
 #: Messages of the version with which a method's ``combine`` is checked.
 _SEVERAL = 3
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
-_OPTIONAL += ("presents",)
+_OPTIONAL = [name for name in _CALLS if name not in (*_STATES, "message", "apply")]
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:

@@ -10,8 +10,20 @@ from asyncsim.replays.local import Learner, MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
-_FUNCTIONS = ("message", "apply", "receive", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
-_FUNCTIONS += ("presents",)
+_FUNCTIONS = (
+    "message",
+    "apply",
+    "receive",
+    "reply",
+    "resume",
+    "origin",
+    "proxy",
+    "mix",
+    "meet",
+    "replica",
+    "last",
+    "presents",
+)
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
