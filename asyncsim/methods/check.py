@@ -49,8 +49,7 @@ _CALLS = {
 #: Number of messages with which a method's ``combine`` is checked.
 _SEVERAL = 3
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy")
-_OPTIONAL_OF_GOSSIP = ("mix", "meet", "replica", "presents", "last")
+_OPTIONAL = [name for name in _CALLS if name not in (*_STATES, "message", "apply")]
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -245,7 +244,7 @@ def check_fields(method: Method) -> None:
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
         function = getattr(method, name)
-        if not callable(function) and not (function is None and name in _OPTIONAL + _OPTIONAL_OF_GOSSIP):
+        if not callable(function) and not (function is None and name in _OPTIONAL):
             raise InputError(f"{method.name}.{name} = {function!r}: must be a function, {call}")
     if not all(callable(getattr(method.optimizer, name, None)) for name in ("init", "update")):
         raise InputError(
