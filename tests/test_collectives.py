@@ -115,9 +115,9 @@ def test_times_and_bytes_are_those_of_passed_messages(kind, nodes):
     time = collective_time(kind.__name__, SIZE, nodes, BANDWIDTH, LATENCY, sites=sites)
     assert time == pytest.approx(network.time, rel=1e-12)
     traffic = collective_bytes(kind.__name__, SIZE, nodes, sites)
-    assert traffic.total == pytest.approx(network.sent.sum()) and traffic.most == pytest.approx(network.sent.max())
+    assert traffic.total == pytest.approx(network.sent.sum()) and traffic.busiest == pytest.approx(network.sent.max())
     if kind is ring:
-        assert traffic.most == pytest.approx(2 * SIZE * (nodes - 1) / nodes)
+        assert traffic.busiest == pytest.approx(2 * SIZE * (nodes - 1) / nodes)
 
 
 def test_between_sites_the_ring_is_as_quick_as_its_slowest_link_and_two_levels_pass_it_twice():

@@ -1,5 +1,5 @@
-"""Clusters: laws of times, the network, the server, and the policy of who waits for whom.
+"""Clusters: laws of times, the network, the server, and the policy by which workers wait.
 
-No event and no gradient is here: a `cluster` is a value, and its `laws` and its `policy` are values that can be
-written as texts.
+This package contains no events and no gradients: a `cluster` is a value, and its `laws` and its
+`policy` are values that can be written as texts.
 """

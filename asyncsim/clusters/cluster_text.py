@@ -1,4 +1,4 @@
-"""What a cluster is, in one line: the same words in tables and in titles."""
+"""Describe a cluster in one line, with the same words in tables and titles."""
 
 from typing import Any
 
@@ -9,16 +9,17 @@ from asyncsim.clusters.laws import Constant, Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.clusters.policy import asynchronous
 
-#: More different laws than these are told by their number and their means.
+#: With more different laws, their number and the range of their means are printed.
 _MOST_LAWS = 3
-#: A law written longer than this is told by its mean.
+#: Of a longer law, the family and the mean are printed.
 _LONGEST_LAW = 40
 
 
 def describe(cluster: Cluster) -> str:
-    """Return what a cluster is: ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
+    """Describe a cluster in one line.
 
-    What takes no time and what is one only (the network, the window) is left out, and the asynchronous policy.
+    For example ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
+    Parts that take no time, a window of one and the asynchronous policy are left out.
     """
     return ", ".join(parts(cluster))
 
@@ -49,29 +50,29 @@ def _compute(cluster: Cluster) -> str:
 
 
 def _window(cluster: Cluster) -> str:
-    least, most = min(cluster.windows), max(cluster.windows)
-    return str(most) if least == most else f"{least} to {most} by worker"
+    smallest, largest = min(cluster.windows), max(cluster.windows)
+    return str(largest) if smallest == largest else f"{smallest} to {largest} by worker"
 
 
 def _network(cluster: Cluster) -> list[str]:
-    found = _latency(cluster.latency, "latency")
+    texts = _latency(cluster.latency, "latency")
     if cluster.message_bytes is not None:
         size = cluster.message_bytes
         sizes = f"{size[0]:.4g} bytes up and {size[1]:.4g} down" if isinstance(size, tuple) else f"{size:.4g} bytes"
         share = "shared" if cluster.shared_bandwidth else "each"
-        found.append(f"{sizes} at {_bandwidth(cluster.bandwidth)} {share}" if cluster.bandwidth is not None else sizes)
+        texts.append(f"{sizes} at {_bandwidth(cluster.bandwidth)} {share}" if cluster.bandwidth is not None else sizes)
     if cluster.sites is not None:
         far = _latency(cluster.far_latency, "latency") if cluster.far_latency is not None else []
         far += [_bandwidth(cluster.far_bandwidth)] if cluster.far_bandwidth is not None else []
         sites = " + ".join(map(str, cluster.sites))
-        found.append(f"sites of {sites}{', between them ' + ' and '.join(far) if far else ''}")
-        found += [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
-    return found
+        texts.append(f"sites of {sites}{', between them ' + ' and '.join(far) if far else ''}")
+        texts += [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
+    return texts
 
 
 def _latency(latency: Any, name: str) -> list[str]:
     if isinstance(latency, PerWorker):
-        means = [law.mean for one in latency.values for law in (one if isinstance(one, tuple) else (one,))]
+        means = [law.mean for value in latency.values for law in (value if isinstance(value, tuple) else (value,))]
         return [f"{name} by worker, means {min(means):.3g} to {max(means):.3g} s"]
     if isinstance(latency, tuple):
         return [f"{name} {brief(latency[0])} up and {brief(latency[1])} down"]
@@ -80,7 +81,7 @@ def _latency(latency: Any, name: str) -> list[str]:
 
 def _bandwidth(bandwidth: Any) -> str:
     if isinstance(bandwidth, PerWorker):
-        speeds = [speed for one in bandwidth.values for speed in (one if isinstance(one, tuple) else (one,))]
+        speeds = [speed for value in bandwidth.values for speed in (value if isinstance(value, tuple) else (value,))]
         return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by worker,"
     if isinstance(bandwidth, tuple):
         return f"{bandwidth[0]:.4g} bytes/s up and {bandwidth[1]:.4g} down"
@@ -109,7 +110,7 @@ def _failure(failure: Failure) -> str:
 
 
 def brief(law: Law) -> str:
-    """Return a law in a few words: as it is written, or if that is long its family and its mean."""
+    """Write a law in a few words: in full, or if that is long by its family and its mean."""
     if isinstance(law, Constant):
         return f"{law.value:g} s"
     text = str(law)

@@ -1,8 +1,9 @@
-"""All-reduces: how long they take, what they send, and how much of their time hides behind computing.
+"""All-reduces: their time, their traffic, and the part of the time that computing hides.
 
-An all-reduce gives all nodes the sum of their messages, without a server. `asyncsim.barrier` takes one by its name,
-``barrier(collective=ring)``: the round then lasts until the slowest has computed, and the all-reduce after that. With
-``layers`` it is cut into messages of layers or of buckets, and only what computing does not hide is left.
+An all-reduce gives all nodes the sum of their messages, without a server. `asyncsim.barrier` takes
+one by its name, ``barrier(collective=ring)``: a round then lasts until the slowest worker has
+computed, plus the all-reduce. With ``layers`` the message is cut into layers or buckets, and only
+the time that computing does not hide remains.
 """
 
 import itertools
@@ -16,11 +17,12 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 
 #: The all-reduces by their names.
 COLLECTIVES = ("ring", "tree", "halving_doubling", "shared_link", "two_level")
-#: All-reduces whose time is known between sites, too.
+#: All-reduces with a formula for several sites.
 BETWEEN_SITES = ("ring", "two_level")
 #: Limit of the first bucket of PyTorch's DistributedDataParallel, bytes; the others have one of 25 MiB by default.
 FIRST_BUCKET = 1024 * 1024
-#: Share of the forward pass in the time of a gradient: the two backward passes, by inputs and by weights, cost as much.
+#: Share of the forward pass in the time of a gradient: each of the two backward passes costs as
+#: much.
 _FORWARD = 1 / 3
 
 
@@ -35,7 +37,7 @@ def collective_time(
     far_bandwidth: float | None = None,
     far_latency: float | None = None,
 ) -> float:
-    """Return the time (s) of an all-reduce that all nodes begin at once.
+    """Return the time (s) of an all-reduce that all nodes start at once.
 
     With ``P`` nodes, ``M`` bytes, ``B`` bytes per second and ``L`` seconds of latency:
 
@@ -51,7 +53,7 @@ def collective_time(
     kind : str
         One of `COLLECTIVES`.
     message_bytes : float
-        Bytes of each node's message, which are those of the sum.
+        Bytes of each node's message, and of the sum.
     nodes : int
         Number of nodes; 1 takes no time, except with a server.
     bandwidth : float
@@ -60,7 +62,7 @@ def collective_time(
         Seconds of each message.
     sites : sequence of int, optional
         Nodes of each site, at least 1; ``"two_level"`` requires it. A ``"ring"`` then leaves each site once, and a
-        node sends its next message when it has sent and received the one before.
+        node sends its next message after it has sent and received the previous one.
     far_bandwidth, far_latency : float, optional
         Between two sites; by default as inside.
 
@@ -97,7 +99,7 @@ def collective_time(
 
 
 def _at_one_site(kind: str, nodes: int, transfer: float, latency: float) -> float:
-    """Return the time (s) of an all-reduce over equal links, on which a whole message needs ``transfer`` seconds."""
+    """Return the time (s) over equal links that carry a message in ``transfer`` seconds each."""
     share = (nodes - 1) / nodes
     if kind == "ring":
         return 2 * share * transfer + 2 * (nodes - 1) * latency
@@ -110,15 +112,15 @@ def _at_one_site(kind: str, nodes: int, transfer: float, latency: float) -> floa
 
 
 class Traffic(NamedTuple):
-    """Bytes that one all-reduce sends."""
+    """The bytes that an all-reduce sends."""
 
-    total: float  #: sent by all nodes, and the server if there is one
-    most: float  #: sent by the node, or the server, that sends the most
+    total: float  #: sent by all nodes, and by the server if there is one
+    busiest: float  #: sent by the node, or the server, that sends the most
     far: float  #: sent between sites
 
 
 def collective_bytes(kind: str, message_bytes: float, nodes: int, sites: Sequence[int] | None = None) -> Traffic:
-    """Return how many bytes an all-reduce sends; arguments as in `collective_time`.
+    """Return the bytes that an all-reduce sends; arguments as in `collective_time`.
 
     Ring and halving-doubling send ``2 (P - 1) / P M`` from each node, which is the least possible.
     """
@@ -126,22 +128,22 @@ def collective_bytes(kind: str, message_bytes: float, nodes: int, sites: Sequenc
     size, nodes = require_nonnegative("message_bytes", message_bytes, "bytes"), require_count("nodes", nodes)
     counts = [nodes] if sites is None else _sites(kind, sites, nodes)
     places = len(counts)
-    each = 2 * (nodes - 1) / nodes * size
+    from_node = 2 * (nodes - 1) / nodes * size
     if kind == "two_level":
-        most = max(2 * (count - 1) / count + _doublings(count) for count in counts) + 2 * (places - 1) / places
+        busiest = max(2 * (count - 1) / count + _doublings(count) for count in counts) + 2 * (places - 1) / places
         total = 3 * (nodes - places) + 2 * (places - 1)
-        return Traffic(total * size, most * size, 2 * (places - 1) * size)
+        return Traffic(total * size, busiest * size, 2 * (places - 1) * size)
     if kind == "shared_link":
         return Traffic(2 * nodes * size, nodes * size, 0.0)
     if kind == "tree":
         return Traffic(2 * (nodes - 1) * size, _doublings(nodes) * size, 0.0)
     if kind == "halving_doubling":
         _require_power_of_two(nodes)
-    return Traffic(nodes * each, each, places * each if places > 1 else 0.0)
+    return Traffic(nodes * from_node, from_node, places * from_node if places > 1 else 0.0)
 
 
 def _doublings(nodes: int) -> int:
-    """Return how often 1 must be doubled to reach at least ``nodes``."""
+    """Return the number of doublings from 1 to at least ``nodes``."""
     return (nodes - 1).bit_length()
 
 
@@ -175,7 +177,7 @@ class Layer(NamedTuple):
     """A layer of a network."""
 
     name: str
-    parameters: float  #: weights and all else that is learnt
+    parameters: float  #: all trained values, weights and others
     operations: float  #: floating-point operations of the forward pass of one example; a product and its sum are two
     activations: float = 0.0  #: input values of one example
 
@@ -186,12 +188,13 @@ class Layer(NamedTuple):
 
 
 def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[float]) -> np.ndarray:
-    """Return how long (s) computing waits for each layer's communication, shape ``[layers]``.
+    """Return the time (s) that computing waits for each layer's communication, shape ``[layers]``.
 
-    Layer ``k``'s gradient is sent while the backward passes of the layers below it and their forward passes in the next
-    iteration run: they come between its gradient and the next use of its weights, so the first layer's communication
-    cannot hide. All layers share the network, and a layer's message goes before those of the layers above it, which are
-    needed later. Until the forward pass of layer ``k`` computing waits for::
+    Layer ``k``'s gradient is sent during the backward passes of the layers below it and their
+    forward passes in the next iteration: they come between its gradient and the next use of its
+    weights, so the first layer's communication cannot hide. All layers share the network, and a
+    layer's message precedes those of higher layers, which are needed later. Before the forward pass
+    of layer ``k`` computing waits for::
 
         max(0, communication of the layers 1 to j - computation below j), the largest of j = 1, ..., k
 
@@ -208,8 +211,9 @@ def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[f
 
     References
     ----------
-    Das et al. 2016, "Distributed deep learning using synchronous stochastic gradient descent", arXiv 1602.06709. There
-    each layer waits for its ``max(0, communication - computation)``, as if it had the network to itself.
+    Das et al. 2016, "Distributed deep learning using synchronous stochastic gradient descent",
+    arXiv 1602.06709. There each layer waits for its ``max(0, communication - computation)``, as if
+    it had the network alone.
     """
     below = np.cumsum([0.0, *(layer.operations for layer in layers)])[:-1]
     available = computing * below / max(sum(layer.operations for layer in layers), 1e-300)
@@ -226,10 +230,11 @@ def exposed_time(
 ) -> float:
     """Return the time (s) of an iteration's communication that computing does not hide.
 
-    Without buckets each layer is a message, which may take until the layer's next use: the sum of `bubbles`. Buckets
-    are those of PyTorch's DistributedDataParallel: gradients fill them from the last layer to the first; a bucket is
-    full at its limit, 1 MiB for the first one; it is sent when its last gradient is computed and the bucket before has
-    been sent; the next forward pass begins when all buckets have been sent.
+    Without buckets each layer is a message, which may take until the layer's next use: the sum of
+    `bubbles`. Buckets follow PyTorch's DistributedDataParallel: gradients fill them from the last
+    layer to the first; a bucket is full at its limit, 1 MiB for the first one; it is sent once its
+    last gradient is computed and the previous bucket is sent; the next forward pass begins when all
+    buckets are sent.
 
     Parameters
     ----------
@@ -247,7 +252,7 @@ def exposed_time(
     Li et al. 2020, "PyTorch distributed: experiences on accelerating data parallel training", arXiv 2006.15704.
     """
     parameters, operations = (
-        math.fsum(getattr(layer, what) for layer in layers) for what in ("parameters", "operations")
+        math.fsum(getattr(layer, field) for layer in layers) for field in ("parameters", "operations")
     )
     sizes = [message_bytes * layer.parameters / parameters for layer in layers]
     if bucket_bytes is None:
@@ -267,12 +272,13 @@ def hybrid_bytes(
 ) -> float:
     """Return the bytes that each node moves for a layer in an iteration, with the nodes in groups.
 
-    Inside a group the layer is divided (model parallel) and activations are exchanged; between the groups the gradients
-    of each part (data parallel)::
+    Inside a group the layer is divided (model parallel) and activations are exchanged; between
+    groups the gradients of each part are exchanged (data parallel)::
 
         2 width activations minibatch / groups + width (2 - overlap) parameters groups / nodes
 
-    With as many groups as nodes, which is data parallelism, the first term is zero; with one group, the second.
+    With a group for each node, data parallelism, the first term is zero; with one group, the
+    second.
 
     Parameters
     ----------
@@ -281,7 +287,7 @@ def hybrid_bytes(
     minibatch : int
         Examples of all nodes.
     overlap : float
-        Part of the sending that goes on while the sum is received, 0 to 1.
+        Share of the sending that overlaps with the receiving, 0 to 1.
     width : int
         Bytes of a value.
     """
@@ -300,21 +306,22 @@ def hybrid_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0
 
 
 def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> int:
-    """Return the number of equal groups with the fewest bytes per node; the largest of equally good ones."""
+    """Return the number of equal groups with the fewest bytes per node; the largest among ties."""
     small = [count for count in range(1, math.isqrt(nodes) + 1) if nodes % count == 0]
     counts = sorted({*small, *(nodes // count for count in small)}, reverse=True)
     return min(counts, key=lambda count: hybrid_bytes(layer, nodes, count, minibatch, overlap))
 
 
 def _convolution(
-    name: str, inputs: int, outputs: int, kernel: int, size: int, stride: int = 1, others: int = 0
+    name: str, inputs: int, outputs: int, kernel: int, size: int, stride: int = 1, extra: int = 0
 ) -> Layer:
-    """Return a convolution of square images, ``size`` pixels a side, padded to outputs of ``size / stride`` a side.
+    """Return a convolution of square images with ``size`` pixels a side, padded to ``size / stride``.
 
-    ``others``: parameters beside the weights: biases, or scales and shifts of a batch normalization.
+    ``extra``: parameters besides the weights: biases, or scales and shifts of a batch
+    normalization.
     """
     weights, positions = kernel * kernel * inputs * outputs, math.ceil(size / stride) ** 2
-    return Layer(name, weights + others, 2.0 * weights * positions, float(inputs * size * size))
+    return Layer(name, weights + extra, 2.0 * weights * positions, float(inputs * size * size))
 
 
 def _dense(name: str, inputs: int, outputs: int) -> Layer:
@@ -327,7 +334,7 @@ def _vgg_a() -> tuple[Layer, ...]:
     inputs, size = 3, 224
     for block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
         for outputs in block:
-            layers.append(_convolution(f"conv{len(layers) + 1}", inputs, outputs, 3, size, others=outputs))
+            layers.append(_convolution(f"conv{len(layers) + 1}", inputs, outputs, 3, size, extra=outputs))
             inputs = outputs
         size //= 2  # max pooling
     sizes = (inputs * size * size, 4096, 4096, 1000)
@@ -336,7 +343,7 @@ def _vgg_a() -> tuple[Layer, ...]:
 
 def _resnet50() -> tuple[Layer, ...]:
     """Return ResNet-50, strides in the first convolution of a block: He et al. 2015, arXiv 1512.03385, table 1."""
-    layers, inputs, size = [_convolution("conv1", 3, 64, 7, 224, stride=2, others=128)], 64, 56
+    layers, inputs, size = [_convolution("conv1", 3, 64, 7, 224, stride=2, extra=128)], 64, 56
     for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=2):
         for block in range(1, blocks + 1):
             stride = 2 if block == 1 and stage > 2 else 1
@@ -345,8 +352,8 @@ def _resnet50() -> tuple[Layer, ...]:
                 layers.append(_convolution(f"{name}.skip", inputs, outputs, 1, size, stride, 2 * outputs))
             layers.append(_convolution(f"{name}.1", inputs, width, 1, size, stride, 2 * width))
             size //= stride
-            layers.append(_convolution(f"{name}.2", width, width, 3, size, others=2 * width))
-            layers.append(_convolution(f"{name}.3", width, outputs, 1, size, others=2 * outputs))
+            layers.append(_convolution(f"{name}.2", width, width, 3, size, extra=2 * width))
+            layers.append(_convolution(f"{name}.3", width, outputs, 1, size, extra=2 * outputs))
             inputs = outputs
     return (*layers, _dense("fc", inputs, 1000))
 

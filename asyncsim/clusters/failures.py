@@ -1,8 +1,8 @@
-"""Failures: what breaks when. Values of a cluster, in call syntax, as laws and policies are.
+"""Failures: values of a cluster in call syntax, like laws and policies.
 
-All are *exogenous*: when they begin and end depends on nothing that the run does, and each worker's come from streams
-of their own, so that another failure changes nobody's other numbers. `docs/failures.md` says what each policy does
-with workers that are away.
+All are *exogenous*: their times do not depend on the run, and each worker's come from separate
+streams, so that another failure changes no other numbers. `docs/failures.md` explains how each
+policy treats absent workers.
 """
 
 import itertools
@@ -33,7 +33,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "leave": ("at", "workers", "site"),
     "join": ("at", "workers", "site"),
 }
-#: Those that are times, which may have a unit.
+#: Parameters that are times, which may have a unit.
 _TIMES = ("detect", "checkpoint_time", "timeout", "at")
 #: Failures after which a worker is away.
 TAKES_AWAY = ("crash", "leave", "join")
@@ -41,9 +41,9 @@ TAKES_AWAY = ("crash", "leave", "join")
 
 @dataclass(frozen=True)
 class Failure:
-    """One kind of failure; made by the function of the same name, which says what its parameters are.
+    """One kind of failure; the function of the same name creates it and explains its parameters.
 
-    Attributes that a kind has not are None.
+    Attributes that a kind lacks are None.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Failure:
 
     def __post_init__(self) -> None:
         names = _PARAMETERS[require_choice("failure", self.name, _PARAMETERS)]
-        what = f"failure {self.name}"
+        subject = f"failure {self.name}"
         checks: dict[str, Callable[[str, Any], Any]] = {
             "every": _lasting,
             "lasts": _lasting,
@@ -79,52 +79,52 @@ class Failure:
             value = getattr(self, name)
             if name not in names:
                 if value is not None:
-                    raise InputError(f"{what}: {name} = {value!r}: it has no such parameter")
+                    raise InputError(f"{subject}: {name} = {value!r}: it has no such parameter")
             else:
-                value = quantity(f"{what}: {name}", value, SECONDS) if name in _TIMES else value
-                object.__setattr__(self, name, check(f"{what}: {name}", value))
+                value = quantity(f"{subject}: {name}", value, SECONDS) if name in _TIMES else value
+                object.__setattr__(self, name, check(f"{subject}: {name}", value))
         if "resend" in names:
-            require_switch(f"{what}: resend", self.resend)
-        require_switch(f"{what}: together", self.together)
+            require_switch(f"{subject}: resend", self.resend)
+        require_switch(f"{subject}: together", self.together)
         if self.workers is not None:
-            given = [self.workers] if isinstance(self.workers, int) else list(self.workers)
-            workers = tuple(require_count(f"{what}: workers", one, minimum=0) for one in given)
+            listed = [self.workers] if isinstance(self.workers, int) else list(self.workers)
+            workers = tuple(require_count(f"{subject}: workers", worker, minimum=0) for worker in listed)
             if not workers or len(set(workers)) < len(workers):
-                raise InputError(f"{what}: workers = {given}: must be different workers, at least one")
+                raise InputError(f"{subject}: workers = {listed}: must be different workers, at least one")
             object.__setattr__(self, "workers", workers)
         if self.site is not None:
-            require_count(f"{what}: site", self.site, minimum=0)
+            require_count(f"{subject}: site", self.site, minimum=0)
             if self.workers is not None:
-                raise InputError(f"{what}: workers and site are given; give one of them")
+                raise InputError(f"{subject}: workers and site are given; give one of them")
 
     def __str__(self) -> str:
-        given = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
+        values = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
         usual = {"workers": None, "site": None, "together": False}
         texts = (
             f"{name}={str(value) if isinstance(value, Law) else write(value)}"
-            for name, value in given.items()
+            for name, value in values.items()
             if value is not usual.get(name, ...)
         )
         return f"{self.name}({', '.join(texts)})"
 
     def groups(self, workers: int, sites: Sequence[int] | None = None) -> list[list[int]]:
-        """Return the workers that it hits, in groups that are hit at the same times.
+        """Return the workers that it hits, in groups that fail at the same times.
 
         Raises
         ------
         InputError
-            There is no such worker, or no such site.
+            For a worker or a site that does not exist.
         """
         if self.site is not None:
             if sites is None or self.site >= len(sites):
-                there = "has no sites" if sites is None else f"has the sites 0 to {len(sites) - 1}"
-                raise InputError(f"failure {self.name}: site = {self.site}: the cluster {there}; give workers instead")
+                choice = "has no sites" if sites is None else f"has the sites 0 to {len(sites) - 1}"
+                raise InputError(f"failure {self.name}: site = {self.site}: the cluster {choice}; give workers instead")
             first = sum(sites[: self.site])
             return [list(range(first, first + sites[self.site]))]
         hit = list(range(workers)) if self.workers is None else list(self.workers)
         if max(hit) >= workers:
             raise InputError(f"failure {self.name}: workers = {max(hit)}: they are numbered from 0 to {workers - 1}")
-        return [hit] if self.together else [[one] for one in hit]
+        return [hit] if self.together else [[worker] for worker in hit]
 
 
 def crash(
@@ -135,29 +135,30 @@ def crash(
     site: int | None = None,
     together: bool = False,
 ) -> Failure:
-    """Return crashes: a worker is gone with its state, and comes back after a while with none.
+    """Return crashes: a worker disappears with its state, and returns after a while without it.
 
-    Its computation is cancelled. A message that it had sent is still served, and the reply is lost. When it comes back
-    it reads the newest version, with what the server knows of it as before, and its own state as at the start. That
-    read costs the way down alone; its request takes no time, and no service unless reads are visits of their own.
-    Without a server the replica is lost, too, with the messages that were not taken up; the worker comes back
-    with a copy of the replica of a living neighbour, the one that applied a gradient last.
+    Its computation is cancelled. A message that it had sent is still served, and the reply is lost.
+    On its return it reads the newest version; the server's memory of it is unchanged, its own state
+    is the initial one. That read costs the way down alone; its request takes no time, and no
+    service unless reads are separate visits. Without a server the replica is lost, too, with the
+    messages that were not taken up; the worker returns with a copy of the replica of a living
+    neighbour, the one that applied a gradient last.
 
     Parameters
     ----------
     every : Law
-        Seconds from the begin, or from when it came back, to its next crash.
+        Seconds from the start, or from its return, to its next crash.
     lasts : Law
-        Seconds until it is back.
+        Seconds until its return.
     detect : float
-        Seconds until the server, or the neighbours, know, and count it no longer. Until then whoever waits for it
-        waits.
+        Seconds until the server, or the neighbours, know and no longer count it. Until then workers
+        that wait for it continue to wait.
     workers : int or sequence of int, optional
-        Whom it may hit, each at times of its own; by default all.
+        Workers that may crash, each at separate times; by default all.
     site : int, optional
-        All workers of this site at once, in the place of ``workers``.
+        All workers of this site at once, instead of ``workers``.
     together : bool
-        The workers are hit at the same times.
+        The workers crash at the same times.
     """
     return Failure("crash", **locals())
 
@@ -169,9 +170,9 @@ def pause(
     site: int | None = None,
     together: bool = False,
 ) -> Failure:
-    """Return pauses: a worker's computation stands still for a while and then goes on; its messages travel on.
+    """Return pauses: a worker's computation stops and later continues; its messages travel on.
 
-    Parameters as of `crash`.
+    Parameters as for `crash`.
     """
     return Failure("pause", **locals())
 
@@ -184,31 +185,33 @@ def slow(
     site: int | None = None,
     together: bool = False,
 ) -> Failure:
-    """Return slow spells: for a while a worker computes at a ``speed`` of its own, 0.2 being a fifth of the usual.
+    """Return slow spells: a worker computes at a ``speed`` relative to the usual 1, such as 0.2.
 
-    A computation is over when the integral of the speed is the time that it takes at speed one. Speeds of several
-    spells at a time are multiplied. Other parameters as of `crash`.
+    A computation ends when the integral of the speed is the time that it takes at speed one. The
+    speeds of simultaneous spells are multiplied. Other parameters as for `crash`.
     """
     return Failure("slow", **locals())
 
 
 def outage(every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoint_time: float | str = 0.0) -> Failure:
-    """Return outages of the server: for a while it serves nobody, then it goes on from its last checkpoint.
+    """Return outages of the server: it stops serving, then resumes from its last checkpoint.
 
-    What was made since the checkpoint is lost, with what was buffered. The central variable, the server's state and its
-    memory of each worker are restored as a new version; versions keep counting. Workers, their reads and the messages
-    on their way stay; a visit that was being served is served to its end afterwards.
+    Commits since the checkpoint and buffered messages are lost. The central variable, the server's
+    state and its memory of each worker are restored as a new version; versions keep counting.
+    Workers, their reads and the messages on their way stay; an interrupted service is completed
+    afterwards.
 
     Parameters
     ----------
     every : Law
-        Seconds from the begin, or from the end of an outage, to the next.
+        Seconds from the start, or from the end of an outage, to the next.
     lasts : Law
-        Seconds, the time to restore included.
+        Seconds, including the time to restore.
     checkpoint_every : int
         Versions, since the last checkpoint or restore, after which the server writes one.
     checkpoint_time : float
-        Seconds that this takes, in which it serves nobody. A checkpoint that an outage interrupts is none.
+        Seconds of writing, in which the server does not serve. An interrupted checkpoint does not
+        count.
     """
     return Failure("outage", **locals())
 
@@ -222,79 +225,82 @@ def loss(
 ) -> Failure:
     """Return losses of workers' messages on their way to the server, or without one to other workers.
 
-    A lost message takes no place on a link. After ``timeout`` seconds its worker sends the same again, as a transport
-    would, which may be lost as well; or with ``resend=False`` gives it up, reads the newest version and computes anew.
-    That read costs as much as one after a `crash`.
-    Requests to read and the server's replies arrive. Without a server a share of a message that is given up
-    comes back to the sender after ``timeout`` seconds; of an exchange between neighbours, both shares do.
+    A lost message takes no place on a link. After ``timeout`` seconds its worker sends it again, as
+    a transport would, and it may be lost again; or with ``resend=False`` the worker gives it up,
+    reads the newest version and starts a new computation. That read costs as much as one after a
+    `crash`. Requests to read and the server's replies always arrive. Without a server a share of a
+    message that is given up comes back to the sender after ``timeout`` seconds; of an exchange
+    between neighbours, both shares do.
     """
     return Failure("loss", **locals())
 
 
 def leave(at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
-    """Return a departure for good, or until a later `join`: at a time (s) workers go, and say so.
+    """Return a departure, announced, for good or until a later `join`: workers leave at a time (s).
 
-    Nobody waits for them from then on. Computations are cancelled; messages that were sent are still served.
+    From then on no worker waits for them. Computations are cancelled; messages that were sent are
+    still served.
     """
     return Failure("leave", **locals())
 
 
 def join(at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
-    """Return an arrival: workers are there from a time (s) on, and not before, unless they left before that.
+    """Return an arrival: workers are present from a time (s) on.
 
-    They begin with the newest version, and are counted from then on.
+    They are absent before, unless they left earlier. They start with the newest version, and are
+    counted from then on.
     """
     return Failure("join", **locals())
 
 
 #: The failures by their names on the command line.
 FAILURES: Mapping[str, Callable[..., Failure]] = {
-    one.__name__: one for one in (crash, pause, slow, outage, loss, leave, join)
+    factory.__name__: factory for factory in (crash, pause, slow, outage, loss, leave, join)
 }
 
 
 def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) -> tuple[Failure, ...]:
-    """Return the failures of a cluster from themselves or their texts, one or several.
+    """Convert failures or their texts, one or several, to the failures of a cluster.
 
     Raises
     ------
     InputError
-        For what is no failure; where there is no such worker; or where sooner or later nobody would be left.
+        For another value, a worker that does not exist, or failures that would leave no worker.
     """
     entries = [value] if isinstance(value, str | Failure) else value
     if not isinstance(entries, list | tuple):
-        raise InputError(f"failures = {value!r}: must be a list, [failures.crash(3600, 120)] say")
-    found = []
+        raise InputError(f"failures = {value!r}: must be a list, such as [failures.crash(3600, 120)]")
+    failures = []
     for entry in split(entries):
         if not isinstance(entry, str | Failure):
             hint = f"; call it, {form_of(entry)}" if entry in FAILURES.values() else ""
             raise InputError(f"failures: {entry!r} is not a failure{hint}")
-        found.append(called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry)
-    if sum(one.name == "outage" for one in found) > 1:
+        failures.append(called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry)
+    if sum(failure.name == "outage" for failure in failures) > 1:
         raise InputError("failures: two outages of one server; give one, with a mixture of laws")
-    if not found:  # of any number of workers, which nothing has held against the memory yet
+    if not failures:  # with any number of workers, which was not checked against the memory yet
         return ()
-    for one in found:
-        one.groups(workers, sites)
-    last = [presence[-1][1] for presence in presences(found, workers, sites) if presence]
+    for failure in failures:
+        failure.groups(workers, sites)
+    last = [presence[-1][1] for presence in presences(failures, workers, sites) if presence]
     if len(last) == workers and not any(last):
         raise InputError("failures: all workers leave; keep one, or let one join later")
-    return tuple(found)
+    return tuple(failures)
 
 
 def presences(
     failures: Sequence[Failure], workers: int, sites: Sequence[int] | None = None
 ) -> list[list[tuple[float, bool]]]:
-    """Return for each worker when it leaves (False) and joins (True), in order; one whose first is True is away."""
+    """Return each worker's departures (False) and arrivals (True); absent before a first arrival."""
     changes: list[list[tuple[float, bool]]] = [[] for _ in range(workers)]
-    for one in failures:
-        if one.at is not None:
-            for index in itertools.chain.from_iterable(one.groups(workers, sites)):
-                changes[index].append((one.at, one.name == "join"))
-    for index, own in enumerate(changes):
-        own.sort(key=lambda change: change[0])
-        if any(before[1] == after[1] or before[0] == after[0] for before, after in itertools.pairwise(own)):
-            raise InputError(f"failures: worker {index} leaves twice or joins twice in a row; let these take turns")
+    for failure in failures:
+        if failure.at is not None:
+            for index in itertools.chain.from_iterable(failure.groups(workers, sites)):
+                changes[index].append((failure.at, failure.name == "join"))
+    for index, worker_changes in enumerate(changes):
+        worker_changes.sort(key=lambda change: change[0])
+        if any(a[1] == b[1] or a[0] == b[0] for a, b in itertools.pairwise(worker_changes)):
+            raise InputError(f"failures: worker {index} leaves twice or joins twice in a row; alternate them")
     return changes
 
 

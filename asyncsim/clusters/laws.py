@@ -1,4 +1,4 @@
-"""Laws of random durations: the base class, nine laws of thirty lines each, and how they are read.
+"""Laws of random durations: the base class, nine laws of thirty lines each, and their parser.
 
 A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in Python. Means and
 standard deviations are exact, so that samples can be checked against them.
@@ -50,7 +50,7 @@ class Law(ABC):
         Parameters
         ----------
         generator : numpy.random.Generator
-            Where the randomness comes from; a constant law takes nothing from it.
+            Source of the randomness; a constant law draws nothing.
         size : int or tuple of int
             Shape of the result.
 
@@ -112,9 +112,11 @@ class Law(ABC):
         return entries
 
 
-#: Coefficients of variation outside cannot be told from a constant, or have no usable sample mean.
+#: Smaller coefficients of variation are constants numerically; larger ones have no usable sample
+#: mean.
 _CV_RANGE = (1e-8, 1e3)
-#: Weibull shapes outside lose their standard deviation to rounding, or have no usable sample mean.
+#: Larger Weibull shapes lose their standard deviation to rounding; smaller ones have no usable
+#: sample mean.
 _WEIBULL_SHAPE_RANGE = (0.05, 1e4)
 
 
@@ -273,7 +275,7 @@ class Weibull(Law):
         return self._scale * generator.weibull(self.shape, size)
 
     def _cdf(self, x: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):  # exp(-inf) = 0 is meant
+        with np.errstate(over="ignore"):  # exp(-inf) = 0 is intended
             return -np.expm1(-((x / self._scale) ** self.shape))
 
 
@@ -310,11 +312,11 @@ class Pareto(Law):
         return 1 - (self.minimum / np.maximum(x, self.minimum)) ** self.shape
 
 
-#: What is read as a law: itself, a number of seconds, or a text.
+#: Accepted as a law: a law, a number of seconds, or a text.
 LawLike: TypeAlias = Law | float | str
 #: The squares of larger durations may overflow.
 _SAFE_TO_SQUARE = 1e150
-#: Samples that are shown, each of them.
+#: Largest number of samples that a representation lists.
 _SHOWN_SAMPLES = 8
 
 
@@ -332,11 +334,11 @@ class Empirical(Law):
             raise InputError(f"empirical: samples up to {max(self.samples):g}: too large; their sum must be finite")
 
     def __repr__(self) -> str:
-        """Show the samples; many, as `asyncsim.calibrate` finds them, by their number, range and mean."""
+        """Show the samples; if they are many, their number, range and mean."""
         if len(self.samples) <= _SHOWN_SAMPLES:
             return f"Empirical(samples={self.samples})"
-        least, most = min(self.samples), max(self.samples)
-        return f"<Empirical: {len(self.samples):,} samples from {least:g} to {most:g} s, mean {self.mean:g} s>"
+        lowest, highest = min(self.samples), max(self.samples)
+        return f"<Empirical: {len(self.samples):,} samples from {lowest:g} to {highest:g} s, mean {self.mean:g} s>"
 
     @functools.cached_property
     def _sorted(self) -> np.ndarray:
@@ -348,8 +350,9 @@ class Empirical(Law):
         return math.fsum(self.samples) / len(self.samples)
 
     def _std(self) -> float:
-        most = float(self._sorted[-1])
-        return float(np.std(self._sorted / most)) * most if most > _SAFE_TO_SQUARE else float(np.std(self._sorted))
+        longest = float(self._sorted[-1])
+        scale = longest if longest > _SAFE_TO_SQUARE else 1.0
+        return float(np.std(self._sorted / scale)) * scale
 
     def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
         return self._sorted[generator.integers(len(self._sorted), size=size)]
@@ -362,7 +365,7 @@ class Empirical(Law):
 class Mixture(Law):
     """Each duration from one of several laws: ``mixture(laws=[gamma(1, 0.2), 9], weights=[0.9, 0.1])``.
 
-    For stragglers, say. The weights are relative: only their ratios count.
+    For example with stragglers. The weights are relative: only their ratios count.
     """
 
     laws: Sequence[Any]
@@ -394,11 +397,11 @@ class Mixture(Law):
         return math.hypot(*(np.sqrt(self._shares) * deviations))  # no square can overflow
 
     def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
-        which = np.searchsorted(np.cumsum(self._shares)[:-1], generator.random(size), side="right")
-        durations = np.empty(which.shape)
+        choice = np.searchsorted(np.cumsum(self._shares)[:-1], generator.random(size), side="right")
+        durations = np.empty(choice.shape)
         for i, law in enumerate(self.laws):
-            mine = which == i
-            durations[mine] = law.sample(generator, int(np.count_nonzero(mine)))
+            chosen = choice == i
+            durations[chosen] = law.sample(generator, int(np.count_nonzero(chosen)))
         return durations
 
     def _cdf(self, x: np.ndarray) -> np.ndarray:
@@ -406,7 +409,7 @@ class Mixture(Law):
         return np.minimum(total, 1.0)
 
 
-#: The laws by the name they have on the command line.
+#: The laws by their names on the command line.
 LAWS: dict[str, type[Law]] = {
     "constant": Constant,
     "exponential": Exponential,
@@ -421,7 +424,7 @@ LAWS: dict[str, type[Law]] = {
 
 
 def parse(text: str) -> Law | list[Law]:
-    """Read a law, or a list of laws, from its command-line form.
+    """Parse a law, or a list of laws, from its command-line form.
 
     Parameters
     ----------
@@ -443,7 +446,7 @@ def parse(text: str) -> Law | list[Law]:
 
 
 def built(value: Any) -> Any:
-    """Return the law of a call, a number or a quantity as it is, and lists of these."""
+    """Create the law of a parsed call; leave numbers and quantities unchanged; also in lists."""
     if isinstance(value, list):
         return [built(entry) for entry in value]
     if isinstance(value, str):
@@ -457,16 +460,16 @@ def built(value: Any) -> Any:
     kind = LAWS[value.name.lower()]
     if not value.brackets:
         raise InputError(f"{value.name}: needs its parameters; write {form_of(kind)}")
-    return kind(**{name: built(one) for name, one in bind(value, kind, name_of(kind)).items()})
+    return kind(**{name: built(argument) for name, argument in bind(value, kind, name_of(kind)).items()})
 
 
 def as_law(argument: str, value: Any) -> Law:
-    """Return one law from a law, a number of seconds or a text, also of a time with a unit.
+    """Convert a law, a number of seconds or a text, also with a unit, to a law.
 
     Parameters
     ----------
     argument : str
-        What the law is for; begins the message of an error.
+        Name for error messages.
     """
     if isinstance(value, Law):
         return value
@@ -494,7 +497,7 @@ def scaled(law: Law, factor: float) -> Law:
         case Empirical(samples):
             return Empirical(tuple(factor * sample for sample in samples))
         case Mixture(laws, weights):
-            return Mixture(tuple(scaled(one, factor) for one in laws), weights)
+            return Mixture(tuple(scaled(part, factor) for part in laws), weights)
         case Exponential() | Gamma() | LogNormal() | Weibull() | Pareto():
             return replace(law, mean=factor * law.mean)
     raise AssertionError(f"unknown law {law!r}")

@@ -1,4 +1,4 @@
-"""How messages travel: latency and bandwidth, up and down, of each worker, and between sites."""
+"""The transfer of messages: latency and bandwidth, up and down, by worker and between sites."""
 
 import functools
 import itertools
@@ -14,9 +14,9 @@ from asyncsim.base.errors import InputError, require_count, require_list, shown
 from asyncsim.base.units import BYTES, RATES, positive
 from asyncsim.clusters.laws import Constant, Law, as_law, built, parse
 
-#: A bandwidth or a size as users give it: a number, a text, or a pair of them.
+#: A user's bandwidth or size: a number, a text, or a pair of them.
 SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]
-#: Most runs of equal values that are written as a sum; Python cannot parse a sum of thousands.
+#: Largest sum of runs of equal values in a text; Python cannot parse a sum of thousands.
 _MOST_SUMMANDS = 100
 _RATE_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
 
@@ -37,9 +37,10 @@ class PerWorker:
 
 
 def per_worker(values: Sequence[Any]) -> PerWorker:
-    """Return a latency, or a bandwidth, for each worker.
+    """Return a latency or a bandwidth with a separate value for each worker.
 
-    ``values``: one per worker, each as ``latency`` or ``bandwidth`` of `asyncsim.Cluster` takes it for all workers.
+    ``values``: one per worker, each in a form that ``latency`` or ``bandwidth`` of
+    `asyncsim.Cluster` accepts.
     """
     return PerWorker(tuple(require_list("per_worker: values", values)))
 
@@ -62,29 +63,29 @@ class Way(NamedTuple):
 
 
 def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
-    """Return a checked latency: a law, a pair of them (up, down), or one of these for each worker."""
+    """Check a latency: a law, a pair of laws (up, down), or one of these for each worker."""
     value = _from_text(argument, value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
-    pair = functools.partial(_pair, one=lambda name, law: with_mean(name, as_law(name, law)), of="laws", what="law")
-    return _each(argument, value, workers, pair)
+    law = functools.partial(_pair, check=lambda name, law: with_mean(name, as_law(name, law)), of="laws", noun="law")
+    return _for_workers(argument, value, workers, law)
 
 
 def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
-    """Return a checked bandwidth (bytes/s): a number, a pair of them (up, down), or one of these for each worker."""
+    """Check a bandwidth (bytes/s): a number, a pair (up, down), or one of these for each worker."""
     value = _from_text(argument, value, "a bandwidth", _RATE_EXAMPLE, functools.partial(_list, example=_RATE_EXAMPLE))
-    one = functools.partial(positive, units=RATES)
-    return _each(argument, value, workers, functools.partial(_pair, one=one, of="numbers", what="number"))
+    rate = functools.partial(positive, units=RATES)
+    return _for_workers(argument, value, workers, functools.partial(_pair, check=rate, of="numbers", noun="number"))
 
 
 def as_message_bytes(value: Any) -> float | tuple[float, float]:
-    """Return a checked message size (bytes): a number, or a pair of them (up, down)."""
+    """Check a message size (bytes): a number, or a pair (up, down)."""
     example = "25 MB or [25 MB, 5 MB]"
     value = _from_text("message_bytes", value, "a size", example, functools.partial(_list, example=example))
     return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number")
 
 
 def as_sites(value: Any, workers: int) -> tuple[int, ...]:
-    """Return the checked numbers of workers at each site."""
-    sites = tuple(require_count(f"sites[{i}]", one) for i, one in enumerate(require_list("sites", value)))
+    """Check the numbers of workers at each site."""
+    sites = tuple(require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", value)))
     if sum(sites) != workers:
         raise InputError(
             f"sites = {', '.join(map(str, sites))}: have {sum(sites)} workers, and workers = {workers}; let both agree"
@@ -105,24 +106,24 @@ def takes_no_time(laws: Sequence[Law]) -> bool:
 
 
 def directed(value: Any, direction: int, workers: int) -> list[Any]:
-    """Return each worker's latency or bandwidth in one direction, 0 up or 1 down; ``value`` is checked already."""
-    each = value.values if isinstance(value, PerWorker) else (value,) * workers
-    return [one[direction] if isinstance(one, tuple) else one for one in each]
+    """Return each worker's checked latency or bandwidth in one direction, 0 up or 1 down."""
+    values = value.values if isinstance(value, PerWorker) else (value,) * workers
+    return [pair[direction] if isinstance(pair, tuple) else pair for pair in values]
 
 
 def as_text(values: Any) -> str:
-    """Return the text of a law or number, or of a list of them with its repetitions counted."""
+    """Write a law or a number, or a list of them with repetitions counted."""
     if not isinstance(values, tuple):
         return str(values)
-    texts = [f"[{', '.join(map(str, one))}]" if isinstance(one, tuple) else str(one) for one in values]
-    runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+    texts = [f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value) for value in values]
+    runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
     if len(runs) > _MOST_SUMMANDS:
         return f"[{', '.join(texts)}]"
     return " + ".join(f"[{text}]*{count}" for text, count in runs)
 
 
-def _from_text(argument: str, value: Any, what: str, example: str, otherwise: Callable[[str], Any]) -> Any:
-    """Return the value of a text: ``per_worker([...])``, or what ``otherwise`` reads; other values as they are."""
+def _from_text(argument: str, value: Any, noun: str, example: str, otherwise: Callable[[str], Any]) -> Any:
+    """Read a text, ``per_worker([...])`` or by ``otherwise``; return other values unchanged."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist()
     if not isinstance(value, str):
@@ -130,7 +131,7 @@ def _from_text(argument: str, value: Any, what: str, example: str, otherwise: Ca
     try:
         if not value.strip().startswith(per_worker.__name__):
             return otherwise(value)
-        call = read(value, what, example, units=True)
+        call = read(value, noun, example, units=True)
         if not isinstance(call, Call) or not call.brackets:
             raise InputError(f"{value}: needs its values; write {form_of(per_worker)}")
         return per_worker(built(bind(call, per_worker, call.name)["values"]))
@@ -139,12 +140,12 @@ def _from_text(argument: str, value: Any, what: str, example: str, otherwise: Ca
 
 
 def _list(text: str, example: str) -> Any:
-    """Return the list that a text in square brackets means; other texts as they are."""
+    """Read a list from a text in square brackets; return other texts unchanged."""
     return built(read(text, "a list", example, units=True)) if "[" in text else text
 
 
-def _each(argument: str, value: Any, workers: int, pair: Callable[[str, Any], Any]) -> Any:
-    """Return a checked value for all workers, or one for each; the latter is an InputError if ``workers`` is 0."""
+def _for_workers(argument: str, value: Any, workers: int, pair: Callable[[str, Any], Any]) -> Any:
+    """Check a value for all workers, or one for each; with ``workers`` 0 the latter is an error."""
     if not isinstance(value, PerWorker):
         return pair(argument, value)
     if not workers:
@@ -153,19 +154,19 @@ def _each(argument: str, value: Any, workers: int, pair: Callable[[str, Any], An
         raise InputError(
             f"{argument} = per_worker of {len(value.values)}: must hold one per worker, and there are {workers}"
         )
-    return PerWorker(tuple(pair(f"{argument}[{i}]", one) for i, one in enumerate(value.values))).first(workers)
+    return PerWorker(tuple(pair(f"{argument}[{i}]", item) for i, item in enumerate(value.values))).first(workers)
 
 
-def _pair(argument: str, value: Any, one: Callable[[str, Any], Any], of: str, what: str) -> Any:
-    """Return a checked value, or a pair of them: up and down; a single one if both are equal."""
+def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], of: str, noun: str) -> Any:
+    """Check a value or a pair, up and down; a pair of equal values becomes a single one."""
     if isinstance(value, np.ndarray) and value.ndim:
         value = value.tolist()
     if not isinstance(value, list | tuple):
-        return one(argument, value)
+        return check(argument, value)
     if len(value) != 2:
         raise InputError(
-            f"{argument} = a list of {len(value)} {of}: must be one {what}, or a pair: the way up and the way down; "
+            f"{argument} = a list of {len(value)} {of}: must be one {noun}, or a pair: the way up and the way down; "
             "per_worker([...]) gives one for each worker"
         )
-    up, down = (one(f"{argument}[{i}]", each) for i, each in enumerate(value))
+    up, down = (check(f"{argument}[{i}]", item) for i, item in enumerate(value))
     return up if up == down else (up, down)

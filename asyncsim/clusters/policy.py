@@ -1,14 +1,15 @@
-"""Timing policies: which messages the server takes up, when it makes a version, and when workers go on.
+"""Timing policies: which messages the server accepts, and when versions and workers wait.
 
-All decisions look at versions, counts and clocks, never at values, so they are taken in the simulation and are part
-of the trace. What the server does with the values of the messages it takes up is the method's.
+All decisions depend on versions, counts and clocks, never on values, so they are taken in the
+simulation and are part of the trace. The method decides how the server uses the values of accepted
+messages.
 
-A *version* is made by the message that completes it, at the end of that message's service. The messages that went
-into it before are buffered. A worker whose message is discarded, or whose computation is stopped, reads again and
-computes anew, from other examples.
+A *version* is made by the message that completes it, at the end of that message's service. Its
+other messages are buffered before. A worker whose message is discarded, or whose computation is
+stopped, reads again and starts a new computation, from other examples.
 
 On a cluster without a server, one with a topology, the policies are `asynchronous`, `neighbours`, `overlap` and
-`handshake`: when a worker takes up what the others sent it.
+`handshake`. They decide when a worker takes up the messages of the others.
 """
 
 import json
@@ -20,7 +21,7 @@ from asyncsim.base.calls import called, from_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
 
-#: The parameters of each policy and the least value that each may have.
+#: The parameters of each policy and their smallest values.
 _PARAMETERS: dict[str, dict[str, int]] = {
     "asynchronous": {},
     "bounded_staleness": {"bound": 0},
@@ -39,30 +40,31 @@ _PARAMETERS: dict[str, dict[str, int]] = {
 _OF_ONE = {"mix": "neighbours", "collective": "barrier", "layers": "barrier", "bucket_bytes": "barrier"}
 #: The policies of clusters without a server; the asynchronous one is for both.
 WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
-#: When messages are mixed in under `neighbours`.
+#: Orders of mixing under `neighbours`.
 MIXES = ("before", "beside")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What is taken up and who may go on; made by the function of the same name.
+    """A rule for accepting messages and releasing workers; made by the function of the same name.
 
     Attributes
     ----------
     name : str
     bound : int or None
-        Most commits that a worker may be ahead of the slowest.
+        Largest lead of a worker over the slowest, in commits.
     count : int or None
-        Messages per version; None for one, and with a barrier for one of each worker. With `buckets`, how many of these
-        there are.
+        Messages per version; None for one, and with a barrier for one of each worker. With
+        `buckets`, the number of buckets.
     limit : int or None
-        Staleness (versions) from which on nothing is taken up.
+        Staleness (versions) from which on messages are not accepted.
     steps : int or None
-        Computations that a worker may begin before it needs a message.
+        Computations that a worker may start before it needs a message.
     mix : str or None
         Whether messages are mixed in ``"before"`` the gradient or ``"beside"`` it.
     collective, layers, bucket_bytes : str, str and float, or None
-        The all-reduce of a barrier, the network whose layers are sent one by one, and the size of buckets of these.
+        The all-reduce of a barrier, the network whose layers are sent one by one, and the size of
+        their buckets.
     """
 
     name: str = "asynchronous"
@@ -76,7 +78,7 @@ class Policy:
     bucket_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        least = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
+        minima = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
         for parameter, owner in _OF_ONE.items():
             if getattr(self, parameter) is not None and self.name != owner:
                 value = getattr(self, parameter)
@@ -85,16 +87,16 @@ class Policy:
             require_choice("policy neighbours: mix", self.mix or "", MIXES)
         for parameter in ("bound", "count", "limit", "steps"):
             value = getattr(self, parameter)
-            if parameter not in least:
+            if parameter not in minima:
                 if value is not None:
                     raise InputError(f"policy {self.name}: {parameter} = {value!r}: it has no such parameter")
             elif value is not None or (self.name, parameter) != ("barrier", "count"):
-                checked = require_count(f"policy {self.name}: {parameter}", value, least[parameter])
+                checked = require_count(f"policy {self.name}: {parameter}", value, minima[parameter])
                 object.__setattr__(self, parameter, checked)
         self._check_collective()
 
     def _check_collective(self) -> None:
-        """Raise InputError for an all-reduce that is none, or not of all workers."""
+        """Check the all-reduce: a known one, of all workers."""
         if self.collective is not None:
             require_choice("policy barrier: collective", self.collective, COLLECTIVES)
             if self.count is not None:
@@ -114,22 +116,22 @@ class Policy:
                 raise InputError(f"policy barrier: bucket_bytes = {self.bucket_bytes!r}: hold layers; give layers")
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{parameter}={value}' for parameter, value in self._given().items())})"
+        return f"{self.name}({', '.join(f'{parameter}={value}' for parameter, value in self._arguments().items())})"
 
     @property
     def call(self) -> str:
-        """The call in Python that returns it: as the text, with quotes."""
-        arguments = (f"{parameter}={json.dumps(value)}" for parameter, value in self._given().items())
+        """The Python call that returns the policy: the text with quotes."""
+        arguments = (f"{parameter}={json.dumps(value)}" for parameter, value in self._arguments().items())
         return f"asyncsim.{self.name}({', '.join(arguments)})"
 
     @property
     def waits_for_version(self) -> bool:
-        """Whether a worker whose message is buffered waits for the version that the message goes into."""
+        """Whether a worker with a buffered message waits for that message's version."""
         return self.name in ("first_of", "barrier")
 
     @property
     def stops_computations(self) -> bool:
-        """Whether computations that would not be taken up any more are stopped."""
+        """Whether outdated computations are stopped."""
         return self.name in ("barrier", "cancel_stale")
 
     @property
@@ -139,28 +141,28 @@ class Policy:
 
     @property
     def chooses_when_to_reply(self) -> bool:
-        """Whether the server lets workers wait, or sends them what they did not ask for."""
+        """Whether the server delays replies, or sends workers unrequested ones."""
         return self.bound is not None or self.waits_for_version or self.stops_computations
 
     def per_version(self, workers: int) -> int:
-        """Return how many messages make a version, where that is fixed."""
+        """Return the number of messages in a version, if it is fixed."""
         return workers if self.name == "barrier" and self.count is None else self.count or 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: the name, and the parameters that were given."""
-        return {"name": self.name, **self._given()}
+        """Return plain values: the name and the parameters in use."""
+        return {"name": self.name, **self._arguments()}
 
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         names = (*_PARAMETERS[self.name], *_OF_ONE)
         values = {parameter: getattr(self, parameter) for parameter in names}
         return {parameter: value for parameter, value in values.items() if value is not None}
 
 
 def asynchronous() -> Policy:
-    """Return the policy under which nobody waits.
+    """Return the policy without waiting.
 
-    A server applies every message as soon as it is served, whatever its staleness. Without a server a worker takes up
-    what has arrived when it begins a computation.
+    A server applies every message at the end of its service, whatever its staleness. Without a
+    server a worker takes up all arrived messages when it starts a computation.
     """
     return Policy("asynchronous")
 
@@ -168,15 +170,16 @@ def asynchronous() -> Policy:
 def bounded_staleness(bound: int) -> Policy:
     """Return stale synchronous parallel: no worker is more than ``bound`` commits ahead of the slowest.
 
-    Every message is applied and makes a version. A worker's clock counts its commits. After a commit it goes on if its
-    clock is at most ``bound`` ahead of the lowest of all workers; else it waits until that is so, and only then is its
-    read answered (an exchange) or queued (write_then_read). Clocks are thus never more than ``bound + 1`` apart. With
-    0 all workers do one computation between two barriers, and each commit is a version of its own.
+    Every message is applied and makes a version. A worker's clock counts its commits. After a
+    commit it continues if its clock is at most ``bound`` ahead of the slowest worker's; else it
+    waits until that holds, and only then is its read answered (an exchange) or queued
+    (write_then_read). Clocks are thus never more than ``bound + 1`` apart. With 0 all workers do
+    one computation between two barriers, and each commit is a separate version.
 
     Notes
     -----
-    Ho et al. let a worker use what it has cached while the bound allows it, and answer reads from several servers;
-    here every commit is followed by a read, of the newest version.
+    Ho et al. let a worker use its cache while the bound allows it, and answer reads from several
+    servers; here every commit is followed by a read, of the newest version.
 
     References
     ----------
@@ -186,11 +189,11 @@ def bounded_staleness(bound: int) -> Policy:
 
 
 def buffered(count: int) -> Policy:
-    """Return the policy under which ``count`` messages of any workers make one version; workers go on at once.
+    """Return the policy by which ``count`` messages of any workers make a version, without waits.
 
-    K-batch-async (Dutta et al.), FedBuff, and n-softsync with ``count = workers // n``. A worker may contribute
-    several messages to a version. Its next read is of the newest version there is, which its own message may not be
-    part of yet.
+    K-batch-async (Dutta et al.), FedBuff, and n-softsync with ``count = workers // n``. A worker
+    may contribute several messages to a version. Its next read is of the newest version, which may
+    not contain its own message yet.
 
     References
     ----------
@@ -201,7 +204,7 @@ def buffered(count: int) -> Policy:
 
 
 def first_of(count: int) -> Policy:
-    """Return K-async: the first ``count`` workers to deliver make one version, and wait for it; the others compute on.
+    """Return K-async: the first ``count`` workers make a version and wait; the others compute on.
 
     References
     ----------
@@ -218,31 +221,33 @@ def barrier(
 ) -> Policy:
     """Return K-sync: all start from one version, the first ``count`` make the next, the others are stopped.
 
-    Without a count the server waits for all workers: synchronous SGD. With one this is also synchronous SGD with
-    ``workers - count`` backup workers. When a version is made, computations from the one before are stopped at that
-    instant ("cancelled") and their workers are sent the new version, as are those that wait in the buffer; a
-    computation that would start from an outdated version because its reply travelled for long is stopped at its
-    start. A message that is already on its way, queued or in service is served and "discarded".
+    Without a count the server waits for all workers: synchronous SGD. With a count this is also
+    synchronous SGD with ``workers - count`` backup workers. When a version is made, computations
+    from the previous one are stopped at that instant ("cancelled"); their workers, and those that
+    wait in the buffer, are sent the new version. A computation that would start from an outdated
+    version, because its reply travelled for long, is stopped at its start. A message that is
+    already on its way, queued or in service is served and "discarded".
 
     Parameters
     ----------
     count : int, optional
         Messages that make a version; by default one of each worker.
     collective : str, optional
-        There is no server: an all-reduce of all workers follows the barrier, one of
-        `asyncsim.clusters.collectives.COLLECTIVES`. A round lasts until the slowest has computed, and then as long as
-        `asyncsim.clusters.collectives.collective_time` of the cluster's message, bandwidth and latency.
+        Replaces the server: an all-reduce of all workers follows the barrier, one of
+        `asyncsim.clusters.collectives.COLLECTIVES`. A round lasts until the slowest has computed,
+        plus `asyncsim.clusters.collectives.collective_time` of the cluster's message, bandwidth and
+        latency.
     layers : str, optional
-        ``"vgg_a"`` or ``"resnet50"``: the message has the layers of that network, which are sent as their gradients are
-        there, and only what the mean computation does not hide is left; see
-        `asyncsim.clusters.collectives.exposed_time`.
+        ``"vgg_a"`` or ``"resnet50"``: the message has the layers of that network, which are sent as
+        soon as their gradients are computed; only the time that the mean computation does not hide
+        remains; see `asyncsim.clusters.collectives.exposed_time`.
     bucket_bytes : float, optional
-        The layers are sent in buckets of so many bytes, as in PyTorch's DistributedDataParallel.
+        The layers are sent in buckets of this many bytes, as in PyTorch's DistributedDataParallel.
 
     Notes
     -----
     The order to stop takes no time; the new version that follows it takes the way down like every reply. In the trace
-    an all-reduce is the way down: its messages have no way up, and none waits.
+    an all-reduce is the way down: its messages have no way up, and no worker waits.
 
     References
     ----------
@@ -252,10 +257,12 @@ def barrier(
 
 
 def discard_stale(limit: int, count: int = 1) -> Policy:
-    """Return the policy that discards what is ``limit`` or more versions stale; ``count`` others make a version.
+    """Return the policy that discards messages of staleness ``limit`` or more.
+
+    ``count`` other messages make a version.
 
     Rennala SGD is ``discard_stale(1, batch)``, Ringmaster ASGD without stops ``discard_stale(limit)``. A worker whose
-    message was discarded reads the newest version and goes on.
+    message was discarded reads the newest version and continues.
 
     References
     ----------
@@ -269,7 +276,7 @@ def cancel_stale(limit: int, count: int = 1) -> Policy:
     """Return `discard_stale` with stops: a computation whose delay reaches ``limit`` is stopped at that instant.
 
     Ringmaster ASGD with stops is ``cancel_stale(limit)``; K-batch-sync (Dutta et al.) and the preemptive form of
-    Rennala are ``cancel_stale(1, count)``. What is stopped when, see `barrier`.
+    Rennala are ``cancel_stale(1, count)``. `barrier` explains the stops.
 
     References
     ----------
@@ -279,12 +286,13 @@ def cancel_stale(limit: int, count: int = 1) -> Policy:
 
 
 def rounds() -> Policy:
-    """Return Ringleader's rounds: every worker makes one version in each, once there is a message of each.
+    """Return Ringleader's rounds, in which every worker makes one version.
 
-    A round first collects: messages are buffered until there is at least one of every worker, and the message that
-    completes the table makes the round's first version. Then each other worker's next message makes one; further
-    messages of workers that have made theirs are buffered for the next round. When all have made one, the next round
-    collects what is still missing. Workers go on at once with the newest version.
+    A round first collects: messages are buffered until there is at least one of every worker, and
+    the message that completes the table makes the round's first version. Then each other worker's
+    next message makes one; further messages of workers that have made their version are buffered
+    for the next round. When all have made one, the next round collects the missing messages.
+    Workers continue at once with the newest version.
 
     References
     ----------
@@ -294,10 +302,11 @@ def rounds() -> Policy:
 
 
 def buckets(count: int) -> Policy:
-    """Return BASGD's buckets: a version is made once there is a message in each, and workers go on at once.
+    """Return BASGD's buckets: a version is made once each bucket has a message; workers never wait.
 
-    Worker ``s`` puts its messages into bucket ``s mod count``. The message that comes into the last empty bucket makes
-    a version, of all that are there, and the buckets are emptied. ``count``: at most the workers.
+    Worker ``s`` puts its messages into bucket ``s mod count``. The message into the last empty
+    bucket makes a version of all messages, and the buckets are emptied. ``count``: at most the
+    workers.
 
     References
     ----------
@@ -307,18 +316,18 @@ def buckets(count: int) -> Policy:
 
 
 def neighbours(mix: str = "before") -> Policy:
-    """Return the barrier among neighbours, on clusters without a server: round by round, all with those next to them.
+    """Return the barrier among neighbours, on clusters without a server.
 
-    A worker's round takes up what its neighbours sent after their round before, and waits for it. Workers that are not
-    neighbours may be rounds apart.
+    A worker's round takes up its neighbours' messages from their previous round, and waits for
+    them. Workers that are not neighbours may be rounds apart.
 
     Parameters
     ----------
     mix : str
-        ``"before"``: messages are mixed in before the gradient, which is of the mixed replica: stochastic gradient
-        push. A round lasts computing and latency. ``"beside"``: they travel while the gradient is computed, of the
-        replica as its own last round left it, and are mixed in when it is applied: D-PSGD. A round lasts the longer of
-        the two.
+        ``"before"``: messages are mixed in before the gradient, which is of the mixed replica:
+        stochastic gradient push. A round lasts computing and latency. ``"beside"``: they travel
+        while the gradient is computed, of the replica after the worker's last round, and are mixed
+        in when it is applied: D-PSGD. A round lasts the longer of the two.
 
     References
     ----------
@@ -329,10 +338,11 @@ def neighbours(mix: str = "before") -> Policy:
 
 
 def overlap(steps: int) -> Policy:
-    """Return the policy of overlap SGP, without a server: a message is taken up at the latest ``steps`` rounds later.
+    """Return the policy of overlap SGP, without a server: a message may be ``steps`` rounds late.
 
-    When a worker begins a computation it takes up all that has arrived. It waits for what was sent to it ``steps`` and
-    more rounds before the one that it ended last: with 1, for what its neighbours sent after their round before that.
+    When a worker starts a computation it takes up all arrived messages. It waits for messages that
+    were sent to it ``steps`` or more rounds before its last completed round: with 1, from its
+    neighbours' round before that.
 
     References
     ----------
@@ -342,13 +352,15 @@ def overlap(steps: int) -> Policy:
 
 
 def handshake() -> Policy:
-    """Return the policy of AD-PSGD, without a server: after each gradient a worker averages with a random neighbour.
+    """Return the policy of AD-PSGD, without a server: workers average in pairs.
 
-    The exchange is atomic: it has both replicas to itself from its begin to its end, when both become their mean and
-    the gradient is applied. It lasts two messages, there and back. The worker whose replica is asked for computes on.
+    After a gradient a worker averages with a random neighbour. The exchange is atomic: it locks
+    both replicas from its start to its end, when both become their mean and the gradient is
+    applied. It lasts two messages, there and back. The neighbour computes on.
 
-    Nobody can wait for ever: an exchange queues for both replicas at the same instant, so that the one that has waited
-    longest of all is the first in both of its queues. It holds none while it waits for the other.
+    No worker waits for ever: an exchange queues for both replicas at the same instant, so that the
+    one that has waited longest of all is first in both of its queues. It holds neither while it
+    waits for the other.
 
     References
     ----------
@@ -378,7 +390,7 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
 
 
 def parse_policy(text: str) -> Policy:
-    """Return the policy that a text stands for: ``"bounded_staleness(3)"``, ``"discard_stale(limit=4, count=2)"``.
+    """Parse a policy: ``"bounded_staleness(3)"``, ``"discard_stale(limit=4, count=2)"``.
 
     ``str(policy)`` is such a text. Brackets without parameters may be left out.
     """
@@ -386,5 +398,5 @@ def parse_policy(text: str) -> Policy:
 
 
 def as_policy(value: Any) -> Policy:
-    """Return a policy from itself or its text."""
+    """Convert a policy or its text to a policy."""
     return from_text("policy", value, Policy, POLICIES, "asyncsim.", "asynchronous()")

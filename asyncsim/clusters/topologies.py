@@ -1,11 +1,12 @@
-"""Topologies: which worker sends to which, and what share of itself, on clusters without a server.
+"""Topologies: who sends to whom, and with which shares, on clusters without a server.
 
-A topology gives a finite cycle of matrices for any number of workers, of which a worker uses the next after each of its
-gradients. ``P[i, j]`` is the share that worker ``i`` takes up of what ``j`` sends, ``P[j, j]`` the share that ``j``
-keeps. Columns sum to one, so that nothing is lost; where rows do, too, the mean of the replicas stays where it is
-without push-sum's weights.
+A topology gives a finite cycle of matrices for any number of workers; a worker uses the next one
+after each of its gradients. ``P[i, j]`` is the share of ``j``'s state that worker ``i`` takes up,
+``P[j, j]`` the share that ``j`` keeps. Columns sum to one, so that nothing is lost; if rows do,
+too, the mean of the replicas is preserved without push-sum's weights.
 
-Topologies are values, as laws and policies are, and may be given as their text: ``topology="random_regular(4)"``.
+Topologies are values, like laws and policies, and may be given as their text:
+``topology="random_regular(4)"``.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,13 +26,13 @@ from asyncsim.base.errors import (
     shown,
 )
 
-#: How the shares of an adjacency matrix are chosen.
+#: Rules for the shares of an adjacency matrix.
 WEIGHTS = ("metropolis", "uniform", "given")
-#: By how much a column of given shares may miss one.
+#: Tolerance for the sum of a column of given shares.
 _ROUND_OFF = 1e-9
-#: How often a random graph is drawn anew until it is connected.
+#: Draws of a random graph before it counts as impossible to connect.
 _DRAWS = 1_000
-#: Memory (bytes) that an edge takes in a simulation.
+#: Memory (bytes) of an edge in a simulation.
 _EDGE_BYTES = 200
 
 
@@ -43,14 +44,14 @@ class Edges(NamedTuple):
     share: np.ndarray
 
     def kept(self, workers: int) -> np.ndarray:
-        """Return the share that each worker keeps, ``[workers]``."""
+        """Return the share that each worker retains, ``[workers]``."""
         sent = np.bincount(self.sender, self.share, workers)
         return np.where(sent > 1 - _ROUND_OFF, 0.0, 1 - sent)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Who sends to whom; made by the function of the same name.
+    """Who sends to whom; created by the function of the same name.
 
     Attributes
     ----------
@@ -58,13 +59,13 @@ class Topology:
     degree : int or None
         Neighbours of each worker.
     seed : int or None
-        Names the random graph.
+        Seed of the random graph.
     matrix : tuple or None
         Rows of a given matrix, or a tuple of such matrices.
     weights : str or None
-        How the shares follow from a given matrix.
+        Rule for the shares of a given matrix.
     slow : tuple or None
-        Links that take longer, see `slow_links`.
+        Slower links, see `slow_links`.
     """
 
     name: str
@@ -75,24 +76,24 @@ class Topology:
     slow: tuple[tuple[int, int, float], ...] | None = None
 
     def __str__(self) -> str:
-        given = ((name, getattr(self, name)) for name in ("degree", "seed", "matrix", "weights"))
-        text = f"{self.name}({', '.join(f'{name}={write(value)}' for name, value in given if value is not None)})"
+        values = ((name, getattr(self, name)) for name in ("degree", "seed", "matrix", "weights"))
+        text = f"{self.name}({', '.join(f'{name}={write(value)}' for name, value in values if value is not None)})"
         return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
 
     def __repr__(self) -> str:
-        """Show a large matrix by its size."""
+        """Write the topology; a large matrix by its size."""
         if self.matrix is None or len(self.matrix) <= 4:
             return str(self)
         text = f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
         return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
 
     def edges(self, workers: int) -> list[Edges]:
-        """Return the cycle for a number of workers, matrix by matrix.
+        """Return the cycle of matrices for a number of workers, as edges.
 
         Raises
         ------
         InputError
-            The graph does not fit the number of workers, or is not connected.
+            If the graph does not fit the number of workers, or is not connected.
         """
         workers = require_count("workers", workers)
         if workers == 1 and self.matrix is None:
@@ -132,7 +133,7 @@ class Topology:
         return dense
 
     def sends(self, workers: int) -> list[list[list[tuple[int, float]]]]:
-        """Return to whom each worker sends which share, ``[cycle][workers]``."""
+        """Return each worker's receivers and their shares, ``[cycle][workers]``."""
         cycle = []
         for edges in self.edges(workers):
             takers: list[list[tuple[int, float]]] = [[] for _ in range(workers)]
@@ -142,38 +143,40 @@ class Topology:
         return cycle
 
     def slowness(self, workers: int) -> dict[tuple[int, int], float]:
-        """Return from sender and taker how many times as long as on others messages take on the slow links.
+        """Return the factors of the transfer times on slow links, by sender and receiver.
 
         Raises
         ------
         InputError
-            There is no such link.
+            For a link that does not exist.
         """
-        there = self.neighbours(workers) if self.slow else []
+        neighbours = self.neighbours(workers) if self.slow else []
         for i, j, _ in self.slow or ():
-            if max(i, j) >= workers or (j not in there[i] and i not in there[j]):
+            if max(i, j) >= workers or (j not in neighbours[i] and i not in neighbours[j]):
                 raise InputError(
-                    f"topology = {self!r}: among {workers} workers there is no link between {i} and {j}; name one that "
-                    "there is"
+                    f"topology = {self!r}: among {workers} workers there is no link between {i} and {j}; name an "
+                    "existing link"
                 )
         return {pair: times for i, j, times in self.slow or () for pair in ((i, j), (j, i))}
 
     def neighbours(self, workers: int) -> list[list[int]]:
-        """Return to whom each worker sends in any of the matrices, in ascending order."""
-        found: list[set[int]] = [set() for _ in range(workers)]
+        """Return the receivers of each worker in any of the matrices, in ascending order."""
+        receivers: list[set[int]] = [set() for _ in range(workers)]
         for edges in self.edges(workers):
             for sender, taker in zip(edges.sender.tolist(), edges.taker.tolist(), strict=True):
-                found[sender].add(taker)
-        return [sorted(takers) for takers in found]
+                receivers[sender].add(taker)
+        return [sorted(takers) for takers in receivers]
 
 
 def ring() -> Topology:
-    """Return the ring: every worker has two neighbours, one on each side; a third of everything goes each way."""
+    """Return the ring: every worker sends a third to each of its two neighbours."""
     return Topology("ring")
 
 
 def exponential() -> Topology:
-    """Return the static exponential graph: worker ``i`` sends to ``i + 1, i + 2, i + 4, ...``; directed, equal shares.
+    """Return the static exponential graph: ``i`` sends to ``i + 1, i + 2, i + 4, ...``.
+
+    It is directed, with equal shares.
 
     References
     ----------
@@ -183,9 +186,10 @@ def exponential() -> Topology:
 
 
 def one_peer_exponential() -> Topology:
-    """Return the one-peer exponential graph: worker ``i`` sends half to ``i + 2**k``, ``k`` going round; directed.
+    """Return the one-peer exponential graph: ``i`` sends half to ``i + 2**k``, with ``k`` in turn.
 
-    ``k`` runs over ``0 .. floor(log2(workers - 1))``. For a power of two one cycle averages exactly.
+    It is directed. ``k`` runs over ``0 .. floor(log2(workers - 1))``. For a power of two one cycle
+    averages exactly.
 
     References
     ----------
@@ -195,12 +199,12 @@ def one_peer_exponential() -> Topology:
 
 
 def complete() -> Topology:
-    """Return the complete graph: everybody sends to everybody, equal shares."""
+    """Return the complete graph: every worker sends equal shares to all others."""
     return Topology("complete")
 
 
 def random_regular(degree: int, seed: int = 0) -> Topology:
-    """Return a random connected graph in which every worker has ``degree`` neighbours; equal shares.
+    """Return a random connected graph with ``degree`` neighbours of every worker and equal shares.
 
     Raises
     ------
@@ -211,14 +215,14 @@ def random_regular(degree: int, seed: int = 0) -> Topology:
 
 
 def base2() -> Topology:
-    """Return the Base-2 graph: pairs, whose matrices average any number of workers exactly within a cycle.
+    """Return the Base-2 graph: pairs that average any number of workers exactly within a cycle.
 
     The cycle has at most ``2 log2(workers) + 2`` matrices, all symmetric; one of ``log2(workers)`` for a power of two.
 
     References
     ----------
     Takezawa, Sato, Bao, Niwa and Yamada 2023, arXiv 2305.11420, algorithms 1 to 3 with k = 1, and their program, in
-    which workers that have nothing to do repeat their last averages.
+    which idle workers repeat their last averages.
     """
     return Topology("base2")
 
@@ -229,20 +233,21 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
     Parameters
     ----------
     matrix : array-like ``[workers, workers]``, or networkx graph
-        ``matrix[i][j]`` is not zero where ``j`` sends to ``i``; the diagonal says nothing. Workers are the nodes of
-        networkx in their order there; the edges of a directed graph begin at the sender.
+        ``matrix[i][j]`` is not zero if ``j`` sends to ``i``; the diagonal is ignored. Workers are
+        the nodes of networkx in their order; the edges of a directed graph begin at the sender.
     weights : str, optional
-        - ``"metropolis"``, of undirected graphs, whose default it is: ``1 / (1 + larger degree of the two)``. Symmetric
+        - ``"metropolis"``, the default of undirected graphs: ``1 / (1 + larger degree of the two)``. Symmetric
           and doubly stochastic.
         - ``"uniform"``, the default of directed graphs: ``1 / (1 + receivers of the sender)``. Columns sum to one, rows
           need not: for push-sum.
-        - ``"given"``: the entries are the shares, with the diagonal; or a list of such matrices, the cycle.
+        - ``"given"``: the entries are the shares, including the diagonal; or a list of such matrices, the cycle.
 
     Raises
     ------
     InputError
-        No square matrix of finite numbers that are zero or above; Metropolis' shares of a directed graph; given shares
-        whose columns do not sum to one; a graph that is not connected, or not strongly.
+        Unless the matrix is square with finite entries of zero or above; for Metropolis' shares of
+        a directed graph; for given shares whose columns do not sum to one; for a graph that is not
+        (strongly) connected.
     """
     if hasattr(matrix, "adjacency") and hasattr(matrix, "nodes"):
         place = {node: index for index, node in enumerate(matrix.nodes)}
@@ -259,8 +264,8 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
         raise InputError(f"matrix of shape {array.shape}: must be square, with a row and a column for each worker")
     if not (np.isfinite(cycle).all() and (cycle >= 0).all()):
         raise InputError("matrix: its entries must be finite and zero or above")
-    there = cycle.any(axis=0) & ~np.eye(cycle.shape[1], dtype=bool)
-    symmetric = bool((there == there.T).all())
+    present = cycle.any(axis=0) & ~np.eye(cycle.shape[1], dtype=bool)
+    symmetric = bool((present == present.T).all())
     weights = ("metropolis" if symmetric else "uniform") if weights is None else weights
     require_choice("weights", weights, WEIGHTS)
     if weights != "given" and len(cycle) > 1:
@@ -275,65 +280,65 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
             at, worker = np.argwhere(abs(sums - 1) > _ROUND_OFF)[0]
             place_of = f"matrix {at}, " if len(cycle) > 1 else ""
             raise InputError(
-                f"matrix: {place_of}column {worker} sums to {sums[at, worker]:g}; the shares of what a worker sends "
+                f"matrix: {place_of}column {worker} sums to {sums[at, worker]:g}; the shares that a worker sends "
                 "and keeps must sum to one"
             )
     else:
-        array = there.astype(np.int64)
-    _require_connected("matrix", [list(np.flatnonzero(column)) for column in there.T], not symmetric)
+        array = present.astype(np.int64)
+    _require_connected("matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric)
     return Topology("adjacency", matrix=_frozen(array.tolist()), weights=weights)
 
 
 def slow_links(topology: Topology | str, links: Any) -> Topology:
-    """Return a topology with some links on which messages take longer, in both directions.
+    """Return a topology with some slower links, in both directions.
 
     Parameters
     ----------
     topology : Topology or text
         The graph, and the shares.
     links : list of [worker, worker, times]
-        Between which two workers, and how many times as long as on the others: of the latency and of the bytes over the
-        bandwidth.
+        The two workers, and the factor of their latency and of the transfer time of their messages,
+        relative to the other links.
 
     Raises
     ------
     InputError
-        For anything else; where a cluster is made, also for a link that is not there.
+        For another form; where a cluster is made, also for a link that does not exist.
     """
-    found = []
+    slow = []
     for i, link in enumerate(require_list("links", links)):
         if not (isinstance(link, list | tuple) and len(link) == 3):
-            raise InputError(f"links[{i}] = {link!r}: must be two workers and a number, [0, 1, 5] say")
-        pair = sorted(require_count(f"links[{i}]: worker", one, 0) for one in link[:2])
-        found.append((pair[0], pair[1], require_positive(f"links[{i}]: times", link[2])))
-    if not found or len({link[:2] for link in found}) < len(found):
+            raise InputError(f"links[{i}] = {link!r}: must be two workers and a number, such as [0, 1, 5]")
+        pair = sorted(require_count(f"links[{i}]: worker", worker, 0) for worker in link[:2])
+        slow.append((pair[0], pair[1], require_positive(f"links[{i}]: times", link[2])))
+    if not slow or len({link[:2] for link in slow}) < len(slow):
         raise InputError(f"links = {links!r}: must name one link or more, each once")
-    return replace(as_topology(topology), slow=tuple(sorted(found)))
+    return replace(as_topology(topology), slow=tuple(sorted(slow)))
 
 
 #: The topologies by their names on the command line.
 TOPOLOGIES: Mapping[str, Callable[..., Topology]] = {
-    one.__name__: one
-    for one in (ring, exponential, one_peer_exponential, complete, random_regular, base2, adjacency, slow_links)
+    factory.__name__: factory
+    for factory in (ring, exponential, one_peer_exponential, complete, random_regular, base2, adjacency, slow_links)
 }
 
 
 def as_topology(value: Any) -> Topology:
-    """Return a topology from itself or its text, ``"ring()"``; brackets without parameters may be left out.
+    """Convert a topology or its text, ``"ring()"``, to a topology; empty brackets may be omitted.
 
     Raises
     ------
     InputError
-        For anything else.
+        For another value.
     """
     return from_text("topology", value, Topology, TOPOLOGIES, "asyncsim.topologies.", "ring()")
 
 
 def is_symmetric(topology: Topology, workers: int) -> bool:
-    """Return whether the shares go both ways alike, in every matrix."""
+    """Return whether the shares are equal in both directions, in every matrix."""
     for edges in topology.edges(workers):
-        there = dict(zip(zip(edges.sender.tolist(), edges.taker.tolist(), strict=True), edges.share, strict=True))
-        if any(abs(there.get((taker, sender), 0.0) - share) > _ROUND_OFF for (sender, taker), share in there.items()):
+        shares = dict(zip(zip(edges.sender.tolist(), edges.taker.tolist(), strict=True), edges.share, strict=True))
+        if any(abs(shares.get((taker, sender), 0.0) - share) > _ROUND_OFF for (sender, taker), share in shares.items()):
             return False
     return True
 
@@ -344,7 +349,7 @@ def _edges(entries: list[tuple[int, int, float]]) -> Edges:
 
 
 def _uniform(pairs: list[tuple[int, int]]) -> Edges:
-    """Return edges from (sender, taker) whose senders keep as much as they send to each; repeated ones count once."""
+    """Create edges from (sender, taker) pairs with equal shares; repeated pairs count once."""
     table = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
     sender = table[:, 0]
     return Edges(sender, table[:, 1], 1.0 / (1 + np.bincount(sender)[sender]))
@@ -359,7 +364,7 @@ def _frozen(rows: Any) -> Any:
 
 
 def _require_connected(argument: str, takers: list[list[int]], directed: bool) -> None:
-    """Raise InputError unless everybody reaches everybody; in ``takers`` are the receivers of each worker."""
+    """Check that every worker reaches every other; ``takers`` has the receivers of each worker."""
     senders: list[list[int]] = [[] for _ in takers]
     for sender, row in enumerate(takers):
         for taker in row:
@@ -371,9 +376,9 @@ def _require_connected(argument: str, takers: list[list[int]], directed: bool) -
             reached |= new
             waiting += new
         if len(reached) < len(takers):
-            apart = min(set(range(len(takers))) - reached)
+            lost = min(set(range(len(takers))) - reached)
             how = f"not strongly connected: nothing gets {way} worker 0 {'to' if way == 'from' else 'from'}"
-            subject = f"{how} worker {apart}" if directed else f"not connected: worker {apart} is apart from worker 0"
+            subject = f"{how} worker {lost}" if directed else f"not connected: worker {lost} is apart from worker 0"
             raise InputError(f"{argument}: the graph is {subject}; add edges, or leave workers out")
 
 
@@ -400,10 +405,10 @@ def _of_matrix(topology: Topology, workers: int) -> list[Edges]:
 
 
 def _random_regular(topology: Topology, workers: int) -> list[tuple[int, int]]:
-    """Return the edges, each way, of a random connected graph of one degree.
+    """Draw the edges, both ways, of a random connected graph of one degree.
 
-    Half-edges are paired at random, and those of pairs that cannot be are paired again (Steger and Wormald 1999). A
-    graph of many edges is what a graph of few leaves out.
+    Half-edges are paired at random, and impossible pairs are paired again (Steger and Wormald
+    1999). A graph of many edges is the complement of a graph of few.
     """
     degree = topology.degree
     assert degree is not None and topology.seed is not None
@@ -420,41 +425,41 @@ def _random_regular(topology: Topology, workers: int) -> list[tuple[int, int]]:
         pairs = _paired(pairs_each, workers, generator)
         if pairs is None:
             continue
-        there = {(i, j) for pair in pairs for i, j in (pair, pair[::-1])}
+        edges = {(i, j) for pair in pairs for i, j in (pair, pair[::-1])}
         if inverted:
-            there = {(i, j) for i in range(workers) for j in range(workers) if i != j} - there
+            edges = {(i, j) for i in range(workers) for j in range(workers) if i != j} - edges
         takers: list[list[int]] = [[] for _ in range(workers)]
-        for sender, taker in there:
+        for sender, taker in edges:
             takers[sender].append(taker)
         try:
             _require_connected("", takers, directed=False)
         except InputError:
             continue
-        return sorted(there)
+        return sorted(edges)
     raise InputError(f"{subject} no connected graph was found in {_DRAWS} draws; give a degree of at least 3")
 
 
 def _paired(degree: int, workers: int, generator: np.random.Generator) -> set[tuple[int, int]] | None:
-    """Return pairs of workers, ``degree`` of each, or None where the last ones do not fit."""
+    """Pair the workers, ``degree`` times each; None if the last ones do not fit."""
     pairs: set[tuple[int, int]] = set()
     ends = np.repeat(np.arange(workers), degree)
     while len(ends):
         ends = generator.permutation(ends)
-        left: list[int] = []
-        for one, other in np.sort(ends.reshape(-1, 2), axis=1).tolist():
-            if one == other or (one, other) in pairs:
-                left += [one, other]
+        unpaired: list[int] = []
+        for i, j in np.sort(ends.reshape(-1, 2), axis=1).tolist():
+            if i == j or (i, j) in pairs:
+                unpaired += [i, j]
             else:
-                pairs.add((one, other))
-        rest = sorted(set(left))
-        if left and not any((i, j) not in pairs for i in rest for j in rest if i < j):
+                pairs.add((i, j))
+        rest = sorted(set(unpaired))
+        if unpaired and not any((i, j) not in pairs for i in rest for j in rest if i < j):
             return None
-        ends = np.array(left, np.int64)
+        ends = np.array(unpaired, np.int64)
     return pairs
 
 
 def _hypercube(nodes: list[int]) -> list[list[tuple[int, int, float]]]:
-    """Return the rounds in which a power of two of workers averages exactly: both halves of every pair."""
+    """Return the rounds in which a power of two of workers averages exactly; edges both ways."""
     rounds = [2**k for k in range(len(nodes).bit_length() - 1)]
     return [[(nodes[i], nodes[i ^ hop], 0.5) for i in range(len(nodes))] for hop in rounds]
 
@@ -462,9 +467,10 @@ def _hypercube(nodes: list[int]) -> list[list[tuple[int, int, float]]]:
 def _simple_base2(nodes: list[int]) -> list[list[tuple[int, int, float]]]:
     """Return the rounds of the simple Base-2 graph (algorithm 2).
 
-    The workers are split into groups by the binary digits of their number, largest first. Each group averages. Then in
-    round ``m`` each worker of the later groups exchanges with one of group ``m``, by as much as makes the mean of group
-    ``m`` that of all; and each group averages again.
+    The workers are split into groups by the binary digits of their number, largest first. Each
+    group averages. Then in round ``m`` each worker of the later groups exchanges with one worker of
+    group ``m``, with the share that makes the mean of group ``m`` equal to the mean of all; and
+    each group averages again.
     """
     count = len(nodes)
     if count & (count - 1) == 0:
@@ -480,28 +486,29 @@ def _simple_base2(nodes: list[int]) -> list[list[tuple[int, int, float]]]:
     rounds: list[list[tuple[int, int, float]]] = []
     for m in range(2 * longest + 1):
         pairs: list[tuple[int, int, float]] = []
-        at = m - longest  # the group that the later ones exchange with
+        at = m - longest  # the group with which the later groups exchange
         free = list(groups[at]) if 0 <= at < last else []
         for place, cube in enumerate(cubes):
-            begin = min(place + 1, last)  # the last group has all of it by its exchanges, and repeats its averages
+            begin = min(place + 1, last)  # the last group only repeats its averages
             if cube and (m < longest or at >= begin):
                 pairs += cube[(m if m < longest else at - begin) % len(cube)]
         if free:
             rest = sum(map(len, groups[at:]))
             for group in reversed(groups[at + 1 :]):
                 for node in group:
-                    other, share = free.pop(), len(groups[at]) / rest
-                    pairs += [(node, other, share), (other, node, share)]
-            for one, two in zip(free[::2], free[1::2], strict=False):
-                pairs += [(one, two, 0.5), (two, one, 0.5)]
+                    partner, share = free.pop(), len(groups[at]) / rest
+                    pairs += [(node, partner, share), (partner, node, share)]
+            for first, second in zip(free[::2], free[1::2], strict=False):
+                pairs += [(first, second, 0.5), (second, first, 0.5)]
         rounds.append(pairs)
     return rounds
 
 
 def _base2(workers: int) -> list[list[tuple[int, int, float]]]:
-    """Return the rounds of the Base-2 graph (algorithm 3): the shorter of two ways.
+    """Return the rounds of the Base-2 graph (algorithm 3): the shorter of two constructions.
 
-    Either the simple graph of all, or that of groups of an odd size, and then hypercubes across the groups.
+    Either the simple graph of all workers, or simple graphs of groups of an odd size, then
+    hypercubes across the groups.
     """
     simple = _simple_base2(list(range(workers)))
     groups = workers & -workers

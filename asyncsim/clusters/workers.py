@@ -12,14 +12,14 @@ from asyncsim.base.errors import InputError, require_count, require_list
 from asyncsim.clusters.laws import Law, as_law, parse
 from asyncsim.clusters.network import with_mean
 
-#: Most local steps between two visits.
+#: Largest number of local steps between two visits.
 _LONGEST_WINDOW = 100_000
 #: Guards the floor against quotients such as 3 * (1 / 3).
 _ROUND_OFF = 1e-9
 
 
 class HeterogeneityWarning(UserWarning):
-    """Warns that one law per worker was given and all are equal."""
+    """One law per worker was given, and all are equal."""
 
 
 def _read(argument: str, value: Any) -> Any:
@@ -33,7 +33,7 @@ def _read(argument: str, value: Any) -> Any:
 
 
 def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
-    """Return one law of computing for all workers, or one for each."""
+    """Check the law of computing: one for all workers, or one for each."""
     value = _read("compute", value)
     if not isinstance(value, list | tuple):
         return _lasting("compute", as_law("compute", value))
@@ -56,11 +56,11 @@ def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
 
 
 def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
-    """Return one window for all workers, or one for each."""
+    """Check the window: one for all workers, or one for each."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, list | tuple):
         return _window("window", value)
-    windows = tuple(_window(f"window[{i}]", one) for i, one in enumerate(value))
+    windows = tuple(_window(f"window[{i}]", item) for i, item in enumerate(value))
     if len(windows) != workers:
         raise InputError(
             f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
@@ -82,7 +82,7 @@ def _lasting(argument: str, law: Law) -> Law:
 
 
 def proportional_windows(compute: Sequence[Law | float | str] | str, window: int) -> tuple[int, ...]:
-    """Return a window for each worker, in proportion to its speed, so that all communicate about as often.
+    """Return windows in proportion to the workers' speeds, so that all communicate equally often.
 
     ::
 
@@ -91,9 +91,9 @@ def proportional_windows(compute: Sequence[Law | float | str] | str, window: int
     Parameters
     ----------
     compute : sequence of Law, or text
-        Of the time of a local step, one per worker; the speed is the inverse of its mean.
+        Laws of the time of a local step, one per worker; the speed is the inverse of the mean.
     window : int
-        Of the fastest workers.
+        Window of the fastest workers.
 
     Returns
     -------

@@ -1,11 +1,12 @@
 """Real worker processes around a real parameter server, recorded as a trace; see `record`.
 
-One process holds the central variable and all states that belong to it, and each worker has a process that computes
-its gradients with one thread. The server serves visits one at a time, by the functions of the method that a replay
-uses, and the workers compute the jobs that a replay would compute: same minibatches, same random numbers. So a
-recording can be replayed, and must give the same parameters.
+One process holds the central variable and all states that belong to it; each worker's process
+computes its gradients with one thread. The server serves visits one at a time, with the functions
+of the method that a replay uses, and the workers compute the jobs that a replay would compute: same
+minibatches, same random numbers. So a recording can be replayed, and its replay must give the same
+parameters.
 
-Ray runs the processes (``pip install "asyncsim[ray]"``); nothing else of asyncsim needs it.
+Ray runs the processes (``pip install "asyncsim[ray]"``); no other part of asyncsim needs it.
 """
 
 import importlib
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Processes", "Recorded", "load", "record"]
 
-#: The modules of the names, which are imported when first used: the options of studies need no traces.
+#: The module of each name, imported on first use: the options of studies need no traces.
 _HOME = {"Processes": "processes", "Recorded": "recording", "load": "recording", "record": "supervisor"}
 
 

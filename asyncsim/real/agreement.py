@@ -1,15 +1,17 @@
-"""Comparison of a recording with its replay: same order, same seed, so the same losses and the same parameters.
+"""Compare a recording with its replay: same order and seed, so the same losses and parameters.
 
-Three replays of the recorded order. *Free*: from the seed alone. *Perturbed*: another free one whose initial parameters
-differ from it by one unit of round-off in every element; what it is away from the first is what round-off may do over
-the length of the recording, whatever computed it. *Forced*: it takes over the server's recorded state at every
-checkpoint, so that a difference of one commit does not grow over many. A free replay that is further away than the bar
-is no disagreement if the perturbed one is, too: then round-off alone does as much, and the forced one is held to it.
+There are three replays of the recorded order. *Free*: from the seed alone. *Perturbed*: another
+free one whose initial parameters differ by one unit of round-off in every element; its distance
+from the first shows the effect of round-off over the length of the recording. *Forced*: takes over
+the server's recorded state at every checkpoint, so that a difference in one commit cannot grow over
+many. If the free replay exceeds the bar and the perturbed one does, too, then round-off alone
+explains it, and the forced replay is judged instead.
 
-With rectifiers the loss is not smooth: a unit that is zero but for round-off, on one example, switches its gradient,
-and parameters that had agreed to 1e-7 are some 1e-6 apart at once, and 1e-3 after hundreds of commits. So these replays
-compute each gradient on its own on a CPU, as the workers do, and not several as a batch, whose sums have another
-order: there they mostly are the recording bit for bit.
+With rectifiers the loss is not smooth: a unit that is zero up to round-off, on one example,
+switches its gradient, and parameters that agreed to 1e-7 are some 1e-6 apart at once, and 1e-3
+after hundreds of commits. So these replays compute each gradient separately on a CPU, as the
+workers do, and not in batches, which sum in another order. They mostly equal the recording bit for
+bit.
 """
 
 import dataclasses
@@ -38,13 +40,14 @@ REPLAYS = ("free", "perturbed", "forced")
 
 
 class Agreement(NamedTuple):
-    """How far a recording and its replays are apart."""
+    """The differences between a recording and its replays."""
 
-    #: One row per commit, ``commit`` counting those made: of each replay in `REPLAYS` the columns ``loss_...``, the
-    #: difference of that commit's loss relative to the largest loss recorded, and ``params_...``, the norm of the
-    #: difference of the central variables relative to its norm, at the checkpoints (else nan). The perturbed replay is
-    #: compared with the free one, the others with the recording. Without a server the workers' own states count, too,
-    #: there is one checkpoint, at the end, and the forced replay is the free one.
+    #: One row per commit, with ``commit`` from 1 on. For each replay in `REPLAYS` the columns
+    #: ``loss_...``, the difference of that commit's loss relative to the largest recorded loss, and
+    #: ``params_...``, the norm of the difference of the central variables relative to its norm, at
+    #: the checkpoints (else nan). The perturbed replay is compared with the free one, the others
+    #: with the recording. Without a server the workers' own states count, too, there is one
+    #: checkpoint, at the end, and the forced replay is the free one.
     table: pd.DataFrame
     bar: float
 
@@ -59,20 +62,20 @@ class Agreement(NamedTuple):
 
     @property
     def held_to(self) -> str:
-        """Which of the replays is held to the bar: the free one, unless round-off alone can bring it above."""
+        """The judged replay: the free one, unless round-off alone can bring it above the bar."""
         return "forced" if self.worst("free") > self.bar and self.amplifies else "free"
 
     @property
     def holds(self) -> bool:
-        """Whether that one meets it."""
+        """Whether the judged replay is within the bar."""
         return self.worst(self.held_to) <= self.bar
 
     def row(self) -> dict[str, Any]:
-        """Return it in one row of a table."""
+        """Return the largest differences and the verdict as a row of a table."""
         worst = {
-            f"{what}_{replay}": float(self.table[f"{what}_{replay}"].max())
+            f"{quantity}_{replay}": float(self.table[f"{quantity}_{replay}"].max())
             for replay in REPLAYS
-            for what in ("loss", "params")
+            for quantity in ("loss", "params")
         }
         return {**worst, "bar": self.bar, "held_to": self.held_to, "holds": self.holds}
 
@@ -80,7 +83,8 @@ class Agreement(NamedTuple):
 def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement:
     """Replay a recording three times, and compare.
 
-    ``recorded``: with the states of all checkpoints (``keep_states``). ``method``, ``problem``: those of the recording.
+    ``recorded``: with the states of all checkpoints (``keep_states``). ``method``, ``problem``: as
+    recorded.
     """
     header = recorded.header
     paths = {stop: path for stop, path in states_in(recorded.folder).items() if stop <= len(recorded.commits)}
@@ -89,7 +93,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     dtype = jnp.dtype(header.precision)
 
     def shifted(key: jax.Array) -> Any:
-        """Return the problem's initial parameters, each moved to the next number above."""
+        """Move each of the problem's initial parameters to the next larger number."""
         params = cast(problem.init(key), dtype)
         return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)), params)
 
@@ -105,29 +109,29 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         central = {}
         for stop, path in paths.items():
             state = load_state(path, like)[0]
-            own = jax.tree.map(lambda *leaves: np.stack(leaves), *(row.method for row in state.workers))
-            central[stop] = _compared(recorded, state.central, own)
-    truth = _Followed(recorded.commits["loss"].to_numpy(), central)
+            worker_states = jax.tree.map(lambda *leaves: np.stack(leaves), *(row.method for row in state.workers))
+            central[stop] = _compared(recorded, state.central, worker_states)
+    truth = _Course(recorded.commits["loss"].to_numpy(), central)
     table: dict[str, Any] = {"commit": np.arange(1, len(truth.loss) + 1)}
-    for name, one, other in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
-        loss = np.abs(one.loss - other.loss) / np.nanmax(np.abs(other.loss))
+    for name, course, reference in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
+        loss = np.abs(course.loss - reference.loss) / np.nanmax(np.abs(reference.loss))
         params = np.full(len(loss), np.nan)
-        for stop, expected in other.central.items():
-            found = one.central.get(stop)
-            far = np.inf if found is None else np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        for stop, expected in reference.central.items():
+            value = course.central.get(stop)
+            far = np.inf if value is None else np.linalg.norm(value - expected) / np.linalg.norm(expected)
             params[stop - 1] = far if np.isfinite(far) else np.inf
-        # What is not finite is infinitely far away.
+        # Non-finite values are infinitely far away.
         table |= {f"loss_{name}": np.where(np.isfinite(loss), loss, np.inf), f"params_{name}": params}
     return Agreement(pd.DataFrame(table), BARS[header.precision])
 
 
-def _compared(recorded: Recorded, central: Any, own: Any) -> np.ndarray:
-    """Return what is compared at a checkpoint: the central variable, and without a server the workers' own states."""
-    parts = () if recorded.header.processes.topology is None else jax.tree.leaves(own)
+def _compared(recorded: Recorded, central: Any, worker_states: Any) -> np.ndarray:
+    """Concatenate the central variable and, without a server, the workers' states."""
+    parts = () if recorded.header.processes.topology is None else jax.tree.leaves(worker_states)
     return np.concatenate([np.ravel(part) for part in (central, *parts)])
 
 
-class _Followed(NamedTuple):
+class _Course(NamedTuple):
     """The loss of each commit, and the central variable at the checkpoints."""
 
     loss: np.ndarray
@@ -136,8 +140,8 @@ class _Followed(NamedTuple):
 
 def _follow(
     recorded: Recorded, method: Method, problem: Problem, paths: dict[int, Path], forced_like: State | None = None
-) -> _Followed:
-    """Replay a recording from checkpoint to checkpoint; given the structure of a state, take over the recorded ones."""
+) -> _Course:
+    """Replay from checkpoint to checkpoint; with ``forced_like``, load the recorded states."""
     commits = len(recorded.commits)
     replay = Replay(
         recorded.trace,
@@ -160,33 +164,33 @@ def _follow(
             replay.go_on_from(_replay_state(load_state(path, forced_like)[0], replay))
     if replay.diverged_at is None:
         replay.advance(commits)
-    found = replay.result().commits["loss"].to_numpy()
-    return _Followed(np.concatenate([found, np.full(commits - len(found), np.nan)]), central)
+    losses = replay.result().commits["loss"].to_numpy()
+    return _Course(np.concatenate([losses, np.full(commits - len(losses), np.nan)]), central)
 
 
 def _replay_state(state: State, replay: Replay) -> ReplayState:
-    """Return a server's state in the layout of a replay that has made as many commits.
+    """Convert a server's state to the layout of a replay at the same commit.
 
-    The replay's slots hold what the workers had read; what a visit of its own read at this very position is the central
+    The replay's slots hold the workers' reads; a separate read at this very position is the central
     variable.
     """
-    stop, waves, now = replay.position, find_waves(replay.trace), replay.state
-    read: Any = np.array(now.read)
-    push_read: Any = np.array(now.push_read)
+    stop, waves, current = replay.position, find_waves(replay.trace), replay.state
+    read: Any = np.array(current.read)
+    push_read: Any = np.array(current.push_read)
     waiting: dict[int, int] = {}
     worker = replay.trace.frame["worker"].to_numpy()
     for commit in range(stop, len(worker)):
         ahead = waiting.setdefault(worker[commit], 0)
         waiting[worker[commit]] += 1
         if ahead == 0 or (ahead == 1 and waves.reads == "separate"):
-            held = state.read if ahead == 0 else state.pulled
+            values = state.read if ahead == 0 else state.pulled
             if waves.read[commit] <= stop:
-                atomic = waves.reads != "separate"  # perhaps a reply, which is more than the central variable
-                own = atomic or waves.read[commit] < stop
-                read[waves.slot[commit]] = held[worker[commit]] if own else state.central
+                atomic = waves.reads != "separate"  # may be a reply, not the central variable
+                was_read = atomic or waves.read[commit] < stop
+                read[waves.slot[commit]] = values[worker[commit]] if was_read else state.central
         if ahead == 0 and waves.separate_pushes and waves.push[commit] <= stop:
-            seen = state.pulled[worker[commit]] if waves.push[commit] < stop else state.central
-            push_read[waves.push_slot[commit]] = seen
+            pulled = state.pulled[worker[commit]] if waves.push[commit] < stop else state.central
+            push_read[waves.push_slot[commit]] = pulled
     rows = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers)
     arrays = {"central": state.central, "server": state.server, "read": read, "push_read": push_read}
-    return now._replace(**arrays, workers=rows)
+    return current._replace(**arrays, workers=rows)

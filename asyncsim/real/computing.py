@@ -1,7 +1,7 @@
-"""What real processes compute, by the functions of a replay: a worker's local steps, and the server's commits.
+"""The computations of real processes, by a replay's functions: local steps and commits.
 
-The workers' method states are with the server, as it forms their messages: there the central variable is what it is at
-the visit.
+The server holds the workers' method states, because it forms their messages: only there is the
+central variable of the visit known.
 """
 
 import functools
@@ -30,23 +30,23 @@ from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow, no_messages
 from asyncsim.replays.step import Held, Place, begin, finish
 
-#: What the server records of each commit besides its loss and the length of its step.
+#: Recorder of each commit's quantities besides its loss and the length of its step.
 RECORDER = energy()
 
 
 class Computation(NamedTuple):
-    """What a worker is to compute."""
+    """A worker's job."""
 
-    job: int  #: which of its computations: it decides the minibatches
-    step: int  #: its commits before
+    job: int  #: its number among the worker's jobs, which decides the minibatches
+    step: int  #: the worker's commits before it
     start: Any  #: the parameters, a vector
     learner: Learner  #: the local optimizer's and the problem's state
 
 
 class OwnVisit:
-    """The part of a `Visit` that a worker knows before it: not when the visit will be, nor how stale its update.
+    """The part of a `Visit` that a worker knows in advance: neither its time nor its staleness.
 
-    ``kept`` it knows only without a server.
+    ``kept`` is known only without a server.
     """
 
     def __init__(self, worker: Any, worker_step: Any, local_steps: Any, workers: Any, key: Any, kept: Any = None):
@@ -56,7 +56,7 @@ class OwnVisit:
             self.kept = kept
 
     def _replace(self, key: Any) -> "OwnVisit":
-        """Return it with another key, as of a `Visit`."""
+        """Return the visit with another key, as `Visit._replace` does."""
         return OwnVisit(self.worker, self.worker_step, self.local_steps, self.workers, key, self.__dict__.get("kept"))
 
     def __getattr__(self, name: str) -> Any:
@@ -67,7 +67,7 @@ class OwnVisit:
 
 
 class Computing:
-    """Computes the jobs of a recording's workers: those of a replay with its seed and its precision."""
+    """Computes the jobs of a recording's workers, equal to a replay's."""
 
     def __init__(self, method: Method, problem: Problem, header: Header):
         seed, precision, workers = header.seed, header.precision, header.processes.workers
@@ -85,7 +85,7 @@ class Computing:
             self._compute = _compiled_steps(Same(method), Same(problem), workers, self._window, precision)
 
     def first_job(self) -> Computation:
-        """Return a job like the first of any worker."""
+        """Return a job with the shapes of any worker's first."""
         with jax.enable_x64(self.x64):
             return Computation(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
 
@@ -95,20 +95,20 @@ class Computing:
             return Learner(self._method.optimizer.init(self.params), self._problem_state)
 
     def run(self, worker: int, job: Computation) -> LocalResult:
-        """Compute a job; the result's arrays are NumPy's."""
+        """Compute a job; the result has NumPy arrays."""
         with jax.enable_x64(self.x64):
-            return jax.tree.map(np.asarray, self._compute(*self._given(worker, job)))
+            return jax.tree.map(np.asarray, self._compute(*self._arguments(worker, job)))
 
     def check(self) -> None:
-        """Raise InputError if the local optimizer depends on what a worker cannot know; compute nothing."""
+        """Raise InputError if the local optimizer needs values that a worker lacks."""
         with jax.enable_x64(self.x64):
-            jax.eval_shape(self._compute, *self._given(0, self.first_job()))
+            jax.eval_shape(self._compute, *self._arguments(0, self.first_job()))
 
     def visit_key(self, worker: int, step: int) -> Any:
-        """Return the key of a worker's visit after so many commits; ``()`` if the method draws nothing."""
+        """Return the key of a worker's visit after ``step`` commits; ``()`` without draws."""
         return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.needs_key else ()
 
-    def _given(self, worker: int, job: Computation) -> tuple[Any, ...]:
+    def _arguments(self, worker: int, job: Computation) -> tuple[Any, ...]:
         rows = np.zeros((self._window, 0), np.int32)
         if self._batches is not None:
             rows = self._batches.rows([worker], [job.job], self._window)[0]
@@ -119,7 +119,7 @@ class Computing:
 
 @functools.lru_cache(maxsize=32)
 def _compiled_steps(method: Same, problem: Same, workers: int, window: int, precision: str) -> Callable[..., Any]:
-    """Return the jitted local steps of this very method and problem: compiled once in a process."""
+    """Return the jitted local steps of a method and a problem, compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
     local = build_local(method.value, problem.value, flat, window)
@@ -135,10 +135,10 @@ class State(NamedTuple):
     """The server's arrays at one instant."""
 
     central: Any  #: the central variable, a vector
-    server: Any  #: the method's own state on the server
-    workers: tuple[WorkerRow, ...]  #: all that belongs to each worker
-    read: tuple[Any, ...]  #: what each worker has read for the computation that it is at
-    pulled: tuple[Any, ...]  #: what each has read for its next message, where that is a visit of its own
+    server: Any  #: the method's state on the server
+    workers: tuple[WorkerRow, ...]  #: all states of each worker
+    read: tuple[Any, ...]  #: each worker's read for its present computation
+    pulled: tuple[Any, ...]  #: each worker's read for its next message, if that is a separate visit
 
 
 class Parameters:
@@ -155,14 +155,14 @@ class Parameters:
                 recorders=(RECORDER.init(method, central),),
                 learner=computing.first_learner(),
             )
-            each = (central,) * processes.workers
-            self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
-        reads = "before" if processes.protocol == "read_then_write" else "after"
+            reads = (central,) * processes.workers
+            self.state = State(central, method.init_server(central), (row,) * processes.workers, reads, reads)
+        order = "before" if processes.protocol == "read_then_write" else "after"
         self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
-        self._begin, self._commit = _compiled_step(Same(method), reads)
+        self._begin, self._commit = _compiled_step(Same(method), order)
 
     def job(self, worker: int, account: Account) -> Computation:
-        """Return what a worker is to compute now."""
+        """Return a worker's present job."""
         row = self.state.workers[worker]
         start = self.state.read[worker]
         with jax.enable_x64(self._x64):
@@ -170,7 +170,7 @@ class Parameters:
         return Computation(account.job, account.steps, start, jax.tree.map(np.asarray, row.learner))
 
     def commit(self, row: Event, start: Any, result: LocalResult) -> dict[str, float]:
-        """Apply a worker's update; return what is recorded of it besides the loss."""
+        """Apply a worker's update; return the recorded quantities besides the loss."""
         worker, state = row["worker"], self.state
         counts = {name: row[name] for name in ("staleness", "worker", "worker_step", "local_steps")}
         counts |= {"commit": row["version"] - 1, "workers": self._processes.workers}
@@ -180,55 +180,55 @@ class Parameters:
             typed |= {"place": np.int32(0), "messages": np.int32(1)}
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
             pulled = state.pulled[worker]
-            held = Held(visit, state.workers[worker]._replace(learner=()), state.read[worker])
+            inputs = Held(visit, state.workers[worker]._replace(learner=()), state.read[worker])
             if self._processes.pulls:
-                held = held._replace(pulled=pulled)
+                inputs = inputs._replace(pulled=pulled)
             local = LocalResult(result.update, np.asarray(result.loss, self._dtype), ())
             memories = tuple(row.memory for row in state.workers) if self._sees_memories else ()
             place = Place(state.central, state.server)
-            place, kept, seen, numbers = self._commit(place, held, start, local, memories)
+            place, worker_row, reply, numbers = self._commit(place, inputs, start, local, memories)
             _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
             central=place.central,
             server=place.server,
-            workers=_put(state.workers, worker, kept._replace(learner=result.learner)),
-            read=_put(state.read, worker, pulled if self._processes.pulls else seen),
+            workers=_put(state.workers, worker, worker_row._replace(learner=result.learner)),
+            read=_put(state.read, worker, pulled if self._processes.pulls else reply),
         )
         return dict(zip(RECORDED[1:], recorded, strict=True))
 
     def read(self, worker: int) -> None:
-        """Let a worker read for its next computation."""
+        """Store the central variable as a worker's read for its next computation."""
         self.state = self.state._replace(read=_put(self.state.read, worker, self.state.central))
 
     def pull(self, worker: int) -> Any:
-        """Let a worker read what its next message is formed with; return it."""
+        """Store the central variable as a worker's read for its next message; return it."""
         self.state = self.state._replace(pulled=_put(self.state.pulled, worker, self.state.central))
         return np.asarray(self.state.central)
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled_step(same_method: Same, reads: str) -> tuple[Any, Any]:
-    """Return the jitted functions of a replay's step: the start of local steps, and a commit with its numbers."""
+    """Return the jitted functions of a replay's step: the start of local steps, and a commit."""
     method = same_method.value
 
     def start(row, read):
         visit: Any = None  # known at the commit
         return begin(method, None, Held(visit, row, read))[1]
 
-    def commit(place, held, start, local, memories):
+    def commit(place, inputs, start, local, memories):
         # Each message makes a version.
-        place = place._replace(waiting=no_messages(method, held.row, place.central, 1))
+        place = place._replace(waiting=no_messages(method, inputs.row, place.central, 1))
         everyone = [_all_memories(memories)] if method.sees_memories else []
-        left = finish(method, reads, place, held, start, local, *everyone)
-        made = left.commit
-        recorders, numbers = observe([RECORDER], held.row.recorders, made)
-        return left.place._replace(waiting=()), WorkerRow(made.worker, made.memory, recorders, ()), left.read, numbers
+        outputs = finish(method, reads, place, inputs, start, local, *everyone)
+        recorders, numbers = observe([RECORDER], inputs.row.recorders, outputs.commit)
+        row = WorkerRow(outputs.commit.worker, outputs.commit.memory, recorders, ())
+        return outputs.place._replace(waiting=()), row, outputs.read, numbers
 
     return jax.jit(start), jax.jit(whole_products()(commit))
 
 
 def _all_memories(memories: tuple[Any, ...]) -> Memories:
-    """Return the memories of all workers, none of which is newer than the others."""
+    """Return the memories of all workers, without newer ones beside the table."""
     rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories)
     return Memories(rows, jax.tree.map(lambda leaf: leaf[:1], rows), jnp.full(1, len(memories), jnp.int32))
 
@@ -238,38 +238,38 @@ def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
 
 
 def save_state(path: Path, state: State, events: int) -> Path:
-    """Write a state and how many events of the log are in it; the whole file or nothing."""
+    """Write a state and the number of its events; the whole file or nothing."""
     leaves: dict[str, Any] = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     return write_whole(path, lambda partial: np.savez(partial, events=np.array(events), **leaves))
 
 
 def load_state(path: Path, like: State) -> tuple[State, int]:
-    """Read what `save_state` wrote of a state with the structure of another one."""
-    with open_file(path) as opened, np.load(opened) as file:
+    """Read a file of `save_state` into the structure of another state."""
+    with open_file(path) as stream, np.load(stream) as file:
         leaves, structure = jax.tree.flatten(like)
-        found = [file[name] for name in file.files if name != "events"]
-        if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:
+        arrays = [file[name] for name in file.files if name != "events"]
+        if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in leaves]:
             raise InputError(
-                f"{str(path)!r}: states of other shapes than the method and the problem have now; remove it, to go on "
-                "from what the log has"
+                f"{str(path)!r}: states of other shapes than the method and the problem have now; remove it, to resume "
+                "from the log"
             )
-        return jax.tree.unflatten(structure, found), int(file["events"])
+        return jax.tree.unflatten(structure, arrays), int(file["events"])
 
 
 def check(method: Method, problem: Problem, header: Header) -> None:
-    """Raise InputError if real processes cannot compute a method: it is wrong, or keeps or needs what they cannot."""
+    """Check that real processes can compute a method; raise InputError otherwise."""
     params = jax.eval_shape(problem.init, jax.random.key(0))
     check_method(method, params)
 
     def states(params: Any) -> Any:
         central = jnp.concatenate([leaf.reshape(-1).astype(float) for leaf in jax.tree.leaves(params)])
-        own = [make(central) for make in (method.init_worker, method.init_server, method.init_memory)]
-        return own, method.optimizer.init(params)
+        method_states = [make(central) for make in (method.init_worker, method.init_server, method.init_memory)]
+        return method_states, method.optimizer.init(params)
 
     for leaf in jax.tree.leaves(jax.eval_shape(states, params)):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise InputError(
-                f"method = {method.name!r}: keeps a random key in a state, which real processes cannot write; keep "
+                f"method = {method.name!r}: keeps a random key in a state, which real processes cannot write; store "
                 "jax.random.key_data of it, or draw from visit.key"
             )
     Computing(method, problem, header).check()

@@ -1,4 +1,4 @@
-"""Options of the studies that make recordings with real processes."""
+"""Options of the studies that record real processes."""
 
 import contextlib
 import dataclasses
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from asyncsim.problems import Problem
     from asyncsim.real.recording import Recorded
 
-#: Options of which recordings do not depend.
-_ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
+#: Options on which recordings do not depend.
+_INDEPENDENT = ("cpus", "memory", "restart", "start_timeout", "timeout")
 
-
-#: Options of clusters that say nothing of real processes, which take the time that they take.
+#: Options of simulated clusters that real processes do not have.
 _OF_CLUSTERS = (
     *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
     *("dynamic_window", "servers", "read_blocks", "policy"),
@@ -50,9 +49,9 @@ class RealConfig(StudyConfig):
     checkpoint_every: int = 50
     """Commits between two checkpoints, at which a teacher-forced replay takes over the recorded state."""
     restart: bool = False
-    """Start a worker again whose process died."""
+    """Restart a worker whose process died."""
     address: str | None = None
-    """Of a Ray cluster to join, HOST:PORT or auto. None: a local one, for as long as the study takes."""
+    """Address of a Ray cluster to join, HOST:PORT or auto. None: a local one for this study."""
     cpus: float = 1.0
     """CPUs that each process asks the Ray cluster for."""
     memory: int | None = None
@@ -60,7 +59,7 @@ class RealConfig(StudyConfig):
     start_timeout: float = 180.0
     """Seconds for all processes to start."""
     timeout: float = 120.0
-    """Seconds without a commit after which a recording is given up."""
+    """Seconds without a commit after which a recording stops with an error."""
 
     compute: Hidden[LawLike] = StudyConfig.compute
     latency: Hidden[LawLike] = StudyConfig.latency
@@ -74,10 +73,10 @@ class RealConfig(StudyConfig):
     servers: Hidden[int] = 1
     read_blocks: Hidden[int] = 1
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
-    """Who is served next among those that wait."""
+    """Order of service of the waiting workers."""
     policy: Hidden[str] = "asynchronous"
     topology: Hidden[str | None] = None
-    # Hidden and of one value: no choice is left that a Literal would spell out.
+    # Hidden options with a single value need no Literal.
     device: Hidden[str] = "default"  # type: ignore[assignment]
     seeds: Hidden[int] = StudyConfig.seeds
     evaluate_every: Hidden[int | None] = None
@@ -88,7 +87,7 @@ class RealConfig(StudyConfig):
     cpus_per_run: Hidden[int] = 1
     accelerators_per_run: Hidden[float] = 0.0
     resume: Path | None = None
-    """Folder of the same study to go on with; on the command line other options are those that it was begun with."""
+    """Folder of the same study to resume; on the command line other options keep their values."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -104,35 +103,35 @@ class RealConfig(StudyConfig):
         super().check()
 
     def check_executor(self) -> None:
-        """Check nothing: Ray runs the processes of a recording, and recordings are made one after the other."""
+        """Check nothing: Ray runs the processes, and recordings run one after the other."""
 
     def processes(self, method: "Method | None" = None) -> Processes:
-        """Return what is asked of the processes; without a server the policy is the one that a method needs, if any."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Processes)}
+        """Return the processes of the options; without a server with a method's policy."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Processes)}
         if self.topology is not None and method is not None and method.timing.policy is not None:
-            given["policy"] = method.timing.policy
-        return Processes(**given)
+            values["policy"] = method.timing.policy
+        return Processes(**values)
 
     def recorded(self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any) -> "Recorded":
-        """Return the recording in a folder: one that is whole, one that was broken off and goes on, or a new one."""
+        """Load the complete recording in a folder, resume an incomplete one, or record."""
         from asyncsim.real.supervisor import load, record
 
-        there = (folder / RECORDING).exists()
-        if there and (found := load(folder)).complete:
-            return found
+        exists = (folder / RECORDING).exists()
+        if exists and (recording := load(folder)).complete:
+            return recording
         of_ray = ("address", "cpus", "memory", "start_timeout", "timeout")
         names = ("commits", "precision", "checkpoint_every", "restart", *of_ray)
-        asked: dict[str, Any] = {name: getattr(self, name) for name in names} | options
-        return record(method, problem, self.processes(method), folder=folder, seed=seed, resume=there, **asked)
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names} | options
+        return record(method, problem, self.processes(method), folder=folder, seed=seed, resume=exists, **settings)
 
     @contextlib.contextmanager
     def one_by_one(self, processes: int) -> Iterator[Local]:
-        """Return what makes recordings one after the other, with so many processes of a Ray cluster at a time."""
+        """Yield an executor that records one after the other, with CPUs for ``processes``."""
         from asyncsim.real.supervisor import ray_cluster
 
         with ray_cluster(self.address, self.cpus * processes):
             yield Local()
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
-        """Return what recordings depend on: not how long to wait for processes, or what they ask the cluster for."""
-        return {name: value for name, value in super().record(methods, problem).items() if name not in _ANEW}
+        """Return the options on which recordings depend: no timeouts and no resources."""
+        return {name: value for name, value in super().record(methods, problem).items() if name not in _INDEPENDENT}

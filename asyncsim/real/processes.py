@@ -1,4 +1,4 @@
-"""The processes of a recording: how many workers, how long they and the server sleep, and who sends to whom."""
+"""The processes of a recording: the number of workers, their delays, and who sends to whom."""
 
 import dataclasses
 import importlib.util
@@ -24,15 +24,16 @@ class Processes:
     Attributes
     ----------
     workers : int
-        How many compute at once, each in a process of its own.
+        Number of worker processes, which compute at the same time.
     delay : Law or tuple of Law
-        Seconds that a worker sleeps per local step, besides what the gradient takes; a list gives one law per worker.
+        Seconds that a worker sleeps per local step, besides the gradient; a list gives one law per
+        worker.
     service : Law
-        Seconds that the server sleeps per visit, besides what applying the message takes.
+        Seconds that the server sleeps per visit, besides applying the message.
     window, protocol, exclusive, discipline
-        As of `asyncsim.Cluster`.
+        As for `asyncsim.Cluster`.
     topology, policy
-        As of `asyncsim.Cluster`, without a server; or as their texts.
+        As for `asyncsim.Cluster` without a server; also as texts.
     """
 
     workers: int
@@ -48,11 +49,11 @@ class Processes:
     def __post_init__(self) -> None:
         require_choice("discipline", self.discipline, ("fifo", "lowest_rank", "random"))
         if self.topology is not None and as_topology(self.topology).slow:
-            raise InputError(f"topology = {self.topology!s}: real links are as slow as they are; leave slow_links out")
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        delay = _law("delay", given.pop("delay"))
-        # What both have in common is checked in one place.
-        cluster = Cluster(compute=Constant(1.0), **{**given, "service": _law("service", self.service)})
+            raise InputError(f"topology = {self.topology!s}: real links have their own speed; leave slow_links out")
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        delay = _law("delay", values.pop("delay"))
+        # Cluster checks the options that both share.
+        cluster = Cluster(compute=Constant(1.0), **{**values, "service": _law("service", self.service)})
         if cluster.topology is None and cluster.policy != _ASYNCHRONOUS:
             raise InputError(
                 f"policy = {cluster.policy}: a real server takes up all that comes; leave policy out, or give a "
@@ -67,7 +68,7 @@ class Processes:
             )
         else:
             delay = tuple(as_law(f"delay[{i}]", law) for i, law in enumerate(delay))
-        for name, value in (("delay", delay), *((name, getattr(cluster, name)) for name in given)):
+        for name, value in (("delay", delay), *((name, getattr(cluster, name)) for name in values)):
             object.__setattr__(self, name, value)
 
     @property
@@ -82,31 +83,32 @@ class Processes:
 
     @property
     def pulls(self) -> bool:
-        """Whether a worker reads, in a visit of its own, what its next message is formed with."""
+        """Whether a worker reads, in a separate visit, the parameters for its next message."""
         return self.protocol == "read_then_write" and not self.exclusive
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
+        """Return values for JSON; laws as the text that `asyncsim.clusters.laws.parse` reads."""
         laws = [self.delay] if isinstance(self.delay, Law) else self.delay
-        delay = " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        delay = " + ".join(f"[{text}]*{len(list(run))}" for text, run in itertools.groupby(map(str, laws)))
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.topology is None:
-            del own["topology"], own["policy"]  # as it was before there were any
+            del values["topology"], values["policy"]  # absent in older recordings
         else:
-            own |= {"topology": str(self.topology), "policy": str(self.policy)}
-        return {**own, "delay": str(self.delay) if isinstance(self.delay, Law) else delay, "service": str(self.service)}
+            values |= {"topology": str(self.topology), "policy": str(self.policy)}
+        delay = str(self.delay) if isinstance(self.delay, Law) else delay
+        return {**values, "delay": delay, "service": str(self.service)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Processes":
-        """Return what `to_dict` described."""
+        """Create processes from the result of `to_dict`."""
         return cls(**values)
 
 
 def require_ray() -> Any:
-    """Return the module Ray; raise InputError if it is not installed."""
+    """Import Ray; raise InputError if it is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise InputError('ray: is not installed, and real processes need it; pip install "asyncsim[ray]"')
-    # Ray's own announcement of a change that does not matter here.
+    # Silences Ray's announcement of a change that does not matter here.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 

@@ -1,33 +1,36 @@
-"""The files of a recording: what is in its folder, and the ledger, which says what its events add up to.
+"""The files of a recording, and the ledger, which derives the state of all workers from its events.
 
 ``recording.json``
-    What was asked for.
+    The arguments of the recording.
 ``visits.jsonl``
-    The log: one line per event, handed to the operating system before anybody hears of the event, so that it survives
-    the death of the process that wrote it. At each checkpoint it is flushed to the disk, against the loss of the
-    machine. Each line has a checksum; one that was cut off in the middle is no event.
+    The log: one line per event, handed to the operating system before any process learns of the
+    event, so that it survives the death of the process that wrote it. At each checkpoint it is
+    flushed to the disk, against the loss of the machine. Each line has a checksum; an incomplete
+    last line is no event.
 ``checkpoint.npz``
     All arrays after some of the events, replaced every ``checkpoint_every`` commits.
 ``states``
     The checkpoints, if all are kept.
 ``trace.parquet``
-    The trace at the end, and before that at a checkpoint by which it has grown by a fifth.
+    The trace at the end, and before that at checkpoints by which it has grown by a fifth.
 
 The kinds of events:
 
 ``commit``
-    A message was applied: the columns of its row of the trace, and what is recorded of a commit.
+    A message was applied: the columns of its row of the trace, and the recorded quantities of the
+    commit.
 ``read``
-    A visit that only reads has been served; ``job`` is the one that will be computed from it.
+    A visit that only reads was served; ``job`` is the job that will be computed from it.
 ``lost``
-    A worker's process is gone. ``cancelled``: the row of the computation that went with it, None without one.
+    A worker's process is gone. ``cancelled``: the row of its lost computation, None without one.
 ``restarted``, ``resumed``
-    A worker, or the whole recording, goes on.
+    A worker, or the whole recording, continues.
 ``ended``
     All commits are made; ``waiting`` are the worker and the arrival of each visit still at the server.
 
-Without a server all is written at the end. The log has a ``commit`` for each gradient, the row that its worker recorded
-for `asyncsim.recorded`, and ``ended`` with the messages ``in_flight``; ``states`` has the arrays at the end.
+Without a server the files are written at the end. The log has a ``commit`` for each gradient, the
+row that its worker recorded for `asyncsim.recorded`, and ``ended`` with the messages ``in_flight``;
+``states`` has the arrays at the end.
 """
 
 import json
@@ -64,15 +67,16 @@ LOG = "visits.jsonl"
 CHECKPOINT = "checkpoint.npz"
 TRACE = "trace.parquet"
 STATES = "states"
-#: Of all these files together; increased with every change that an older asyncsim could not read.
+#: Format of all these files together; increased with every change that an older asyncsim could not
+#: read.
 FORMAT = 1
-#: What is recorded of a commit besides its row of the trace; as of a replay.
+#: Quantities recorded with a commit besides its row of the trace, as in a replay.
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
 Event = dict[str, Any]
 
 
 class Header(NamedTuple):
-    """What a recording was asked for."""
+    """The arguments of a recording."""
 
     processes: Processes
     commits: int
@@ -80,10 +84,10 @@ class Header(NamedTuple):
     precision: str
     method: dict[str, Any]  #: its name and its hyper-parameters
     problem: dict[str, Any]  #: its name and its configuration
-    replies: bool  #: whether the server answers with something else than the central variable
+    replies: bool  #: whether the method's server has its own replies
 
     def comparable(self) -> dict[str, Any]:
-        """Return it as plain values, as they come back from a file."""
+        """Return the header as plain values, as they come back from a file."""
         return json.loads(json.dumps({**self._asdict(), "processes": self.processes.to_dict()}, default=str))
 
     def save(self, folder: Path) -> None:
@@ -92,19 +96,19 @@ class Header(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path) -> "Header":
-        """Read what `save` wrote; raise InputError if there is nothing of the kind, or of another format."""
+        """Read a saved header; raise InputError without one, or for another format."""
         try:
             values = json.loads(read_text(folder / HEADER))
-            written = values.pop("format", FORMAT)
-            if written == FORMAT:
+            file_format = values.pop("format", FORMAT)
+            if file_format == FORMAT:
                 return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"folder = {str(folder)!r}: holds no recording ({error}); give one that real processes wrote"
             ) from None
         raise InputError(
-            f"folder = {str(folder)!r}: recording of format {written!r}, this asyncsim reads {FORMAT}; use the version "
-            "that wrote it, or record again"
+            f"folder = {str(folder)!r}: recording of format {file_format!r}, this asyncsim reads {FORMAT}; "
+            "use the version that wrote it, or record again"
         )
 
 
@@ -128,60 +132,62 @@ class Log:
 
 
 def read_log(folder: Path) -> tuple[list[Event], int]:
-    """Return the events of a recording, none without a log, and the bytes of the log up to the last whole one."""
+    """Read the events of a recording and the length of the log's complete lines, in bytes."""
     path = folder / LOG
     try:
         content = b""
         if require_plain(path).exists():
             with open_file(path) as file:
                 content = file.read()
-        whole = content.rfind(b"\n") + 1
-        events = [json.loads(line) for line in content[:whole].splitlines()]
+        size = content.rfind(b"\n") + 1
+        events = [json.loads(line) for line in content[:size].splitlines()]
         for number, event in enumerate(events, 1):
             checksum = event.pop("checksum", None)  # older logs have none
             if checksum not in (None, zlib.crc32(json.dumps(event).encode())):
                 raise ValueError(f"line {number} has another checksum")
-        return events, whole
+        return events, size
     except (AttributeError, OSError, TypeError, ValueError) as error:
         raise InputError(f"{str(path)!r}: a damaged log ({error}); record again") from None
 
 
 def usable_checkpoint(path: Path, events: int) -> Path | None:
-    """Return the checkpoint that a recording with so many events in its log goes on from; None if there is none.
+    """Return the checkpoint from which a recording of so long a log resumes; None without one.
 
-    A checkpoint that cannot be read is renamed, and a note says so.
+    A checkpoint that cannot be read is renamed, and a note reports it.
 
     Raises
     ------
     InputError
-        The checkpoint holds more events than the log, which was cut then, or is of another recording.
+        If the checkpoint has more events than the log, which was cut then, or belongs to another
+        recording.
     """
     if not require_plain(path).exists():
         return None
     try:
-        with open_file(path) as opened, np.load(opened) as file:
-            held = int(file["events"])
+        with open_file(path) as stream, np.load(stream) as file:
+            checkpointed = int(file["events"])
             for name in file.files:
-                file[name]  # which compares checksums
+                file[name]  # compares checksums
     except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        aside = path.replace(require_plain(path.with_name(f"{path.name}.broken")))
-        note(f"{path}: a broken checkpoint ({error}), now {aside.name}; all commits of the log are computed again")
+        renamed = path.replace(require_plain(path.with_name(f"{path.name}.broken")))
+        note(f"{path}: a broken checkpoint ({error}), now {renamed.name}; all commits of the log are computed again")
         return None
-    if held > events:
+    if checkpointed > events:
         raise InputError(
-            f"{str(path)!r}: a checkpoint after {held} events, and the log beside it has {events}: it was cut, or is "
-            "of another recording; put the whole log back, or remove the checkpoint, to go on from what the log has"
+            f"{str(path)!r}: a checkpoint after {checkpointed} events, and the log beside it has {events}: "
+            "it was cut, or is of another recording; put the whole log back, or remove the checkpoint, "
+            "to resume from the log"
         )
     return path
 
 
 def states_in(folder: Path) -> dict[int, Path]:
-    """Return the files of the states that a recording keeps, by the commits before each."""
+    """Return the files of a recording's stored states, by the number of commits before each."""
     return {int(path.stem): path for path in files_below(folder / STATES) if path.stem.isdecimal()}
 
 
 class Read(NamedTuple):
-    """A read of the central variable: its version, and when its visit came, was begun and ended (s)."""
+    """A read of the central variable: its version; arrival, start and end of its visit (s)."""
 
     version: int = 0
     arrive: float = 0.0
@@ -189,23 +195,23 @@ class Read(NamedTuple):
     time: float = 0.0
 
 
-#: A worker's first: version 0, at time 0.
+#: A worker's first read: version 0, at time 0.
 FIRST = Read()
 
 
 @dataclass
 class Account:
-    """What the ledger knows of one worker."""
+    """The state of one worker in the ledger."""
 
-    job: int = 0  #: the computation that it is at, or will begin next
+    job: int = 0  #: its present computation, or its next
     steps: int = 0  #: its commits so far
-    read: Read | None = FIRST  #: what that computation started from; None if it has yet to read
-    pulled: Read | None = None  #: what it has read for its next message, in a visit of its own
+    read: Read | None = FIRST  #: the read for that computation; None before it
+    pulled: Read | None = None  #: the read for its next message, in a separate visit
     lost: bool = False  #: whether its process is gone
 
 
 class Ledger:
-    """The accounts of all workers, and the rows of the trace so far; all follow from the events alone."""
+    """The accounts of all workers and the rows of the trace, derived from the events alone."""
 
     def __init__(self, header: Header, events: Iterable[Event] = ()):
         self._header, self._processes = header, header.processes
@@ -219,7 +225,7 @@ class Ledger:
             self.take(event)
 
     def commit_event(self, worker: int, start: float, send: float, arrive: float, serve: float, commit: float) -> Event:
-        """Return the row of the commit that a worker makes now."""
+        """Build the event of a worker's commit: its row of the trace."""
         account = self.accounts[worker]
         read, form = account.read or FIRST, account.pulled or Read(self.version, arrive, serve, commit)
         # The clocks of two machines agree up to the time of a message.
@@ -248,21 +254,21 @@ class Ledger:
         }
 
     def read_event(self, worker: int, arrive: float, serve: float, time: float) -> Event:
-        """Return the event of a visit that only reads."""
+        """Build the event of a visit that only reads."""
         account = self.accounts[worker]
         job, version = account.job + (account.read is not None), self.version
         return dict(event="read", worker=worker, job=job, version=version, arrive=arrive, serve=serve, time=time)
 
-    def lost_event(self, worker: int, time: float, what: str) -> Event:
-        """Return the event of a worker whose process is gone; when its computation began is not known then."""
+    def lost_event(self, worker: int, time: float, cause: str) -> Event:
+        """Build the event of a lost process; its computation counts from its read."""
         read, cancelled = self.accounts[worker].read, None
         if read is not None:
             cancelled = self.commit_event(worker, read.time, time, time, time, time)
             cancelled |= dict(push_version=self.version, push_time=time, version=self.version, outcome="cancelled")
-        return {"event": "lost", "worker": worker, "time": time, "what": what, "cancelled": cancelled}
+        return {"event": "lost", "worker": worker, "time": time, "what": cause, "cancelled": cancelled}
 
     def take(self, event: Event) -> None:
-        """Enter an event."""
+        """Update the accounts and rows with an event."""
         kind = event["event"]
         if kind == "ended":
             self.waiting = [(worker, arrive) for worker, arrive in event["waiting"]]
@@ -276,13 +282,13 @@ class Ledger:
         worker = event["worker"]
         account = self.accounts[worker]
         if kind == "commit":
-            own = Read(self.version, *(event[name] for name in ("arrive_time", "serve_time", "commit_time")))
+            visit = Read(self.version, *(event[name] for name in ("arrive_time", "serve_time", "commit_time")))
             if self._processes.protocol == "exchange":
-                account.read = own._replace(version=self.version + 1)
+                account.read = visit._replace(version=self.version + 1)
             elif self._processes.protocol == "write_then_read":
                 account.read = None
             else:
-                account.read = account.pulled if self._processes.pulls else own
+                account.read = account.pulled if self._processes.pulls else visit
             account.job, account.steps, account.pulled = account.job + 1, account.steps + 1, None
             self.version = event["version"]
             self.rows.append(event)
@@ -297,7 +303,7 @@ class Ledger:
             if row is not None:
                 account.job += 1
                 self.rows.append(row)
-            # A reply cannot be given anew: such a worker goes on from the one that it had.
+            # A method's reply cannot be repeated: such a worker resumes from its last one.
             account.read = account.read if self._header.replies else None
             account.pulled, account.lost = None, True
             self.faults.append((self.time, worker, event["what"], None if row is None else row["job"]))
@@ -312,14 +318,14 @@ class Ledger:
         columns: dict[str, Any] = {"commit": np.arange(len(self.rows))}
         for name, unit in COLUMNS.items():
             if name not in ("commit", "outcome"):
-                # Older logs have no times at which messages set off.
+                # Older logs lack the times at which messages leave.
                 values = [row.get(name, np.nan) if name == "send_time" else row[name] for row in self.rows]
                 columns[name] = np.array(values, np.float64 if unit == "s" else np.int64)
         columns["outcome"] = pd.Categorical([row["outcome"] for row in self.rows], OUTCOMES)
         reads = []
         for worker, account in enumerate(self.accounts):
-            held = [read for read in (account.read, account.pulled) if read is not None]
-            reads += [(worker, account.job + ahead, *read) for ahead, read in enumerate(held)]
+            open_reads = [read for read in (account.read, account.pulled) if read is not None]
+            reads += [(worker, account.job + ahead, *read) for ahead, read in enumerate(open_reads)]
         names = ["worker", "job", "read_version", "read_arrive_time", "read_serve_time", "read_time"]
         types = dict.fromkeys(names[:3], np.int64) | dict.fromkeys([*names[3:], "arrive_time"], np.float64)
         tables = (
@@ -327,16 +333,19 @@ class Ledger:
             pd.DataFrame(sorted(self.waiting), columns=["worker", "arrive_time"]),
         )
         typed = (table.astype({name: types[name] for name in table}) for table in tables)
-        asked, seed = self._processes, self._header.seed
-        source = Source(asked.workers, asked.protocol, asked.window, asked.separate_reads, seed, cluster=None)
+        processes, seed = self._processes, self._header.seed
+        source = Source(
+            processes.workers, processes.protocol, processes.window, processes.separate_reads, seed, cluster=None
+        )
         return Trace.of(pd.DataFrame(columns)[list(COLUMNS)], source, *typed)
 
 
 class Recorded(NamedTuple):
-    """What real processes did, so far.
+    """The results of real processes, complete or so far.
 
-    Two tables: ``commits``, one row per commit, as `asyncsim.Run` has it; and ``faults``, what happened to the
-    processes: ``time`` (s), ``worker``, ``what``, and the ``job`` that was lost or is next.
+    Two tables: ``commits``, one row per commit, as in `asyncsim.Run`; and ``faults``, the failures
+    and restarts of processes: ``time`` (s), ``worker``, ``what``, and the ``job`` that was lost or
+    is next.
     """
 
     folder: Path
@@ -347,12 +356,12 @@ class Recorded(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether it has all the commits that were asked for."""
+        """Whether it has all requested commits."""
         return len(self.commits) >= self.header.commits
 
 
 def load(folder: str | Path) -> Recorded:
-    """Read a recording, complete or broken off: everything in its log."""
+    """Read a recording, complete or interrupted, with all events of its log."""
     folder = Path(folder)
     header = Header.load(folder)
     events = read_log(folder)[0]
@@ -374,7 +383,7 @@ def load(folder: str | Path) -> Recorded:
 
 
 def _load_without_server(folder: Path, header: Header, events: list[Event]) -> Recorded:
-    """Return a recording without a server; its rows are put in an order that all workers' own agree with."""
+    """Load a recording without a server; order its rows consistently with each worker's order."""
     (ended,) = (event for event in events if event["event"] == "ended")
     rows = pd.DataFrame([event for event in events if event["event"] == "commit"])
     processes = header.processes

@@ -1,8 +1,8 @@
 """The server process and the worker processes of a recording.
 
-Visits queue at the server and are served one at a time. Each visit is a call that waits in a thread of its own; one
-more thread serves. It writes an event to the log before it answers, and hands a checkpoint to another thread every so
-many commits.
+Visits queue at the server and are served one at a time. Each visit is a call that waits in its own
+thread; another thread serves. It writes an event to the log before it answers, and hands a
+checkpoint to a third thread at regular numbers of commits.
 """
 
 import functools
@@ -36,26 +36,26 @@ from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
 from asyncsim.traces.archive import write_trace
 
-#: How much longer than at its last writing a recording is when its trace is written again: all of it each time.
+#: Growth of a recording after which its trace is written again, each time as a whole.
 _GROWN = 1.2
-#: Calls from which the offset between two machines' clocks is found: the quickest counts.
+#: Calls for the offset between two machines' clocks: the fastest counts.
 _CLOCK_CALLS = 10
 
 
 class ServerVisit(NamedTuple):
-    """A visit at the server, or something else to be done there in turn; the lowest worker is the first in order."""
+    """A visit at the server, or another action there in turn; ordered by worker."""
 
     worker: int
-    serve: Callable[["ServerVisit", float], None]  #: called at the end of the service, with the time when it began (s)
-    arrive: float  #: when it arrived (s)
-    answer: Future[Any]  #: what the visit goes on with; None means that there is nothing more to do
+    serve: Callable[["ServerVisit", float], None]  #: called after the service, with its start (s)
+    arrive: float  #: time of arrival (s)
+    answer: Future[Any]  #: the result of the visit; None if there is nothing more to do
 
-    def __lt__(self, other: Any) -> bool:
-        return self.worker < other.worker
+    def __lt__(self, visit: Any) -> bool:
+        return self.worker < visit.worker
 
 
 class Update(NamedTuple):
-    """What a worker brings: the job, when it began and was done on the server's clock (s), and what was computed."""
+    """A worker's result: the job, its start and end on the server's clock (s), and its values."""
 
     job: int
     start_time: float
@@ -68,21 +68,29 @@ class Update(NamedTuple):
 class Server:
     """The parameter server of a recording, an object that several threads call.
 
-    If the folder holds a recording already, it goes on from that; ``every``: commits between two checkpoints, of which
-    it keeps the last, or all.
+    It resumes a recording that the folder already holds. ``checkpoint_every``: commits between two
+    checkpoints; it keeps the last, or all (``keep_states``).
     """
 
-    def __init__(self, method: Any, problem: Any, header: Header, folder: str, every: int = 50, keep: bool = False):
+    def __init__(
+        self,
+        method: Any,
+        problem: Any,
+        header: Header,
+        folder: str,
+        checkpoint_every: int = 50,
+        keep_states: bool = False,
+    ):
         self._header, self._folder, self._processes = header, Path(folder), header.processes
-        self._every, self._keep = every, keep
+        self._checkpoint_every, self._keep_states = checkpoint_every, keep_states
         workers = header.processes.workers
         self._computing = Computing(method, problem, header)
         self._parameters = Parameters(method, header.processes, self._computing)
-        self._log = Log(self._folder)  # before it is read: nobody else may write in between
+        self._log = Log(self._folder)  # locks before reading: no other process writes
         try:
             events, size = read_log(self._folder)
-            self._log.file.truncate(size)  # what comes after was cut off
-            self._ledger = self._go_on_from(events)
+            self._log.file.truncate(size)  # drops an incomplete last line
+            self._ledger = self._resume(events)
         except BaseException:
             self._log.file.close()
             raise
@@ -90,7 +98,7 @@ class Server:
         self._busy = delays([header.processes.service] * workers, header.seed, "service")
         for event in events:
             if event["event"] in ("commit", "read"):
-                self._busy(event["worker"])  # the named stream goes on, too
+                self._busy(event["worker"])  # advances the named stream
         self._waiting: Any = waiting_room(header.processes.discipline, header.seed)
         self._urgent: deque[ServerVisit] = deque()
         self._changed = threading.Condition()
@@ -102,14 +110,14 @@ class Server:
         self._zero = 0.0
         self._thread = threading.Thread(target=self._serve_all, daemon=True)
 
-    def _go_on_from(self, events: list[Event]) -> Ledger:
-        """Bring the arrays from the last checkpoint to the end of the log: compute again what came after it."""
-        parameters, done = self._parameters, 0
+    def _resume(self, events: list[Event]) -> Ledger:
+        """Load the last checkpoint and recompute the events after it."""
+        parameters, checkpointed = self._parameters, 0
         checkpoint = usable_checkpoint(self._folder / CHECKPOINT, len(events))
         if checkpoint is not None:
-            parameters.state, done = load_state(checkpoint, parameters.state)
-        ledger = Ledger(self._header, events[:done])
-        for event in events[done:]:
+            parameters.state, checkpointed = load_state(checkpoint, parameters.state)
+        ledger = Ledger(self._header, events[:checkpointed])
+        for event in events[checkpointed:]:
             worker: Any = event.get("worker")
             if event["event"] == "commit":
                 job = parameters.job(worker, ledger.accounts[worker])
@@ -119,16 +127,16 @@ class Server:
                 (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(worker)
             ledger.take(event)
         for stop, path in states_in(self._folder).items():
-            if stop > ledger.version:  # of a log that was longer
+            if stop > ledger.version:  # from a longer log
                 path.unlink()
         return ledger
 
     def commits(self) -> int:
-        """Return how many commits were made so far."""
+        """Return the number of commits so far."""
         return self._ledger.version
 
     def warm_up(self) -> None:
-        """Compile what the server runs, on a copy of its state."""
+        """Compile the server's programs, on a copy of its state."""
         state, parameters = self._parameters.state, self._parameters
         if self._open:
             row = self._ledger.commit_event(0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -137,7 +145,7 @@ class Server:
             parameters.state = state
 
     def start(self) -> None:
-        """Begin to serve: now is zero on the clock, or when it stopped if the recording goes on."""
+        """Start serving, with the clock at zero or where a resumed recording stopped."""
         self._zero = time.monotonic() - self._ledger.time
         if self._events:
             self._enter({"event": "resumed", "time": self._ledger.time})
@@ -148,28 +156,28 @@ class Server:
         return time.monotonic() - self._zero
 
     def zero(self) -> float:
-        """Return where the server's clock begins on the monotonic one of its machine (s)."""
+        """Return the start of the server's clock on its machine's monotonic clock (s)."""
         return self._zero
 
     def wait(self) -> str:
-        """Wait until all commits are made; return what went wrong, if something did."""
+        """Wait until all commits are made; return the error text, empty for success."""
         return self._finished.result()
 
     def begin(self, worker: int) -> Computation | None:
-        """Return what a worker is to compute first; None if there is nothing to do."""
+        """Return a worker's first job; None if there is nothing to do."""
         return self._visit(worker, lambda call, serve_time: self._begin(call), urgent=True)
 
     def pull(self, worker: int, job: int) -> Any:
-        """Visit to read what the message of a job is formed with."""
+        """Visit to read the parameters for the message of a job."""
         return self._visit(worker, lambda call, serve_time: self._pull(call, serve_time, job))
 
     def commit(self, worker: int, update: Update) -> Computation | None:
-        """Visit to commit; return what to compute next, None if there is nothing to do."""
+        """Visit to commit; return the next job, None if there is nothing to do."""
         return self._visit(worker, lambda call, serve_time: self._commit(call, serve_time, update))
 
-    def lost(self, worker: int, what: str) -> None:
-        """Enter that a worker's process is gone; what it has waiting here goes with it."""
-        self._visit(worker, lambda call, serve_time: self._lose(call, what), urgent=True)
+    def lost(self, worker: int, cause: str) -> None:
+        """Record the loss of a worker's process; its waiting visits are dropped."""
+        self._visit(worker, lambda call, serve_time: self._lose(call, cause), urgent=True)
 
     def _visit(self, worker: int, serve: Callable[[ServerVisit, float], None], urgent: bool = False) -> Any:
         with self._changed:
@@ -181,7 +189,7 @@ class Server:
         return call.answer.result()
 
     def _serve_all(self) -> None:
-        """Serve until all commits are made, write the last checkpoint and the trace, and let all go."""
+        """Serve until all commits are made; then write the last files and release all."""
         trouble = ""
         while not trouble and self._ledger.version < self._header.commits:
             with self._changed:
@@ -209,12 +217,12 @@ class Server:
                 if self._traced < self._events:
                     self._write_trace(self._events)
             self._writer.shutdown()
-        except Exception as error:  # a disk that is full, say
+        except Exception as error:  # such as a full disk
             trouble = trouble or f"{type(error).__name__}: {error}"
         self._finished.set_result(trouble)
 
     def _begin(self, call: ServerVisit) -> None:
-        """Let a worker go on with what it has read, or queue to read."""
+        """Answer with a job from the worker's last read, or queue the worker to read."""
         account = self._ledger.accounts[call.worker]
         if account.lost:
             self._enter({"event": "restarted", "worker": call.worker, "time": self.clock()})
@@ -231,7 +239,7 @@ class Server:
         worker, ledger = call.worker, self._ledger
         account = ledger.accounts[worker]
         if account.lost or account.job != update.job:
-            call.answer.set_result(None)  # of a process that was given up
+            call.answer.set_result(None)  # the process was given up
             return
         start = self._parameters.job(worker, account).start
         row = ledger.commit_event(worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock())
@@ -240,7 +248,7 @@ class Server:
         if not self._processes.pulls:
             row["push_time"] = row["commit_time"]
         self._enter({**row, "loss": float(update.loss), **recorded})
-        if ledger.version % self._every == 0:
+        if ledger.version % self._checkpoint_every == 0:
             self._checkpoint()
         if self._processes.protocol == "write_then_read":
             self._queue_to_read(call, ledger.time)
@@ -255,43 +263,43 @@ class Server:
     def _pull(self, call: ServerVisit, serve_time: float, job: int) -> None:
         account = self._ledger.accounts[call.worker]
         if account.lost or account.job != job:
-            call.answer.set_result(None)  # of a process that was given up
+            call.answer.set_result(None)  # the process was given up
             return
         self._enter(self._ledger.read_event(call.worker, call.arrive, serve_time, self.clock()))
         call.answer.set_result(self._parameters.pull(call.worker))
 
-    def _lose(self, call: ServerVisit, what: str) -> None:
+    def _lose(self, call: ServerVisit, cause: str) -> None:
         with self._changed:
             waiting = list(self._waiting)
             self._waiting.clear()
-            for one in waiting:
-                if one.worker == call.worker:
-                    one.answer.set_result(None)  # nobody hears it, but its thread is free again
+            for visit in waiting:
+                if visit.worker == call.worker:
+                    visit.answer.set_result(None)  # frees the thread
                 else:
-                    self._waiting.append(one)
-        self._enter(self._ledger.lost_event(call.worker, self.clock(), what))
+                    self._waiting.append(visit)
+        self._enter(self._ledger.lost_event(call.worker, self.clock(), cause))
         call.answer.set_result(None)
 
     def _enter(self, event: Event) -> None:
-        """Write an event to the log, then to the ledger: nobody hears of what is not written."""
+        """Write an event to the log, then to the ledger: only logged events have effects."""
         self._log.append(event)
         self._ledger.take(event)
         self._events += 1
 
     def _checkpoint(self) -> Any:
-        """Have a checkpoint written; raise what went wrong with those before."""
-        for written in [write for write in self._writes if write.done()]:
-            self._writes.remove(written)
-            written.result()
+        """Submit a checkpoint for writing; raise errors of earlier ones."""
+        for write in [write for write in self._writes if write.done()]:
+            self._writes.remove(write)
+            write.result()
         state, events, version = self._parameters.state, self._events, self._ledger.version
         self._writes.append(self._writer.submit(self._write, state, events, version))
         return self._writes[-1]
 
     def _write(self, state: Any, events: int, version: int) -> None:
-        """Write a checkpoint, and now and then the trace so far, in a thread of its own."""
+        """Write a checkpoint, and at intervals the trace so far; runs in its own thread."""
         os.fsync(self._log.file.fileno())
         save_state(self._folder / CHECKPOINT, state, events)
-        if self._keep:
+        if self._keep_states:
             save_state(self._folder / STATES / f"{version:08}.npz", state, events)
         if events >= _GROWN * self._traced:
             self._write_trace(events)
@@ -303,7 +311,7 @@ class Server:
 
 
 class RealWorker:
-    """A worker of a recording: an object whose `run` has a thread."""
+    """A worker of a recording: an object whose `run` occupies a thread."""
 
     def __init__(self, index: int, method: Any, problem: Any, header: Header):
         self._index, self._processes = index, header.processes
@@ -311,15 +319,15 @@ class RealWorker:
         self._delay = delays(header.processes.delay_laws, header.seed, "delay", header.processes.window)
 
     def warm_up(self) -> None:
-        """Compile what the worker runs."""
+        """Compile the worker's programs."""
         self._computing.run(self._index, self._computing.first_job())
 
     def run(self, server: Any, same_clock: bool) -> None:
-        """Compute and visit a `Server` until it has nothing more to do; ``same_clock``: it is on this machine."""
+        """Compute and visit a `Server` until no job is left; ``same_clock``: on one machine."""
         zero = clock_zero(server, same_clock)
         job = server.begin(self._index)
         for _ in range(0 if job is None else job.job):
-            self._delay(self._index)  # delays belong to jobs, also if another process computed those before
+            self._delay(self._index)  # delays belong to jobs, even to those of an earlier process
         while job is not None:
             start_time = time.monotonic() - zero
             time.sleep(self._delay(self._index))
@@ -331,35 +339,35 @@ class RealWorker:
             job = server.commit(self._index, update)
 
 
-def clock_zero(there: Any, same_clock: bool) -> float:
-    """Return where another process' clock begins on the monotonic one of this machine (s).
+def clock_zero(process: Any, same_clock: bool) -> float:
+    """Return the start of another process' clock on the monotonic clock of this machine (s).
 
-    ``there`` has its functions ``zero`` and ``clock``; ``same_clock``: it is on this machine.
+    ``process`` has functions ``zero`` and ``clock``; ``same_clock``: it is on this machine.
     """
     if same_clock:
-        return there.zero()
+        return process.zero()
     calls = []
     for _ in range(_CLOCK_CALLS):
-        before, time_there, after = time.monotonic(), there.clock(), time.monotonic()
-        calls.append((after - before, (before + after) / 2 - time_there))
+        before, its_time, after = time.monotonic(), process.clock(), time.monotonic()
+        calls.append((after - before, (before + after) / 2 - its_time))
     return min(calls)[1]
 
 
 class KeyedActor:
-    """An actor of Ray's that serves only callers with its key: whom the recording started."""
+    """A Ray actor that serves only callers with its key: processes of the same recording."""
 
     def __init__(self, key: str, served: Any):
         self._key, self._served = key, served
 
     def call(self, key: str, name: str, *arguments: Any) -> Any:
-        """Call a function of what is served; raise PermissionError if the key is another one."""
+        """Call a function of the served object; raise PermissionError for another key."""
         if not hmac.compare_digest(key, self._key):
             raise PermissionError(f"{name}: of a process that this recording did not start")
         return getattr(self._served, name)(*arguments)
 
 
 class ServerActor(KeyedActor):
-    """A `Server` as an actor of Ray's."""
+    """A `Server` as a Ray actor."""
 
     def __init__(self, content: bytes, header: Header, key: str, *options: Any):
         method, problem = pickle.loads(content)
@@ -367,24 +375,24 @@ class ServerActor(KeyedActor):
 
 
 class WorkerActor(RealWorker):
-    """A `RealWorker` as an actor of Ray's."""
+    """A `RealWorker` as a Ray actor."""
 
     def __init__(self, content: bytes, index: int, header: Header):
         method, problem = pickle.loads(content)
         super().__init__(index, method, problem, header)
 
     def visit(self, server: Any, key: str, node: str, timeout: float) -> None:
-        """Compute and visit until the server, an actor on this node of the cluster, has nothing more to do."""
+        """Compute and visit a server actor on this node until it has no job left."""
         ray = require_ray()
 
         class Remote:
-            """The server: its functions are calls that wait for the answer."""
+            """The server: each function call waits for the answer."""
 
             def __getattr__(self, name: str) -> Any:
                 return functools.partial(self._call, name)
 
             def _call(self, *arguments: Any) -> Any:
-                """Wait as long as it takes (a visit may starve), if only the server answers others meanwhile."""
+                """Wait as long as the server answers other calls: a visit may starve."""
                 answer = server.call.remote(key, *arguments)
                 while True:
                     try:

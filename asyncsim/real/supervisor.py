@@ -1,6 +1,6 @@
-"""The driver of a recording: checks what is asked for, starts the processes in a Ray cluster, and supervises them.
+"""The driver of a recording: checks arguments, starts processes in Ray, and supervises them.
 
-Ray is imported when a recording is made: it may not be installed.
+Ray is imported only when a recording is made, because it may not be installed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from asyncsim.real.server import ServerActor, WorkerActor
 from asyncsim.replays.suitable import require_enough
 from asyncsim.traces.archive import write_trace
 
-#: One thread for all that a process computes: several processes share the cores.
+#: One thread for each process, because several processes share the cores.
 _ONE_THREAD = {
     "JAX_NUM_CPU_DEVICES": "1",
     "JAX_PLATFORMS": "cpu",
@@ -36,13 +36,13 @@ _ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
-#: Bytes of a local cluster's store of objects: the method, the problem and messages on their way.
+#: Bytes of a local cluster's object store: the method, the problem and messages in flight.
 _STORE = 512 * 2**20
-#: Seconds between two looks at how far the processes are.
-_LOOK = 0.2
-#: Seconds for an answer of the server to a question that needs no turn.
+#: Seconds between two polls of the processes' progress.
+_POLL = 0.2
+#: Seconds for an answer of the server to a question outside its queue.
 _ANSWER = 30.0
-_REMEDY = "what was recorded is kept: go on with resume=True, in a study with --resume and its folder"
+_REMEDY = "the recording so far is kept: continue with resume=True, in a study with --resume and its folder"
 
 
 def record(
@@ -65,54 +65,58 @@ def record(
     timeout: float = 120.0,
     progress: bool | None = None,
 ) -> Recorded:
-    """Train with real worker processes around a real parameter server, or without one, and record it as a trace.
+    """Train with real worker processes, with or without a real server, and record a trace.
 
     Parameters
     ----------
     method : Method
-        Without a timing policy, and whose local steps depend on nothing that a worker cannot know.
+        Without a timing policy, and with local steps that need only values known to a worker.
     seed : int
         Of the initial parameters, the minibatches, the problem's randomness and the delays: the streams of a replay.
     folder : path
         For the recording; see `asyncsim.real.recording`.
     checkpoint_every : int
-        Commits between two checkpoints, of which the last is kept; with ``keep_states`` all. Without a server the
-        arrays at the end are kept.
+        Commits between two checkpoints; only the last is kept, with ``keep_states`` all.
+        Without a server only the final arrays are kept.
     restart : bool
-        Start a worker again whose process was lost: from a read of its own, and with the job after the lost one. Not
-        without a server.
+        Restart a worker whose process was lost, with a new read, and with the job after the lost
+        one. Not without a server.
     resume : bool
-        Go on with the recording in the folder, which was broken off. Not without a server.
+        Continue the interrupted recording in the folder. Not without a server.
     address : str, optional
+        Of a Ray cluster; None starts a temporary one on this machine.
         Of a Ray cluster; None starts one on this machine for as long as it takes.
     cpus, memory : number
-        CPUs and bytes that each process asks the cluster for.
+        CPUs and bytes that each process requests from the cluster.
     start_timeout : float
         Seconds for all processes to start and compile.
     timeout : float
-        Seconds without a commit after which it is given up, and for the server to show that it lives.
+        Seconds without a commit after which the recording stops with an error; also the limit for a
+        sign of life from the server.
     progress : bool, optional
-        Show a progress bar on standard error; by default if that is a terminal.
+        Show a progress bar on standard error; by default if it is a terminal.
 
     Notes
     -----
-    The server runs on this machine, where the folder is; the workers wherever the cluster has room, each on CPUs and
-    with one thread. The worker says when a computation began: on another machine up to half the time of the quickest of
-    ten calls off. A clock stands still while a recording is broken off. A method that uses the time of its visit sees
-    when its message was accepted, and in a replay when the service ended.
+    The server runs on this machine, where the folder is; the workers run wherever the cluster has
+    room, each on its own CPUs and with one thread. The worker reports the start of a computation:
+    on another machine the error is up to half the time of the fastest of ten calls. The clock stops
+    while a recording is interrupted. For a method that uses the time of its visit this is the
+    acceptance of its message, in a replay the end of the service.
 
-    Without a server each worker records its own gradients. Where somebody waits (`neighbours`, `overlap`) all make as
-    many; else they share them, each going on for as long as there are any left. The recording is written at the end,
-    and lost if a process dies or fails before. Its clock is worker 0's.
+    Without a server each worker records its own gradients. Under policies that wait (`neighbours`,
+    `overlap`) all workers make equally many; otherwise each continues until the total is reached.
+    The recording is written at the end, and lost if a process dies or fails before. Its clock is
+    worker 0's.
 
-    Computations that went with a lost worker are rows of the trace with the outcome ``"cancelled"``, which start at the
-    end of the read: nobody knows when they really did.
+    Computations lost with a worker are rows of the trace with the outcome ``"cancelled"``. They
+    start at the end of the read, because their true start is unknown.
 
     Raises
     ------
     InputError
-        Ray is not installed; arguments cannot be used, or processes cannot start; the server died, or all workers did:
-        the message says so, and what was recorded is kept.
+        If Ray is not installed, arguments are invalid, or processes cannot start; if the server or
+        all workers died: the message says so, and the recording so far is kept.
     """
     require_ray()
     folder = require_path("folder", folder)
@@ -128,10 +132,10 @@ def record(
     check(method, problem, header)
     limits = _Limits(cpus, memory, start_timeout, timeout, on_a_terminal() if progress is None else progress)
     if processes.topology is not None:
-        for name, asked in (("restart", restart), ("resume", resume)):
-            if asked:
+        for name, switch in (("restart", restart), ("resume", resume)):
+            if switch:
                 raise InputError(
-                    f"{name} = True: without a server nobody knows what is lost; leave it out, record anew"
+                    f"{name} = True: without a server the lost work is unknown; leave it out, record again"
                 )
         peers.check(method, problem, header)
         _prepare(folder, header, resume)
@@ -157,7 +161,7 @@ def record(
 
 
 def require_timing(method: Any, processes: Processes) -> None:
-    """Raise InputError if real processes cannot give a method what it needs."""
+    """Raise InputError if real processes cannot give a method the timing that it needs."""
     topology, policy = processes.topology, processes.policy
     gossips = method.mix is not None or method.meet is not None
     if gossips != (topology is not None):
@@ -169,64 +173,66 @@ def require_timing(method: Any, processes: Processes) -> None:
         )
         raise InputError(f"method = {method.name!r}: has {server}, unlike these processes; {remedy}")
     if gossips and (method.meet is not None) != (policy.name == "handshake"):
-        do, needed = ("meet in pairs", "handshake()") if method.meet else ("send messages", "neighbours()")
+        do, required = ("meet in pairs", "handshake()") if method.meet else ("send messages", "neighbours()")
         raise InputError(
-            f"method = {method.name!r}: its workers {do}, and the policy of these processes is {policy}; give {needed}"
+            f"method = {method.name!r}: its workers {do}, and the policy of these processes is {policy}; "
+            f"give {required}"
         )
     require_enough(method.name, method.timing, processes.workers)
-    for name, needed in vars(method.timing).items():
-        has = getattr(processes, name, None)
-        if needed not in (None, has) and name not in (*OF_JOURNEYS, "fewest_workers"):
+    for name, required in vars(method.timing).items():
+        value = getattr(processes, name, None)
+        if required not in (None, value) and name not in (*OF_JOURNEYS, "fewest_workers"):
             raise InputError(
-                f"method = {method.name!r}: needs {name} = {needed}, and these processes have "
-                f"{'none' if has is None else has}"
+                f"method = {method.name!r}: needs {name} = {required}, and these processes have "
+                f"{'none' if value is None else value}"
             )
     if policy.mix == "beside" and method.timing.policy is None:
         raise InputError(
             f"method = {method.name!r}: nothing says that its gradients are of replicas that are not mixed; with the "
-            f"policy {policy} its timing must say so, as that of dpsgd does"
+            f"policy {policy} its timing must say so, as dpsgd's does"
         )
     if method.meet is not None and method.resume is not None:
         raise InputError(
-            f"method = {method.name!r}: where workers meet, a real one goes on from its message; leave resume out"
+            f"method = {method.name!r}: where workers meet, a real one resumes from its message; leave resume out"
         )
     if method.reply is not None and processes.separate_reads:
         raise InputError(
-            f"method = {method.name!r}: replies to its workers with more than the central variable, which reads of "
-            "their own do not bring; choose protocol='exchange'"
+            f"method = {method.name!r}: replies to its workers with more than the central variable, which separate "
+            "reads do not carry; choose protocol='exchange'"
         )
 
 
 def _prepare(folder: Path, header: Header, resume: bool) -> None:
-    """Make the folder, or see that it holds this very recording."""
+    """Create the folder, or check that it holds this very recording."""
     require_plain(folder)
     if not resume:
         try:
             if folder.exists() and any(folder.iterdir()):
-                raise InputError(f"folder = {str(folder)!r}: exists and is not empty; give another, or go on (resume)")
+                raise InputError(f"folder = {str(folder)!r}: exists and is not empty; give another, or resume=True")
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"folder = {str(folder)!r}: cannot be written: {error.strerror}; give another") from error
         if header.processes.topology is None:
             header.save(folder)
         return
-    found = Header.load(folder).comparable()
+    stored = Header.load(folder).comparable()
     for name, value in header.comparable().items():
-        if value != found[name]:
+        if value != stored[name]:
             raise InputError(
-                f"resume: {name} = {value!r}, and the recording in {str(folder)!r} has {found[name]!r}; go on with "
-                "what it was begun with"
+                f"resume: {name} = {value!r}, and the recording in {str(folder)!r} has {stored[name]!r}; resume with "
+                "the original arguments"
             )
-    # The server reads them too; here the user sees what is wrong.
+    # The server reads these files, too; checked here, the user gets the error.
     load(folder)
     usable_checkpoint(folder / CHECKPOINT, len(read_log(folder)[0]))
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
-    """Join a Ray cluster for a ``with`` block, or start one on this machine; the block gets the module Ray.
+    """Join a Ray cluster for a ``with`` block, or start one on this machine; yield the module Ray.
 
-    See `asyncsim.study.ray_executor.joined`. A local cluster has so many CPUs to give, whatever the machine has.
+    See `asyncsim.study.ray_executor.joined`. A local cluster offers ``cpus``, whatever the machine
+    has.
     """
     ray = require_ray()
     from asyncsim.study.ray_executor import joined, send_by_value
@@ -239,7 +245,7 @@ def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
 
 
 class _Limits(NamedTuple):
-    """The resources of each process, and the seconds to wait for processes; see `record`."""
+    """The resources of each process, and the time limits; see `record`."""
 
     cpus: float
     memory: int | None
@@ -250,47 +256,48 @@ class _Limits(NamedTuple):
 
 @contextlib.contextmanager
 def _counting(limits: _Limits, total: int, unit: str, remedy: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar in a ``with`` block; yield a function that takes the count so far.
+    """Show a progress bar in a ``with`` block; yield a function that updates it.
 
-    It raises InputError if the count has not grown for too long.
+    The function raises InputError if the count has not grown within the timeout.
     """
     count, grown = 0, time.monotonic()
     with tqdm(total=total, unit=unit, disable=not limits.progress, leave=False) as bar:
 
-        def advance(now: int) -> None:
+        def advance(total_now: int) -> None:
             nonlocal count, grown
-            if now > count:
-                bar.update(now - count)
-                count, grown = now, time.monotonic()
+            if total_now > count:
+                bar.update(total_now - count)
+                count, grown = total_now, time.monotonic()
             if time.monotonic() - grown > limits.timeout:
-                raise InputError(f"timeout = {limits.timeout:g}: no {unit} for so long, after {now}; {remedy}")
+                raise InputError(f"timeout = {limits.timeout:g}: no {unit} for this long, after {total_now}; {remedy}")
 
         yield advance
 
 
 class Supervisor:
-    """Starts the server's and the workers' processes, watches over them, and ends them."""
+    """Starts the processes of the server and the workers, watches over them, and ends them."""
 
     def __init__(self, ray: Any, method: Any, problem: Any, header: Header, limits: _Limits):
         count = header.processes.workers + 1
-        options, self._content = _sent(ray, method, problem, count, limits)
+        options, self._content = _actor_options(ray, method, problem, count, limits)
         self._node = ray.get_runtime_context().get_node_id()
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         self._server_actor = ray.remote(ServerActor).options(
-            scheduling_strategy=here, max_concurrency=2 * count + 6, **options
+            scheduling_strategy=this_node, max_concurrency=2 * count + 6, **options
         )
         self._worker_actor = ray.remote(WorkerActor).options(**options)
         self._ray, self._header, self._key = ray, header, secrets.token_hex(32)
         self._limits = limits
         self.server: Any = None
         self.workers: list[Any] = []
-        self._running: dict[Any, int] = {}  # the call of a worker's loop and its index
-        self._starting: dict[Any, tuple[int, float]] = {}  # the same of one that starts again, and when it is late
+        self._running: dict[Any, int] = {}  # the call of a worker's loop, and the worker
+        self._starting: dict[Any, tuple[int, float]] = {}  # call of a restart, worker, deadline
 
     def start(self, folder: str, checkpoint_every: int, keep_states: bool) -> None:
-        """Start all processes, and let them go when all are ready."""
-        given = (self._header, self._key, folder, checkpoint_every, keep_states)
-        self.server = self._server_actor.remote(self._content, *given)
+        """Start all processes, and the workers' loops when all are ready."""
+        self.server = self._server_actor.remote(
+            self._content, self._header, self._key, folder, checkpoint_every, keep_states
+        )
         self.workers = [self._worker(index) for index in range(self._header.processes.workers)]
         calls = [self._call("warm_up"), *(worker.warm_up.remote() for worker in self.workers)]
         _require_start(self._ray, calls, f"{len(calls)} processes", self._limits.start_timeout)
@@ -299,12 +306,12 @@ class Supervisor:
             self._set_going(index)
 
     def watch(self, restart: bool) -> None:
-        """Return when all commits are made; enter the workers that are lost, and start them again if asked."""
+        """Wait until all commits are made; record lost workers, and restart them on request."""
         finished = self._call("wait")
         with _counting(self._limits, self._header.commits, "commit", _REMEDY) as advance:
             while True:
                 calls = [finished, *self._running, *self._starting]
-                ended, _ = self._ray.wait(calls, num_returns=1, timeout=_LOOK)
+                ended, _ = self._ray.wait(calls, num_returns=1, timeout=_POLL)
                 if finished in ended:
                     trouble = self._answer(finished)
                     if trouble:
@@ -316,14 +323,14 @@ class Supervisor:
                         _require_start(self._ray, [call], f"worker {index}", _ANSWER)
                         self._set_going(index)
                     else:
-                        self._look_after(call, restart)
-                for call, (index, late) in self._starting.items():
-                    if time.monotonic() > late:
+                        self._handle_end(call, restart)
+                for call, (index, deadline) in self._starting.items():
+                    if time.monotonic() > deadline:
                         _require_start(self._ray, [call], f"worker {index}", 0.0)
-                now = self._ask("commits")
-                if not self._running and not self._starting and now < self._header.commits:
-                    raise InputError(f"workers: all are lost after commit {now}; {_REMEDY}")
-                advance(now)
+                commits = self._ask("commits")
+                if not self._running and not self._starting and commits < self._header.commits:
+                    raise InputError(f"workers: all are lost after commit {commits}; {_REMEDY}")
+                advance(commits)
 
     def end(self) -> None:
         """End all processes."""
@@ -332,21 +339,21 @@ class Supervisor:
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.kill(process)
 
-    def _look_after(self, call: Any, restart: bool) -> None:
-        """Look after a worker whose loop has ended: well, because its process is gone, or by an error of its own."""
+    def _handle_end(self, call: Any, restart: bool) -> None:
+        """Handle the end of a worker's loop: success, the loss of its process, or an error."""
         index = self._running.pop(call)
         try:
             self._ray.get(call, timeout=_ANSWER)
             return
         except self._ray.exceptions.RayError as error:
-            self._ask("commits")  # or it is the server that is gone
-            what = _trouble(self._ray, error)
-        self._ask("lost", index, what)
-        note(f"worker {index}: {what}{', starting it again' if restart else ''}")
+            self._ask("commits")  # raises if the server is gone
+            cause = _trouble(self._ray, error)
+        self._ask("lost", index, cause)
+        note(f"worker {index}: {cause}{', restarting it' if restart else ''}")
         if restart:
             self.workers[index] = self._worker(index)
-            late = time.monotonic() + self._limits.start_timeout
-            self._starting[self.workers[index].warm_up.remote()] = index, late
+            deadline = time.monotonic() + self._limits.start_timeout
+            self._starting[self.workers[index].warm_up.remote()] = index, deadline
 
     def _worker(self, index: int) -> Any:
         return self._worker_actor.remote(self._content, index, self._header)
@@ -370,54 +377,53 @@ class Supervisor:
 
 
 def _without_server(ray: Any, method: Any, problem: Any, header: Header, limits: _Limits) -> list[peers.PeerResult]:
-    """Start workers without a server, and return what each has recorded when all are done; raise InputError if not."""
+    """Run workers without a server; return the recorded results when all are done."""
     count, key = header.processes.workers, secrets.token_hex(32)
-    options, content = _sent(ray, method, problem, count, limits)
+    options, content = _actor_options(ray, method, problem, count, limits)
     actor = ray.remote(peers.PeerActor).options(max_concurrency=2 * count + 6, **options)
     workers = [actor.remote(content, key, index, header) for index in range(count)]
 
     def answer(index: int, call: Any) -> Any:
-        """Return what a worker answers."""
         try:
             return ray.get(call, timeout=_ANSWER)
         except ray.exceptions.RayError as error:
-            raise InputError(f"worker {index}: {_trouble(ray, error)}; nothing is kept, record anew") from error
+            raise InputError(f"worker {index}: {_trouble(ray, error)}; nothing is kept, record again") from error
 
     def ask_all(name: str) -> list[Any]:
-        return [answer(*one) for one in enumerate([one.call.remote(key, name) for one in workers])]
+        return [answer(*call) for call in enumerate([worker.call.remote(key, name) for worker in workers])]
 
     try:
-        starting = [one.call.remote(key, "warm_up") for one in workers]
+        starting = [worker.call.remote(key, "warm_up") for worker in workers]
         _require_start(ray, starting, f"{count} processes", limits.start_timeout)
-        node = answer(0, workers[0].begin.remote())  # whose clock all have
-        trained = [one.train.remote(workers, node) for one in workers]
-        with _counting(limits, header.commits, "gradient", "nothing is kept, record anew") as advance:
+        node = answer(0, workers[0].begin.remote())  # all use worker 0's clock
+        trained = [worker.train.remote(workers, node) for worker in workers]
+        with _counting(limits, header.commits, "gradient", "nothing is kept, record again") as advance:
             while True:
-                ended, left = ray.wait(trained, num_returns=count, timeout=_LOOK)
+                ended, unfinished = ray.wait(trained, num_returns=count, timeout=_POLL)
                 for call in ended:
-                    answer(trained.index(call), call)  # which may be an error
-                if not left:
+                    answer(trained.index(call), call)  # raises a worker's error
+                if not unfinished:
                     return ask_all("result")
                 advance(sum(ask_all("made")))
     finally:
-        for one in workers:
+        for worker in workers:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(one)
+                ray.kill(worker)
 
 
-def _sent(ray: Any, method: Any, problem: Any, count: int, limits: _Limits) -> tuple[dict[str, Any], Any]:
-    """Return the options of ``count`` actors, and what they compute with; raise InputError if there is no room."""
+def _actor_options(ray: Any, method: Any, problem: Any, count: int, limits: _Limits) -> tuple[dict[str, Any], Any]:
+    """Return the options of ``count`` actors, and their content; check the resources."""
     cpus, memory, *_ = limits
-    there = ray.cluster_resources()
-    for name, each, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
-        if each * count > there.get(name, 0):
+    resources = ray.cluster_resources()
+    for name, amount, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
+        if amount * count > resources.get(name, 0):
             raise InputError(
-                f"workers: {count} processes, a server's among them, ask for {each * count:g} {unit}, and the Ray "
-                f"cluster has {there.get(name, 0):g}; run fewer, ask for less of each, or add nodes to the cluster"
+                f"workers: {count} processes, a server's among them, ask for {amount * count:g} {unit}, and the Ray "
+                f"cluster has {resources.get(name, 0):g}; run fewer, ask for less of each, or add nodes to the cluster"
             )
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
-    kept = {name: os.environ[name] for name in os.environ if name.startswith("JAX_") and "CACHE" in name}
-    variables = {**kept, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    caches = {name: os.environ[name] for name in os.environ if name.startswith("JAX_") and "CACHE" in name}
+    variables = {**caches, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
     if memory is not None:
         options["memory"] = memory
@@ -425,28 +431,28 @@ def _sent(ray: Any, method: Any, problem: Any, count: int, limits: _Limits) -> t
 
 
 def _trouble(ray: Any, error: Exception) -> str:
-    """Return what has happened to an actor that does not answer."""
+    """Describe the failure of an actor that does not answer."""
     if isinstance(error, ray.exceptions.RayActorError):
         return "process died"
     cause = getattr(error, "cause", None) or error
     return f"failed: {' '.join(f'{type(cause).__name__}: {cause}'.split())[:300]}"
 
 
-def _require_start(ray: Any, calls: list[Any], what: str, timeout: float) -> None:
-    """Wait for the first calls of some actors; raise InputError if one did not start in time, or failed."""
+def _require_start(ray: Any, calls: list[Any], processes: str, timeout: float) -> None:
+    """Wait for the first calls of actors; raise InputError if one does not start in time."""
     errors = ray.exceptions
     try:
         ray.get(calls, timeout=timeout)
     except errors.GetTimeoutError:
-        left = {name: n for name, n in ray.available_resources().items() if name in ("CPU", "memory")}
+        free = {name: n for name, n in ray.available_resources().items() if name in ("CPU", "memory")}
         raise InputError(
-            f"{what} did not start within {timeout:g} s; the Ray cluster has left: {left}; run fewer, ask for less "
-            "of each, wait longer (start_timeout), or add nodes"
+            f"{processes} did not start within {timeout:g} s; the Ray cluster has left: {free}; run fewer, "
+            "ask for less of each, wait longer (start_timeout), or add nodes"
         ) from None
     except errors.RayTaskError as error:
         if isinstance(error.cause, InputError):
             raise InputError(str(error.cause)) from None
         raise
     except errors.RayError as error:
-        # What was raised is the last line, after a traceback.
-        raise InputError(f"{what} could not start: {str(error).strip().splitlines()[-1]}") from error
+        # The last line of a traceback has the error.
+        raise InputError(f"{processes} could not start: {str(error).strip().splitlines()[-1]}") from error
