@@ -28,7 +28,7 @@ _MOST_TAGS = 1000
 def roots() -> list[Path]:
     """Return the folders that are searched: those that were added, and those that studies wrote to elsewhere."""
     try:
-        lines = (results.index_folder() / results.KNOWN).read_text(encoding="utf-8").splitlines()
+        lines = (results.index_folder() / results.FOLDER_LIST).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
     return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
@@ -62,7 +62,7 @@ def search(known: Iterable[str]) -> Iterator[Path]:
 def stamp(folder: Path) -> str:
     """Return a text that changes whenever a file does that the index has read."""
     stamps = []
-    for name in (results.CONFIG, results.SUMMARY, results.MADE, "tags"):
+    for name in (results.CONFIG, results.SUMMARY, results.ORIGIN, "tags"):
         try:
             found = os.stat(folder / name)
             stamps.append(f"{found.st_mtime_ns}.{found.st_size}.{found.st_ino}")
@@ -73,7 +73,7 @@ def stamp(folder: Path) -> str:
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return what the index keeps of a folder: its study, date, cluster, methods, headline and tags."""
-    config, made = results.config_of(folder), results.json_table(folder / results.MADE)
+    config, made = results.config_of(folder), results.json_table(folder / results.ORIGIN)
     date = made.get("date")
     if not isinstance(date, str):
         date = ""

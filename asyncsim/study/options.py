@@ -186,7 +186,8 @@ def split_numbers(typed: Sequence[str]) -> list[str]:
 
 def _typed(typed: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each flag with its values; values before the first flag have an empty one."""
-    flag, values = "", []
+    flag = ""
+    values: list[str] = []
     for text in typed:
         if text.startswith("-") and not NEGATIVE.fullmatch(text):
             if flag or values:
@@ -256,7 +257,7 @@ def _texts(config: type) -> dict[str, str]:
     for kind in reversed(config.__mro__[:-1]):
         try:
             body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except OSError:  # a class of a notebook, say
+        except OSError:  # a class of a notebook, for example
             continue
         for field, following in itertools.pairwise(getattr(body[0], "body", [])):
             match field, following:
