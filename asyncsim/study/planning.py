@@ -150,7 +150,7 @@ def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     if trace.has_failures and frame["restores"].any():
         restored = (
             frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()
-        )  # the oldest of all later checkpoints
+        )  # the oldest later checkpoint
         counted = ~(version + (frame["outcome"] == "buffered") > restored).to_numpy()
         steps, version = steps * counted, np.cumsum((frame["outcome"] == "applied").to_numpy() & counted)
     return {

@@ -55,8 +55,8 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 def joined(address: str | None, **local: Any) -> Iterator[None]:
     """Join the Ray cluster at an address, or start one on this machine, and leave or end it again.
 
-    A process that has joined a cluster already, for example a notebook, keeps it. A cluster that is started accepts only
-    processes with its token, as its ports are open to the network; to join one, the user must have chosen.
+    A process that has joined a cluster already, for example a notebook, keeps it. A new cluster accepts only processes
+    with its token, as its ports are open to the network; to join a cluster, the user must have chosen.
 
     ``address``: of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one. ``local``: options of ``ray.init``
     for one that is started.
