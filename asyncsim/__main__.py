@@ -53,10 +53,10 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
     if command in COMMANDS:
         return run(command, rest)
-    known = ["study", "figures", *COMMANDS, "--version", "--help"]
+    commands = ["study", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
-    told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"
-    tell_error(f"command = {command!r}: {meant}{told}")
+    problem = f"takes no argument {rest[0]!r}" if command in commands else f"unknown; {choices_like(command, commands)}"
+    tell_error(f"command = {command!r}: {meant}{problem}")
     return 2
 
 

@@ -30,7 +30,7 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import present
-from asyncsim.study.jobs import Result, measurement, opened, run_jobs
+from asyncsim.study.jobs import Result, executor_of, measurement, run_jobs
 from asyncsim.study.sweep import SweepConfig, check_values, sweep
 from asyncsim.theory import implicit_momentum
 
@@ -111,7 +111,7 @@ def run(config: Config) -> Result:
             for cell in cells
             for seed in range(config.seeds)
         ]
-        executor = opened(config, [(cell.problem, cell.cluster.workers) for cell in cells])
+        executor = executor_of(config, [(cell.problem, cell.cluster.workers) for cell in cells])
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             best = best_momentum(summary)

@@ -141,7 +141,7 @@ def results_tables(config: Config, cell: Cell, finished: Finished) -> tuple[pd.D
     summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
     grid_table = grid(summary, _BY, names, config.measured)
-    summary["cut_off"] = config.goal.met(summary[config.goal.of]) & np.isinf(summary["time_to_target"])
+    summary["cut_off"] = config.goal.is_met_by(summary[config.goal.of]) & np.isinf(summary["time_to_target"])
     groups = summary.groupby(list(_BY), sort=False, dropna=False)
     grid_table = grid_table.merge(groups[list(costs)].mean().join(groups["cut_off"].sum()).reset_index(), on=list(_BY))
     grid_table = grid_table.assign(
@@ -170,12 +170,15 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
     prefixes = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{prefixes[cluster]}{describe(cluster)}" for cluster in clusters)
     length = "the same number of accepted gradients" if config.time_budget is None else f"{config.time_budget:g} s"
-    tuned = f", each at the best of {len(config.tune)} learning rates" if config.tune else ""
+    # An unfinished study may have fewer rates than --tune, and not the same number of each method.
+    rates = grid_table.groupby("method")["learning_rate"].nunique()
+    counts = f"{rates.max()}" if rates.min() == rates.max() else f"{rates.min()} to {rates.max()}"
+    tuned = f", each at the best of {counts} learning rates" if config.tune else ""
     direction = f"the {measure.best} first"
     lines = [
         described,
         f"{cell.problem.name}; {length} for every method{tuned}; {counted(int(table['seeds'].max()), 'seed')}",
-        f"time and gradients until {config.goal.held()}; sorted by {measure.shown}, {direction}; \u00b1: "
+        f"time and gradients until {config.goal.criterion()}; sorted by {measure.heading}, {direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
     lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS), TABLE))

@@ -33,7 +33,7 @@ from asyncsim.study.cell import meet
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import present
-from asyncsim.study.jobs import Result, measurement, opened, run_jobs
+from asyncsim.study.jobs import Result, executor_of, measurement, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
 
@@ -85,7 +85,8 @@ def run(config: Config) -> Result:
             text = f"{cell.problem.name}, {seeds}; averages over the first models, without diverged ones"
             present(folder, {}, text, report(summary))
 
-        return run_jobs("ensembles", config, record, jobs, opened(config, [(cell.problem, config.workers)]), conclude)
+        executor = executor_of(config, [(cell.problem, config.workers)])
+        return run_jobs("ensembles", config, record, jobs, executor, conclude)
 
 
 def _unused(config: Config, methods: Sequence[Method]) -> list[str]:

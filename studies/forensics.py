@@ -300,7 +300,7 @@ def _hidden(cells: Iterable[Cell]) -> dict[tuple[str, int], pd.Series]:
         note(f"{cell.problem.name} has no published curves: fits the curves of {cell.name}")
         for method in cell.methods:
             runs = []
-            cluster, commits = cell.own(method)
+            cluster, commits = cell.cluster_of(method)
             for seed in range(config.seeds, 2 * config.seeds):
                 trace = simulate(cluster, commits, seed)
                 runs.append(replay(trace, method, cell.problem, seed, precision=config.precision))

@@ -290,8 +290,8 @@ def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, s
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
     lines = [
-        f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus distance: mean squared "
-        "distance of the replicas from their mean; gap: spectral gap of the topology",
+        f"{config.workers} workers{slow}; time and gradients until {goal.criterion()}; consensus distance: mean "
+        "squared distance of the replicas from their mean; gap: spectral gap of the topology",
         text_of(printed, [name for name in printed if name not in ("seeds", "diverged")], TABLE),
         *left_out,
         verdict_text,

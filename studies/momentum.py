@@ -32,7 +32,7 @@ from asyncsim.study import results
 from asyncsim.study.cell import Cell
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import present
-from asyncsim.study.jobs import Job, Result, Tables, measurement, opened, run_jobs
+from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_step
 from asyncsim.theory.queueing import memoryless
@@ -140,7 +140,7 @@ def run(config: Config) -> Result:
                     "for plain gradient steps only; leave optimizer out, or give window 1"
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
-        executor = opened(config, [(problem, cell.cluster.workers) for cell in cells])
+        executor = executor_of(config, [(problem, cell.cluster.workers) for cell in cells])
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:

@@ -40,7 +40,7 @@ from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
-from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
+from asyncsim.study.jobs import Job, Result, executor_of, measurement, run_jobs
 from asyncsim.study.loading import sha256
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
 from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
@@ -203,7 +203,7 @@ def run(config: Config) -> Result:
 @contextlib.contextmanager
 def _executor(config: Config) -> Iterator[Executor]:
     if config.executor == "ray":
-        with opened(config, ()) as executor:
+        with executor_of(config, ()) as executor:
             yield executor
     else:
         yield LocalProcesses(measure_all, Local())

@@ -23,7 +23,7 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import Column, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
-from asyncsim.study.finished import Known, beside, present, trace_means
+from asyncsim.study.finished import Prediction, present, trace_means, with_prediction
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
@@ -177,10 +177,10 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
     printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
     theories = [
-        Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
+        Prediction(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]
     rows = zip(theories, policies["throughput"], policies["steps"], strict=True)
-    printed["theory"] = [beside(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
+    printed["theory"] = [with_prediction(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
     printed["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
@@ -199,7 +199,7 @@ def _times_text(times: pd.DataFrame, config: Config) -> str:
         columns = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
         edge = at_the_edge(table, config.tune, names)
         texts.append(
-            f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.held()}\n"
+            f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.criterion()}\n"
             f"{ranked_text(table, by, measure, columns, TIMES)}\n{verdict(table, names, measure, 'policy')}"
             + (f"\n{edge}" if edge else "")
         )

@@ -107,7 +107,7 @@ def run(config: Config) -> pd.DataFrame:
             (results.SUMMARY, summary),
         ):
             write_csv(folder / name, table)
-        results.write_made(folder)
+        results.write_origin(folder)
         results.remember(folder)
         with on_a_page(folder):
             present(folder, {}, _text(config, tables[-1], summary, published))

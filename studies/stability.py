@@ -250,7 +250,7 @@ def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]
 
 def _run_trial(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
     config, (method,) = cell.config, cell.methods
-    cluster, commits = cell.own(method)
+    cluster, commits = cell.cluster_of(method)
     trace = simulate(cluster, commits, seed)
     with config.computing_device():
         run = replay(

@@ -73,7 +73,7 @@ def run(config: Config) -> pd.DataFrame:
             summary = pd.concat(parts, ignore_index=True)
             write_csv(folder / results.SUMMARY, summary)
 
-        results.write_made(folder)
+        results.write_origin(folder)
         results.remember(folder)
         with on_a_page(folder):
             named = {name: Column(name, title) for name, title in _TITLES.items()}

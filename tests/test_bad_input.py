@@ -24,6 +24,7 @@ staleness --learning-rate 0 | learning_rate = 0.0: must be above zero
 staleness --learning-rate nan | learning_rate = nan: must be finite
 staleness --momentum 1 | error: momentum = 1.0: must be below one
 staleness --methods downpour --momentum 1 | error: momentum = 1.0: must be below one
+staleness --methods \0x.py:f | methods = '\\x00x.py:f': write FILE.py:FUNCTION for one of your own
 staleness --methods mine.py:damped | methods = 'mine.py:damped': there is no file mine.py
 staleness --methods gem(kappa=-1) | methods = 'gem(kappa=-1)': kappa = -1: must be zero or above
 staleness --methods gem(pi_max=0) | pi_max = 0: must be above zero

@@ -29,7 +29,7 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.study.executor import Done, Local
+from asyncsim.study.executor import Completion, Local
 from asyncsim.study.jobs import Runner, measurement
 
 OPTIMIZED = True
@@ -129,7 +129,7 @@ def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
         return 2 * number
 
     done = list(Local(2).map(job, [(number,) for number in range(6)]))
-    assert sorted(done) == [Done(number, 2 * number) for number in range(6)]
+    assert sorted(done) == [Completion(number, 2 * number) for number in range(6)]
     assert max(most) == 2
 
 
@@ -164,7 +164,7 @@ def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
         with pytest.raises(KeyboardInterrupt):
             next(results)
     else:
-        assert next(results) == Done(0, 0)
+        assert next(results) == Completion(0, 0)
         results.close()
     assert threading.active_count() == before
 
@@ -284,7 +284,7 @@ def test_what_is_resumed_has_the_options_that_it_was_begun_with(told, replayed):
     before, calls = files("mine"), len(replayed.calls)
     shutil.rmtree(f"mine/{RUNS[1]}")
     code, err = told("toy", "--resume", "mine")
-    assert code == 0 and err[0] == f"going on with {shlex.join(config['command'])}"
+    assert code == 0 and err[0] == f"resuming with {shlex.join(config['command'])}"
     assert len(replayed.calls) == calls + 1 and files("mine") == before
     # Also beside others that are the same; what is typed anew counts.
     assert told("toy", "--seeds=4", "--problem", "quadratic(noise=0.2)", "--resume=mine")[0] == 0
@@ -353,7 +353,7 @@ def test_only_the_same_configuration_is_resumed(told):
             "seeds = 4, not 3: seeds may only be added); give the options, the code and the",
         ),
         (("--resume=absent",), "resume = 'absent': no results of a study"),
-        (("--resume=studies",), "resume = 'studies': its config.json names no study; give the folder of one"),
+        (("--resume=studies",), "resume = 'studies': its config.json names no study; give a folder of results"),
         (("--resume=mine", "--out=other"), "out = 'other': results that are resumed stay where they are; leave it out"),
     ]:
         code, err = told(*STUDY, *options)
@@ -642,5 +642,5 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tm
 def test_jobs_here_are_computed_when_they_are_asked_for():
     calls = []
     done = Local().map(calls.append, [(0,), (1,)])
-    assert (calls, next(done), calls) == ([0], Done(0, None), [0])
-    assert (next(done), calls) == (Done(1, None), [0, 1])
+    assert (calls, next(done), calls) == ([0], Completion(0, None), [0])
+    assert (next(done), calls) == (Completion(1, None), [0, 1])

@@ -341,7 +341,7 @@ def test_limits_of_more_seeds_are_searched_anew():
 
 # What is left when it ends early
 
-GO_ON = "; go on with --resume mine"
+GO_ON = "; resume with --resume mine"
 
 
 def stop_at(monkeypatch, module, number: int) -> None:
@@ -361,7 +361,7 @@ def stop_at(monkeypatch, module, number: int) -> None:
 def test_interrupted_limits_keep_the_grid(told, monkeypatch):
     stop_at(monkeypatch, study.load("stability"), 1)
     code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")
-    assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
+    assert (code, err[-1]) == (130, f"interrupted: the finished results are in mine{GO_ON}")
     absent = json.loads(Path("mine/config.json").read_text())["incomplete"]
     assert [name.partition("/")[0] for name in absent] == ["parts", "parts"]
     assert len(pd.read_csv("mine/summary.csv")) == 1 and not Path("mine/limits.csv").exists()

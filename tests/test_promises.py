@@ -118,7 +118,7 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
         here = contextlib.nullcontext(Local())
         run_jobs("toy", config, record, jobs, here, lambda _, rows: concluded.append(len(rows)))
 
-    with pytest.raises(KeyboardInterrupt, match="what was finished is in mine"):
+    with pytest.raises(KeyboardInterrupt, match="the finished results are in mine"):
         run(seeds=2, out=Path("mine"))
     for name in ("report.html", "report.txt"):
         assert "unfinished: 1 of 2 runs" in Path("mine", name).read_text()

@@ -105,7 +105,7 @@ def test_folder_that_cannot_be_had(monkeypatch, out, place, name, stand_in, mess
 
 @pytest.mark.parametrize("error", [InputError("bad"), KeyboardInterrupt()])
 def test_finished_results_are_kept_and_told(error):
-    told = r"what was finished (before )?is in mine"
+    told = r"the finished results are in mine"
     with pytest.raises(type(error), match=told), results.new_folder("mine", "toy") as folder:
         finish(folder)
         raise error
@@ -117,7 +117,7 @@ def test_interruptions_of_what_can_be_resumed_say_how():
         write_sealed(folder / "config.json", {"study": "toy"})
         finish(folder)
         raise KeyboardInterrupt
-    go_on = "what was finished is in my own; go on with the same options and --resume 'my own'"
+    go_on = "the finished results are in my own; resume with the same options and --resume 'my own'"
     assert str(new.value) == f"{go_on} instead of --out"
     with pytest.raises(KeyboardInterrupt) as old, results.old_folder("my own", {"study": "toy"}):
         raise KeyboardInterrupt
@@ -125,11 +125,11 @@ def test_interruptions_of_what_can_be_resumed_say_how():
     write_sealed(Path("my own/config.json"), {"study": "toy", "command": []})
     with pytest.raises(KeyboardInterrupt) as typed, results.old_folder("my own", {"study": "toy"}):
         raise KeyboardInterrupt
-    assert str(typed.value) == "what was finished is in my own; go on with --resume 'my own'"
+    assert str(typed.value) == "the finished results are in my own; resume with --resume 'my own'"
     with pytest.raises(KeyboardInterrupt) as never, results.new_folder("mine", "toy") as folder:
         finish(folder)
         raise KeyboardInterrupt
-    assert str(never.value) == "what was finished is in mine"
+    assert str(never.value) == "the finished results are in mine"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")

@@ -33,7 +33,7 @@ def test_worst_cases_at_best_rates(tmp_path, capsys):
         "note: attack = 'alie(workers=2)': with 2 of 8 workers z is 0, so that they send the mean, which is no attack"
     )
     assert "note: best at the l" in printed.err and "; a rate beyond it may be better" in printed.err
-    assert printed.err.count(told) == 1 and "WeakAttackWarning" not in printed.err
+    assert printed.err.count(told) == printed.out.count(told) == 1 and "WeakAttackWarning" not in printed.err
 
 
 def test_a_worst_case_counts_a_diverged_run_as_accuracy_0():

@@ -154,7 +154,7 @@ def test_a_link_in_a_folder_is_named_and_not_called_damage(name, there, capsys):
     (there / "linked" / name).symlink_to(there / "compare" / name)
     assert main(["figures", "results/linked"]) == 2
     error = capsys.readouterr().err
-    assert f"{name}': is a link" in error and "damaged" not in error and error.count("\n") == 1
+    assert f"{name}': is a link" in error and "damaged" not in error and error.count("\n") == 2
 
 
 @pytest.mark.parametrize("damage", ["cell", "workers"])
@@ -314,7 +314,7 @@ def test_what_differs_is_printed_and_drawn(there, place, capsys, monkeypatch):
     drawn = figure.read_bytes()
     figure.write_bytes(b"other")
     assert main(["diff", "compare", "staleness"]) == 2 and figure.read_bytes() == b"other"
-    assert "out = 'compare-staleness.png': exists already; give another" in capsys.readouterr().err
+    assert "out = 'compare-staleness.png': exists already\nhint: give another" in capsys.readouterr().err
     assert main(["diff", "compare", "staleness", "--out", "again.png"]) == 0
     assert Path("again.png").read_bytes() == drawn
     first = {"a": {"b": 1, "c": 2}, "command": ["x"], "d": 5, "code of f": "1"}

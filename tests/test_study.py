@@ -25,7 +25,7 @@ from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
-from asyncsim.study.finished import Known, beside
+from asyncsim.study.finished import Prediction, with_prediction
 from asyncsim.study.options import options_of
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
@@ -724,8 +724,8 @@ def printed(told, *options: str) -> str:
     ],
 )
 def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
-    assert beside(Known(4.98, "a bound", exact), measured, 2, steps) == (f"{measured:.2f}", said)
-    assert beside(None, measured, 2, steps) == (f"{measured:.2f}", "")
+    assert with_prediction(Prediction(4.98, "a bound", exact), measured, 2, steps) == (f"{measured:.2f}", said)
+    assert with_prediction(None, measured, 2, steps) == (f"{measured:.2f}", "")
 
 
 @pytest.mark.full
@@ -879,7 +879,7 @@ def test_what_was_finished_before_a_disk_was_full_is_kept_and_told(told, monkeyp
     monkeypatch.setattr(Run, "_write", filling)
     code, _, err = told("staleness", *TWO)
     assert code == 2 and "No space left on device" in err[-1]
-    assert err[-1].startswith("error: ") and err[-1].endswith("what was finished before is in mine")
+    assert err[-1].startswith("error: ") and err[-1].endswith("the finished results are in mine")
     summary = pd.read_csv("mine/summary.csv")
     assert list(summary["method"]) == ["downpour"]
     assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
@@ -910,7 +910,7 @@ sys.exit(study.main(sys.argv[1:]))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "interrupted: what was finished is in results/staleness" in err and "Traceback" not in err
+    assert "interrupted: the finished results are in results/staleness" in err and "Traceback" not in err
     folder = tmp_path / "results" / "staleness"
     finished = pd.read_csv(folder / "summary.csv")["run_folder"]
     assert len(finished) >= 1

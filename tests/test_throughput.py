@@ -208,7 +208,7 @@ def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
 
     monkeypatch.setattr(turns, "measure", stopping)
     code, _, err = told("--workers", "2", "3", "--repeats=1", "--tasks=trace")
-    assert (code, err[-1]) == (study.INTERRUPTED, "interrupted: what was finished is in mine")
+    assert (code, err[-1]) == (study.INTERRUPTED, "interrupted: the finished results are in mine")
     assert set(pd.read_csv("mine/summary.csv")["workers"]) == {2}
 
 

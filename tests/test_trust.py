@@ -126,7 +126,7 @@ def test_an_own_file_runs_again_as_it_was_or_where_it_is_typed(told):
     assert told("study", "staleness", "--resume=t")[0] == 0
     Path("mine.py").write_text(MINE.replace("0.01", "0.02"))
     code, err = told("study", "staleness", "--resume=t")
-    assert code == 2 and "mine.py is not the file that it was; restore the file, or begin anew with --out" in err
+    assert code == 2 and "mine.py is not the file that it was; restore the file, or begin again with --out" in err
     code, err = told("study", "staleness", "--resume=t", "--methods=mine.py:f")
     assert code == 2 and "another configuration" in err
     # With another comment only it is not the same either.
@@ -434,7 +434,7 @@ def test_no_link_in_a_folder_of_results_is_followed(results_of_two, tmp_path, mo
     [
         (["staleness", "--workers", "3"], "'staleness': did you mean 'study staleness'? unknown; choose"),
         (["figurs", "x"], "did you mean 'figures'?"),
-        (["--version", "x"], "takes nothing after it, as 'x'"),
+        (["--version", "x"], "takes no argument 'x'"),
         (["study", "--version", "x"], "study = '--version': unknown"),
         (["study", *TOY, "--window", "1000000000"], "window = 1000000000: must be at most 100,000; give fewer"),
         (["study", *TOY, "--seeds", "1000000000"], "seeds = 1000000000: must be at most 100,000"),

@@ -215,11 +215,16 @@ def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
 
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:
     """Warn of an attack without effect on this number of workers."""
-    if attack is None:
-        return
-    attack.byzantine(workers)  # whose error says more
-    if reason := attack.weakness(workers):
-        warnings.warn(f"attack = {attack.text!r}: {reason}", WeakAttackWarning, stacklevel=3)
+    if attack is not None:
+        attack.byzantine(workers)  # its error says more
+    if weakness := weakness_text(attack, workers):
+        warnings.warn(weakness, WeakAttackWarning, stacklevel=3)
+
+
+def weakness_text(attack: Attack | None, workers: int) -> str:
+    """Return the reason why an attack has no effect on this number of workers; empty if it has one."""
+    reason = "" if attack is None else attack.weakness(workers)
+    return f"attack = {attack.text!r}: {reason}" if attack is not None and reason else ""
 
 
 class LastMemory(NamedTuple):

@@ -28,7 +28,7 @@ _MOST_TAGS = 1000
 def roots() -> list[Path]:
     """List the folders to search: added roots, and folders outside them to which studies wrote."""
     try:
-        lines = (results.index_folder() / results.KNOWN).read_text(encoding="utf-8").splitlines()
+        lines = (results.index_folder() / results.FOLDER_LIST).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
     return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
@@ -63,7 +63,7 @@ def search(known_paths: Iterable[str]) -> Iterator[Path]:
 def stamp(folder: Path) -> str:
     """Return a text that changes whenever a file in the index changes."""
     stamps = []
-    for name in (results.CONFIG, results.SUMMARY, results.MADE, "tags"):
+    for name in (results.CONFIG, results.SUMMARY, results.ORIGIN, "tags"):
         try:
             status = os.stat(folder / name)
             stamps.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
@@ -74,7 +74,7 @@ def stamp(folder: Path) -> str:
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return a folder's entry in the index: study, date, cluster, methods, headline and tags."""
-    config, record = results.config_of(folder), results.json_table(folder / results.MADE)
+    config, record = results.config_of(folder), results.json_table(folder / results.ORIGIN)
     date = record.get("date")
     if not isinstance(date, str):
         date = ""

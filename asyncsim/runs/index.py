@@ -176,7 +176,7 @@ def forget() -> int:
     roots = folders.roots()
     if not all(root.exists() for root in roots):
         lines = "".join(f"{root}\n" for root in roots if root.exists())
-        write_text(results.index_folder() / results.KNOWN, lines, mode=0o600)
+        write_text(results.index_folder() / results.FOLDER_LIST, lines, mode=0o600)
     return len(missing)
 
 

@@ -1,6 +1,6 @@
 """One point of a study's grid: methods on a cluster, each with the timing that it needs, and the runs that they make.
 
-Methods that need another timing than the cluster's get a trace of their own, from the same random streams. Cells of one
+Methods that need another timing than the cluster's get a separate trace, from the same random streams. Cells of one
 cluster share their traces.
 """
 
@@ -25,7 +25,7 @@ from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
-from asyncsim.replays.attacked import require_attackable
+from asyncsim.replays.attacked import require_attackable, weakness_text
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.replays.suitable import require_enough, require_one_server, require_replies
@@ -43,26 +43,26 @@ _ROUND_OFF = 1e-12
 
 
 class Cell(NamedTuple):
-    """A cluster, and the methods and the problem that are run on it: one point of a study's grid."""
+    """A cluster with its methods and its problem: one point of a study's grid."""
 
     name: str  #: of its folders inside ``traces`` and ``runs``; empty for a study of one cell
-    values: Mapping[str, Any]  #: what sets it apart from the others, as columns of the summary
-    config: StudyConfig  #: with its seeds, its length and what is recorded
+    values: Mapping[str, Any]  #: the options that differ between cells, as columns of the summary
+    config: StudyConfig  #: with its seeds, its length and its recordings
     cluster: Cluster
     methods: list[Method]  #: none: traces alone
     problem: Problem
-    goal: Target | None = None  #: what its runs are to reach: columns of the summary
-    seconds: float | None = None  #: simulated, that each method has in place of as many gradients
+    goal: Target | None = None  #: the target of its runs: columns of the summary
+    seconds: float | None = None  #: simulated time of each method, instead of equal numbers of gradients
 
     @property
     def folder(self) -> str:
         """The name of the cell as the name of a folder."""
         return folder_name(self.name)
 
-    def own(self, method: Method, seed: int = 0) -> tuple[Cluster, int]:
-        """Return the cluster that a method is run on, and the commits there, with as many gradients for all methods.
+    def cluster_of(self, method: Method, seed: int = 0) -> tuple[Cluster, int]:
+        """Return the cluster that a method runs on, and its commits: all methods compute the same number of gradients.
 
-        Where the cell has ``seconds``, the commits are those of that time with this seed.
+        If the cell has ``seconds``, the number of commits within that time with this seed.
         """
         cluster = meet(self.cluster, method.timing, self.config.bits)
         return cluster, self.length(cluster, seed)
@@ -82,20 +82,20 @@ class Cell(NamedTuple):
 
 
 def _values(cell: Cell) -> str:
-    """Return what sets a cell apart in the names of its jobs; data that are alike are not split: none."""
+    """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are not split."""
     alike = {"dirichlet": np.inf}.items()
     return "".join(f"{name} {'none' if (name, value) in alike else value}, " for name, value in cell.values.items())
 
 
 def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Cluster, list[str]]:
-    """Return the clusters that the methods are run on, each with the names of its methods.
+    """Return the clusters of the methods, each with the names of its methods.
 
-    First the one with the most workers; of several, the one of the most methods, then of the first method.
+    The order: most workers first, then most methods, then the first method.
     """
-    found: dict[Cluster, list[str]] = {}
+    groups: dict[Cluster, list[str]] = {}
     for method in methods:
-        found.setdefault(meet(cluster, method.timing, bits), []).append(method.name)
-    return dict(sorted(found.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True))
+        groups.setdefault(meet(cluster, method.timing, bits), []).append(method.name)
+    return dict(sorted(groups.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True))
 
 
 def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
@@ -111,34 +111,34 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         for name in ("latency", "bandwidth"):
             if isinstance(value := getattr(cluster, name), PerWorker):
                 needs[name] = value.first(needs["workers"])
-        if cluster.sites is not None:  # those of the first workers
-            left = np.diff(np.minimum(np.cumsum((0, *cluster.sites)), needs["workers"]))
-            needs["sites"] = tuple(left[left > 0].tolist())
+        if cluster.sites is not None:  # the sites of the first workers
+            remaining = np.diff(np.minimum(np.cumsum((0, *cluster.sites)), needs["workers"]))
+            needs["sites"] = tuple(remaining[remaining > 0].tolist())
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
-    needs.pop("fewest_workers", None)  # which the cluster has or not: jobs_of says so
+    needs.pop("fewest_workers", None)  # jobs_of checks this
     needs.pop("message_size", None)
     needs.pop("message_share", None)
-    size, held = timing.size_of_message(bits), cluster.message_bytes
-    if size is not None and held is not None:
-        down = held[1] if isinstance(held, tuple) else held
+    size, bytes_before = timing.size_of_message(bits), cluster.message_bytes
+    if size is not None and bytes_before is not None:
+        down = bytes_before[1] if isinstance(bytes_before, tuple) else bytes_before
         needs["message_bytes"] = (size * down, down)
-    every, groups = needs.pop("far_every", 1), needs.pop("groups", None)
+    far_every, groups = needs.pop("far_every", 1), needs.pop("groups", None)
     if cluster.sites is not None and groups is not None and not cluster.shared_bandwidth:
         group = np.arange(cluster.workers) * groups // cluster.workers
         begins = np.cumsum(cluster.sites)[:-1]
         if (group[begins] != group[begins - 1]).all():  # no group is at two sites
-            needs["far_every"] = every
+            needs["far_every"] = far_every
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowLinkWarning)  # said when the cluster was made
         return dataclasses.replace(cluster, **needs)
 
 
-def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:
-    """Return in how many commits of another cluster there are as many gradients as in those of the first."""
-    # What is to spare guards the floor against round-off: mean windows of unlike workers are quotients.
-    return math.floor(commits * cluster.mean_window / other.mean_window * (1 + _ROUND_OFF))
+def same_gradients(commits: int, cluster: Cluster, target: Cluster) -> int:
+    """Return the number of commits of ``target`` that contain as many gradients as ``commits`` of ``cluster``."""
+    # The margin guards the floor against round-off: mean windows of unlike workers are quotients.
+    return math.floor(commits * cluster.mean_window / target.mean_window * (1 + _ROUND_OFF))
 
 
 @cached(maxsize=256)
@@ -152,10 +152,9 @@ def commits_within(cluster: Cluster, seconds: float, seed: int = 0) -> int:
 
 @each_note_once()
 def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) -> list[Job]:
-    """Return the runs of some cells, each method of a cell on one trace per seed; of one without methods the traces.
+    """Return the runs of some cells, each method on one trace per seed; only the traces of a cell without methods.
 
-    ``traces``: the files of the traces that other cells have, by cluster, commits and seed; those of these cells are
-    added.
+    ``traces``: the files of the traces by cluster, commits and seed; new traces are added.
     """
     jobs = []
     for cell in cells:
@@ -163,7 +162,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
             if not cell.methods:
                 jobs.append(_trace_job(cell, seed))
             for method in cell.methods:
-                cluster, commits = cell.own(method, seed)
+                cluster, commits = cell.cluster_of(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
                 require_one_server(cluster.servers, cell.problem.parameter_count)
                 name = f"seed{seed}"
@@ -176,8 +175,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         and need != "message_share"
                         and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
-                    same = cell.seconds is not None or commits == cell.config.commits
-                    length = "" if same else f", of {commits:,} commits for as many gradients"
+                    is_same_length = cell.seconds is not None or commits == cell.config.commits
+                    length = "" if is_same_length else f", of {commits:,} commits for as many gradients"
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
                 file = (Path("traces", cell.folder) / f"{folder_name(name)}.parquet").as_posix()
                 file = traces.setdefault((cluster, commits, seed), file)
@@ -185,16 +184,27 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     method.rounds.require(cluster.workers, cluster.policy)
                 if seed == 0 and (attack := parse_attack(cell.config.attack)) is not None:
                     require_attackable(method, cell.problem, attack, cluster.workers)
-                    if reason := attack.weakness(cluster.workers):
-                        note(f"attack = {attack.text!r}: {reason}")
+                    if weakness := weakness_text(attack, cluster.workers):
+                        note(weakness)
                 if method.reply and seed == 0:
                     require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 
 
+def weak_attacks(cells: Iterable[Cell]) -> list[str]:
+    """Return a notice for each attack of some cells that has no effect."""
+    texts = (
+        weakness_text(attack, meet(cell.cluster, method.timing, cell.config.bits).workers)
+        for cell in cells
+        if (attack := parse_attack(cell.config.attack)) is not None
+        for method in cell.methods
+    )
+    return list(dict.fromkeys(filter(None, texts)))
+
+
 def _trace_job(cell: Cell, seed: int) -> Job:
-    """Return a trace without a run: its numbers are a row of the summary."""
+    """Return the job of a trace without a run; the statistics of the trace are a row of the summary."""
     cluster, commits = cell.cluster, cell.length(cell.cluster, seed)
     file = (Path("traces", cell.folder) / f"seed{seed}.parquet").as_posix()
     labels = {**cell.values, "workers": cluster.workers, "seed": seed}
@@ -236,8 +246,8 @@ class CellRun(NamedTuple):
     @property
     def labels(self) -> dict[str, Any]:
         """The columns that name the run."""
-        own = {"workers": self.cell.cluster.workers, "method": self.method.name, "seed": self.seed}
-        return {**self.cell.values, **own}
+        columns = {"workers": self.cell.cluster.workers, "method": self.method.name, "seed": self.seed}
+        return {**self.cell.values, **columns}
 
     @property
     def of_trace(self) -> dict[str, Any]:
@@ -247,7 +257,7 @@ class CellRun(NamedTuple):
     def job(self) -> Job:
         """Return the job that computes it."""
         cell, config, method = self.cell, self.cell.config, self.method
-        # Worker steps of the study's cluster, in steps of this trace: of as many gradients, or of as much time.
+        # Worker steps of the study's cluster, in steps of this trace: of equal gradients, or of equal time.
         share = 1 if cell.seconds is not None else max(1, cell.cluster.workers // self.cluster.workers)
         options: dict[str, Any] = {
             "precision": config.precision,
@@ -285,7 +295,7 @@ class CellRun(NamedTuple):
         try:
             trace = _loaded(file, self.cluster, self.commits, self.seed)
         except InputError as error:
-            # Other runs read it, too; whichever comes first makes it again, the same.
+            # Other runs read it, too; the first of them simulates the same trace again.
             moved = f"moved to {set_aside(folder, self.trace_file)}, and " if file.exists() else ""
             note(f"{error}: {moved}made again")
             trace = _trace(self.cluster, self.commits, self.seed)
@@ -295,14 +305,14 @@ class CellRun(NamedTuple):
         try:
             run = Run.load(path)
             attack = parse_attack(self.cell.config.attack)
-            own = {
+            expected = {
                 "attack": attack and attack.text,
                 "method": self.method.name,
                 "hyperparameters": json.loads(json.dumps(plain(self.method.hyperparameters))),
                 "commits": self.commits,
                 "seed": self.seed,
             }
-            _require_own(f"run {self.folder}", run.config, own)
+            _require_match(f"run {self.folder}", run.config, expected)
             return self._row(run, trace)
         except InputError as error:
             note(f"{error}: moved to {set_aside(folder, self.folder)}, and computed again")
@@ -336,16 +346,16 @@ def _numbers(trace: Trace) -> dict[str, float]:
 def _loaded(file: Path, cluster: Cluster, commits: int, seed: int) -> Trace:
     """Load a trace; raise InputError if it is of another cluster, length or seed."""
     trace = Trace.load(file)
-    known = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
-    _require_own("trace", known, {"cluster": cluster, "commits": commits, "seed": seed})
+    recorded = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
+    _require_match("trace", recorded, {"cluster": cluster, "commits": commits, "seed": seed})
     return trace
 
 
-def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise InputError for what somebody has copied from another run, or its trace."""
-    for name, value in own.items():
-        if found.get(name) != value:
-            raise InputError(f"{what}: is another's, of {name} {found.get(name)!r}, not {value!r}")
+def _require_match(source: str, recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise InputError for a run or a trace that was copied from another run."""
+    for name, value in expected.items():
+        if recorded.get(name) != value:
+            raise InputError(f"{source}: is another's, of {name} {recorded.get(name)!r}, not {value!r}")
 
 
 def _replayed(
@@ -375,5 +385,5 @@ def _replayed(
 
 @cached(maxsize=1)
 def _trace(cluster: Cluster, commits: int, seed: int) -> Trace:
-    """Simulate a trace; the last one is at hand for the next method, and for those at the same time."""
+    """Simulate a trace; the last trace is cached for the next method and for concurrent ones."""
     return simulate(cluster, commits=commits, seed=seed)

@@ -57,9 +57,9 @@ def axis_of(column: str | Column) -> str:
 
 
 def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = None) -> pd.DataFrame:
-    """Return some columns of a table as they are printed, as far as the table has them.
+    """Return some columns of a table with their printed titles; absent columns are skipped.
 
-    By default all but those of which others are printed as parts.
+    By default all columns except totals, which are printed beside their parts.
     """
     titled = {}
     if columns is None:
@@ -69,7 +69,7 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
         if column.name in table:
             values = table[column.name]
             if column.of and column.of in table:
-                values = [f"{part} of {whole}" for part, whole in zip(values, table[column.of], strict=True)]
+                values = [f"{part} of {total}" for part, total in zip(values, table[column.of], strict=True)]
             titled[column.title] = values
     return pd.DataFrame(titled, table.index)
 

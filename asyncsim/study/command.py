@@ -30,8 +30,8 @@ from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, s
 from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, split_numbers, value_of
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
-INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
-#: Why what is printed to a file cannot be written.
+INCOMPLETE = 3  #: Exit code of a study with failed runs.
+#: Errors of a full disk under standard output.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: asyncsim study NAME [options]
@@ -106,9 +106,9 @@ def _run(name: str, *options: str, keep_compiled: bool) -> int:
 
 
 def set_up_jax(keep_compiled: bool = True) -> None:
-    """Give JAX a folder of the user's cache to keep what it compiles.
+    """Let JAX keep compiled programs in the user's cache folder.
 
-    It reads environment variables, so call this before JAX is imported; those that are set already stay.
+    Call this before JAX is imported: it reads environment variables then. Variables of the user take precedence.
     """
     if not keep_compiled:
         return
@@ -130,12 +130,12 @@ def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tu
     options_alone = load(name, options_alone=True)
     options = split_numbers(options)
     folder = value_of("resume", options)
-    begun = results.command_of(folder, name)
-    if begun:
-        _require_recordable(begun, folder, options_alone.Config)
-        tell(f"going on with {shlex.join(begun)}")
-    anew = fields_of(options)
-    options = [*_without(begun, anew), *options]
+    recorded_options = results.command_of(folder, name)
+    if recorded_options:
+        _require_recordable(recorded_options, folder, options_alone.Config)
+        tell(f"resuming with {shlex.join(recorded_options)}")
+    overridden = fields_of(options)
+    options = [*_without(recorded_options, overridden), *options]
     with each_note_once():
         config = read_options(name, options_alone, options)
         if check and isinstance(config, StudyOptions):
@@ -144,8 +144,8 @@ def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tu
                 config.check()
         study = load(name)
         config = read_options(name, study, options)
-    if begun:
-        of_folder = {field.name for field in dataclasses.fields(config)} - anew
+    if recorded_options:
+        of_folder = {field.name for field in dataclasses.fields(config)} - overridden
         require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
     if isinstance(config, StudyOptions):
         # A frozen dataclass; no fields, as they are no options.
@@ -154,18 +154,20 @@ def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tu
         if file.parent != shipped("studies"):
             current = {os.path.relpath(file): sha256(file.read_bytes())}
             object.__setattr__(config, "study_file", current)
-            recorded = results.config_of(Path(folder)).get(results.FILES) if begun else None
-            if isinstance(recorded, dict) and any(recorded.get(path, now) != now for path, now in current.items()):
+            recorded = results.config_of(Path(folder)).get(results.FILES) if recorded_options else None
+            if isinstance(recorded, dict) and any(
+                recorded.get(path, digest) != digest for path, digest in current.items()
+            ):
                 note(f"{file} has changed since the study was begun; its finished runs stay as they are")
     return study, config
 
 
-def _require_recordable(begun: Sequence[str], folder: str, config: type) -> None:
-    """Raise InputError unless all that a folder says was typed is what studies record; it may be a stranger's."""
+def _require_recordable(recorded: Sequence[str], folder: str, config: type) -> None:
+    """Raise InputError for a recorded command line with anything but options; a stranger may have written it."""
     fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
-    for option in begun:
-        known = not option.startswith("-") or NEGATIVE.fullmatch(option) or (fields_of([option]) or {""}) <= fields
-        if not known or not option.isprintable():
+    for option in recorded:
+        is_known = not option.startswith("-") or NEGATIVE.fullmatch(option) or (fields_of([option]) or {""}) <= fields
+        if not is_known or not option.isprintable():
             raise InputError(
                 f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, which no study "
                 "records; mistrust that folder, or remove it there"
@@ -178,18 +180,18 @@ def _warn_of(files: dict[str, Path]) -> None:
 
 
 def _without(options: Iterable[str], fields: Collection[str]) -> list[str]:
-    """Return what was typed but for the options of some fields, and their values."""
-    kept, keeps = [], True
+    """Remove the options of some fields, and their values, from a command line."""
+    remaining, is_kept = [], True
     for option in options:
         if option.startswith("--"):
-            keeps = fields_of([option]).isdisjoint(fields)
-        if keeps:
-            kept.append(option)
-    return kept
+            is_kept = fields_of([option]).isdisjoint(fields)
+        if is_kept:
+            remaining.append(option)
+    return remaining
 
 
 def _first_line(path: Path) -> str:
-    """Return the first line of a study's docstring, or what is wrong with the file."""
+    """Return the first line of a study's docstring, or the error of an unreadable file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported

@@ -1,6 +1,6 @@
-"""What every study lets its user choose: cluster, methods, problem and output, as one dataclass.
+"""The options of all studies: cluster, methods, problem and output, as one dataclass.
 
-The command line is made from it. Building methods and problems imports JAX; making a config does not.
+Its fields are the options of the command line. Building methods and problems imports JAX; building a config does not.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ else:
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
-#: Options on which no result depends.
+#: Options that do not affect the results.
 ELSEWHERE = frozenset(("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"))
 #: Their runs are listed before the first begins.
 _MOST_SEEDS = 100_000
@@ -70,7 +70,7 @@ def fields_of(options: Iterable[str]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options that all studies share, those of one cluster and those of several; see each study for its own."""
+    """Options that all studies share, with one cluster or several; each study adds others."""
 
     #: The options of the example in the help.
     example: ClassVar[str] = "--workers 20 --seeds 5"
@@ -94,13 +94,13 @@ min_max(workers), of the first workers or a list.
 Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
 
-    #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
+    #: The options on the command line, except `ELSEWHERE`; None in Python.
     command: ClassVar[tuple[str, ...] | None] = None
 
-    #: The file of a study of the user's own, with its hash.
+    #: The file of a user's study, with its hash.
     study_file: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-    #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
+    #: 0 for studies with another option for their length, which counts if ``steps`` is 0.
     fewest_steps: ClassVar[int] = 1
 
     workers: int | tuple[int, ...] = 100
@@ -206,13 +206,13 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 
     def vector_bytes(self, problem: "Problem") -> float:
         """Return the size of a message with all parameters."""
-        own = problem.parameter_count * self.bits // 8
-        return own if self.message_bytes is None else positive("message_bytes", self.message_bytes, BYTES)
+        size = problem.parameter_count * self.bits // 8
+        return size if self.message_bytes is None else positive("message_bytes", self.message_bytes, BYTES)
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
+        """Check the options before anything heavy is imported.
 
-        Every study calls it first; configs that have more options check these, too.
+        Every study calls it first; a study's config checks its additional options, too.
         """
         if require_count("seeds", self.seeds) > _MOST_SEEDS:
             raise InputError(f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every method")
@@ -220,7 +220,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
         require_count("steps", self.steps, minimum=self.fewest_steps)
-        # Also that of the proxy, whose name for it nobody has typed.
+        # The proxy has it, too.
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
@@ -238,9 +238,9 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         require_count("cpus_per_run", self.cpus_per_run)
         accelerators = require_nonnegative("accelerators_per_run", self.accelerators_per_run)
         if local:
-            asked = {"address": self.address is not None, "accelerators_per_run": accelerators > 0}
-            for name, given in (asked | {"cpus_per_run": self.cpus_per_run > 1}).items():
-                if given:
+            requested = {"address": self.address is not None, "accelerators_per_run": accelerators > 0}
+            for name, is_set in (requested | {"cpus_per_run": self.cpus_per_run > 1}).items():
+                if is_set:
                     raise InputError(f"{name} = {getattr(self, name)!r}: is an option of --executor ray; add that")
             return
         if find_spec("ray") is None:
@@ -258,17 +258,17 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             )
 
     def make_methods(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "list[Method]":
-        """Return the methods, saying aloud which changed options some of them ignore.
+        """Return the methods; print a note about changed options that some of them ignore.
 
-        Functions of the user's own get the options that were ``changed``, by default what `changed` says, and those
-        that are ``swept``, which set a study's cells apart. Raises InputError for entries that make no methods.
+        The user's functions get the options that were ``changed`` (by default as `changed` says) and the ``swept``
+        options, which differ between a study's cells. Raises InputError for entries that are no methods.
         """
         from asyncsim.study.entries import make_methods
 
         return make_methods(self, swept, changed or self.changed)
 
     def make_problem(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "Problem":
-        """Return the problem, saying aloud which changed options it ignores; as `make_methods`."""
+        """Return the problem; print a note about changed options that it ignores; see `make_methods`."""
         from asyncsim.study.entries import make_problem
 
         return make_problem(self, swept, changed or self.changed)
@@ -278,31 +278,31 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         return executor.computing_device(self.device)
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
-        """Return what the results depend on, as values that JSON can hold; where they are computed is left out.
+        """Return everything that the results depend on, as values of JSON; where they are computed does not count.
 
-        Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
-        ``problem_config``, as these very objects have them; of their functions and data there are hashes. What was
-        typed, and of files of the user's own the paths and hashes, is there for those who resume the study.
+        Options of methods and problems stand in the ``hyperparameters`` of each method and in ``problem_config``;
+        functions and data have hashes. The command line, and the paths and hashes of the user's files, serve to
+        resume the study.
         """
         from asyncsim.base.tracing import jax_settings
         from asyncsim.traces.columns import package_versions
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
         elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         code = {f"code of {method.name}": recognised(method) for method in methods}
         code[f"code and data of {problem.name}"] = recognised(problem)
-        unknown = [what for what, known in code.items() if known is None]
+        unknown = [name for name, digest in code.items() if digest is None]
         if unknown and self.resume is not None:
             raise InputError(
-                f"resume = {str(self.resume)!r}: nobody can tell whether the {unknown[0]} is the same as before: it is "
-                f"in no file; write it into one and give FILE.py:FUNCTION, or {results.ANEW}"
+                f"resume = {str(self.resume)!r}: the {unknown[0]} may have changed, which cannot be checked: it is "
+                f"in no file; write it into one and give FILE.py:FUNCTION, or {results.RESTART}"
             )
         return {
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: {**{path: found for path, (_, found) in files_of(own).items()}, **self.study_file},
-            **{name: plain(value) for name, value in own.items() if name not in elsewhere},
+            results.FILES: {**{path: digest for path, (_, digest) in files_of(values).items()}, **self.study_file},
+            **{name: plain(value) for name, value in values.items() if name not in elsewhere},
             **jax_settings(),
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],
@@ -314,17 +314,17 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         }
 
     def changed(self, option: str) -> bool:
-        """Return whether the user chose an option: on the command line gave it, in Python gave another value."""
+        """Return whether the user chose an option: typed it, or in Python gave another value than the default."""
         if self.command is not None:
             return option in fields_of(self.command)
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
         return bool(getattr(self, option) != default)
 
-    def say_ignored(self, options: Iterable[str], where: str) -> None:
-        """Say aloud which of some options were changed although they change nothing there."""
+    def say_ignored(self, options: Iterable[str], case: str) -> None:
+        """Print a note about changed options that have no effect in a case: ``"with one worker"``."""
         for option in options:
             if self.changed(option):
-                note(f"--{option.replace('_', '-')} changes nothing {where}")
+                note(f"--{option.replace('_', '-')} changes nothing {case}")
 
 
 @dataclass(frozen=True)
@@ -343,18 +343,18 @@ class StudyConfig(StudyOptions):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # told when the cluster is made in earnest
+            warnings.simplefilter("ignore")  # `make_cluster` prints them
             self._cluster(message_bytes=1.0)
 
     def at(self, **values: Any) -> "StudyConfig":
-        """Return these options but for some values."""
+        """Return these options with some values replaced."""
         return dataclasses.replace(self, **values)
 
     def make_cluster(self, message_bytes: float | None = None) -> Cluster:
-        """Return the cluster, saying aloud which options change nothing; ``message_bytes`` goes with a bandwidth."""
+        """Return the cluster; print notes about options without effect; a bandwidth needs ``message_bytes``."""
         with warnings.catch_warnings(record=True) as caught:
-            for one in (HeterogeneityWarning, SlowLinkWarning):
-                warnings.simplefilter("always", one)
+            for category in (HeterogeneityWarning, SlowLinkWarning):
+                warnings.simplefilter("always", category)
             cluster = self._cluster(message_bytes)
         for warning in caught:
             note(str(warning.message))

@@ -1,7 +1,7 @@
 """Methods and problems of a study: ``gem(kappa=2)``, ``mnist(network=mlp)``, ``mine.py:damped(patience=3)``.
 
-Each entry is a call of a shipped factory or of a function of the user's own. What it does not say itself, it has from
-the study's options of the same names.
+Each entry is a call of a shipped factory or of a user's function. Arguments that it does not give come from the study's
+options of the same names.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from asyncsim.methods.check import check_fields
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
 
-Made = TypeVar("Made", Method, Problem)
-#: Entries that the lists of one entry may stand for.
+Product = TypeVar("Product", Method, Problem)
+#: Most combinations of the lists of one entry.
 _MOST_VALUES = 1_000
-#: What `asyncsim.problems.custom` calls a problem by default; a study calls it as the function that makes it.
+#: The default name of `asyncsim.problems.custom`; a study names the problem after its function instead.
 _UNNAMED = "custom"
 #: Letters that no file's name may have.
 _UNFIT = re.compile(r"[/\\\\:*?\"<>|]+")
@@ -35,39 +35,43 @@ class Entry(NamedTuple):
 
     text: str  #: as it was written, for messages
     function: Callable[..., Any]
-    arguments: Mapping[str, Any]  #: those that it says itself
-    own: bool  #: whether the function is the user's own
+    arguments: Mapping[str, Any]  #: as typed
+    own: bool  #: whether the function is the user's
 
 
 def entry_of(option: str, text: str, table: Mapping[str, Callable[..., Any]]) -> Entry:
-    """Return the entry that a text is; raise InputError if it is none."""
-    told = f"{option} = {shown(text)}"
+    """Parse an entry; raise InputError for any other text."""
+    subject = f"{option} = {shown(text)}"
     file, rest = own_file(text)
     if not file and rest.partition("(")[0].endswith(".py"):
-        raise InputError(f"{told}: is a file; name its function, too: {text}:FUNCTION")
+        raise InputError(f"{subject}: is a file; name its function, too: {text}:FUNCTION")
     if not file and ":" in rest.partition("(")[0]:
-        raise InputError(f"{told}: write FILE.py:FUNCTION for one of your own")
+        raise InputError(f"{subject}: write FILE.py:FUNCTION for one of your own")
     try:
         example = "gem(kappa=2)" if option == "methods" else "digits(batch_size=8)"
         call = Call(rest) if rest.isidentifier() else read(rest, f"a {option.removesuffix('s')}", example)
     except InputError as error:
         if "(" not in rest:
             require_choice(option, rest, table)
-        raise InputError(f"{told}: {error}; texts that are no names are written in quotes") from None
+        raise InputError(f"{subject}: {error}; texts that are no names are written in quotes") from None
     if not isinstance(call, Call):
-        raise InputError(f"{told}: not a {option.removesuffix('s')}; write a name, and its arguments in brackets")
+        raise InputError(f"{subject}: not a {option.removesuffix('s')}; write a name, and its arguments in brackets")
     if file:
         function = load_function(option, text, file, call.name, "Method" if option == "methods" else "Problem")
     else:
         function = table[require_choice(option, call.name, table)]
-    given = {name: _plain(value) for name, value in bind(call, function, told, complete=False).items()}
-    return Entry(text, function, given, bool(file))
+    arguments = {name: _plain(value) for name, value in bind(call, function, subject, complete=False).items()}
+    return Entry(text, function, arguments, bool(file))
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as its function takes it: names, and calls such as policies, as their texts."""
+    """Return an argument as its function takes it: names and calls, of policies for instance, as texts."""
     return (
-        [_plain(one) for one in value] if isinstance(value, list) else str(value) if isinstance(value, Call) else value
+        [_plain(entry) for entry in value]
+        if isinstance(value, list)
+        else str(value)
+        if isinstance(value, Call)
+        else value
     )
 
 
@@ -81,44 +85,46 @@ def swept(entry: Entry) -> Iterator[Entry]:
 
 
 def make_methods(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> list[Method]:
-    """Return the methods, saying aloud which changed options some of them ignore; see `StudyOptions.make_methods`."""
-    made: list[tuple[Method, Mapping[str, Any] | None]] = []
+    """Return the methods; print a note about options that some ignore; see `StudyOptions.make_methods`."""
+    results: list[tuple[Method, Mapping[str, Any] | None]] = []
     ignoring: dict[str, list[str]] = {}
-    for one in split(options.methods):
+    for item in split(options.methods):
         several: list[Entry | None]
-        if isinstance(one, str):
-            several = list(swept(entry_of("methods", one, METHODS)))
+        if isinstance(item, str):
+            several = list(swept(entry_of("methods", item, METHODS)))
             if not several:
-                raise InputError(f"methods = {shown(one)}: a list of values is empty; give one or more")
-        elif isinstance(one, Method):
+                raise InputError(f"methods = {shown(item)}: a list of values is empty; give one or more")
+        elif isinstance(item, Method):
             several = [None]
         else:
-            raise InputError(f"methods = {one!r}: must be a name, or a Method that methods.gem() returns")
+            raise InputError(f"methods = {item!r}: must be a name, or a Method that methods.gem() returns")
         for entry in several:
-            method = one if entry is None else _made("methods", entry, options, OF_METHODS, varied, changed, Method)
+            method = item if entry is None else _build("methods", entry, options, OF_METHODS, varied, changed, Method)
             check_fields(method)
-            made.append((method, None if entry is None else entry.arguments))
-            taken = () if entry is None else parameters_of(entry.function)
-            # The momentum is also that of the proxy that is recorded beside methods without one.
+            results.append((method, None if entry is None else entry.arguments))
+            parameters = () if entry is None else parameters_of(entry.function)
+            # The momentum always counts: the recorded proxy has it, too.
             for name in OF_METHODS[:2]:
-                if changed(name) and name not in taken:
+                if changed(name) and name not in parameters:
                     ignoring.setdefault(name, []).append(method.name)
-    if not made:
+    if not results:
         raise InputError(f"methods: none given; choose from {', '.join(METHODS)}")
     for name, methods in ignoring.items():
         note(f"--{name.replace('_', '-')} changes nothing for {', '.join(dict.fromkeys(methods))}")
-    return _named_apart(made)
+    return _named_apart(results)
 
 
-def _named_apart(made: list[tuple[Method, Mapping[str, Any] | None]]) -> list[Method]:
-    """Return the methods, those of one name with the arguments in their names that set them apart."""
+def _named_apart(entries: list[tuple[Method, Mapping[str, Any] | None]]) -> list[Method]:
+    """Return the methods; methods of one name get the arguments that distinguish them into their names."""
     named = []
-    for method, given in made:
-        alike = [other for one, other in made if one.name == method.name]
-        if len(alike) > 1 and given is not None:
-            others = [other or {} for other in alike]
-            apart = {name: value for name, value in given.items() if any(o.get(name, o) != value for o in others)}
-            text = ",".join(f"{name}={_UNFIT.sub('-', write(value))}" for name, value in apart.items())
+    for method, arguments in entries:
+        alike = [values for candidate, values in entries if candidate.name == method.name]
+        if len(alike) > 1 and arguments is not None:
+            alternatives = [values or {} for values in alike]
+            distinctive = {
+                name: value for name, value in arguments.items() if any(o.get(name, o) != value for o in alternatives)
+            }
+            text = ",".join(f"{name}={_UNFIT.sub('-', write(value))}" for name, value in distinctive.items())
             method = method._replace(name=f"{method.name}({text})" if text else method.name)
         named.append(method)
     names = [method.name for method in named]
@@ -131,42 +137,42 @@ def _named_apart(made: list[tuple[Method, Mapping[str, Any] | None]]) -> list[Me
 
 
 def make_problem(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> Problem:
-    """Return the problem, saying aloud which changed options it ignores; see `StudyOptions.make_problem`."""
-    given = options.problem
-    taken: Collection[str] = ()
-    if isinstance(given, Problem):
-        problem = given
-    elif isinstance(given, str):
-        entry = entry_of("problem", given, PROBLEMS)
-        # Each cluster has its workers, also where they are as many as by default.
-        problem = _made("problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem)
+    """Return the problem; print a note about options that it ignores; see `StudyOptions.make_problem`."""
+    problem_like = options.problem
+    parameters: Collection[str] = ()
+    if isinstance(problem_like, Problem):
+        problem = problem_like
+    elif isinstance(problem_like, str):
+        entry = entry_of("problem", problem_like, PROBLEMS)
+        # The number of workers always counts, also the default.
+        problem = _build("problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem)
         if entry.own and problem.name == _UNNAMED:
             problem = dataclasses.replace(problem, name=own_file(entry.text)[1].partition("(")[0].strip())
-        taken = parameters_of(entry.function)
+        parameters = parameters_of(entry.function)
     else:
-        raise InputError(f"problem = {given!r}: must be a name, or a Problem that problems.digits() returns")
-    if "batch_size" not in taken and "batch_size" not in varied and changed("batch_size"):
-        note(f"--batch-size changes nothing for {given if isinstance(given, str) else problem.name}")
+        raise InputError(f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() returns")
+    if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
+        note(f"--batch-size changes nothing for {problem_like if isinstance(problem_like, str) else problem.name}")
     return problem
 
 
-def _made(
+def _build(
     option: str,
     entry: Entry,
     options: Any,
     names: Collection[str],
     varied: Collection[str],
     changed: Callable[[str], bool],
-    kind: type[Made],
-) -> Made:
-    """Return what an entry makes, with the study's options of these names for arguments that it does not say.
+    kind: type[Product],
+) -> Product:
+    """Build the method or problem of an entry; the study's options of these names are its other arguments.
 
-    A function of the user's own keeps its own defaults, but where the study's user chose others or the study varies
-    them; where these differ from the study's, that is said aloud.
+    A user's function keeps its defaults, except for options that were chosen or that the study varies; a note lists
+    defaults that differ from the study's.
     """
-    told = f"{option} = {shown(entry.text)}"
+    subject = f"{option} = {shown(entry.text)}"
     parameters, arguments = parameters_of(entry.function), dict(entry.arguments)
-    kept = []
+    defaults = []
     for name in names:
         value = getattr(options, name, None)
         if name not in parameters or name in arguments or value is None:
@@ -174,32 +180,32 @@ def _made(
         default = parameters[name].default
         if not entry.own or name in varied or changed(name):
             arguments[name] = value
-        # Others than numbers and texts, schedules say, cannot be compared or told in short.
+        # Schedules and other objects cannot be compared or printed in short.
         elif isinstance(default, int | float | str) and default != value:
-            kept.append(f"{name} = {default!r} (the study's: {value!r})")
-    if kept:
-        note(f"{entry.text} keeps its own {', '.join(kept)}")
-    require_all(arguments, entry.function, told)
+            defaults.append(f"{name} = {default!r} (the study's: {value!r})")
+    if defaults:
+        note(f"{entry.text} keeps its own {', '.join(defaults)}")
+    require_all(arguments, entry.function, subject)
     if isinstance(arguments.get("optimizer"), str):
         rate = arguments.pop("learning_rate", options.learning_rate)
         if rate is None:
             raise InputError(f"optimizer = {arguments['optimizer']!r}: has no rate of its own; give learning_rate, too")
         arguments["optimizer"] = named_optimizer(arguments["optimizer"], rate)
     try:
-        made = entry.function(**arguments)
+        product = entry.function(**arguments)
     except InputError as error:
         if str(error).partition(" ")[0] in entry.arguments:  # which of several entries
-            raise InputError(f"{told}: {error}") from None
+            raise InputError(f"{subject}: {error}") from None
         raise
     except (Exception, SystemExit) as error:
         if not entry.own:
             raise
         path = str(Path(own_file(entry.text)[0]).resolve())
-        raise InputError(f"{told}: cannot be made: {told_in_a_line(error, path)}") from error
-    if not isinstance(made, kind):
+        raise InputError(f"{subject}: cannot be made: {told_in_a_line(error, path)}") from error
+    if not isinstance(product, kind):
         example = "methods.gem()" if kind is Method else "problems.custom()"
-        raise InputError(f"{told}: returned {made!r}; must return a {kind.__name__}, as {example} does")
-    return made
+        raise InputError(f"{subject}: returned {product!r}; must return a {kind.__name__}, as {example} does")
+    return product
 
 
 def catalogue() -> str:
@@ -215,8 +221,10 @@ def catalogue() -> str:
     for title, table in (("method", METHODS), ("problem", PROBLEMS)):
         lines += ["", f"| {title} | what | arXiv |", "|---|---|---|"]
         for factory in table.values():
-            made = getattr(factory, "func", factory)
-            about = (made.__doc__ or "").partition("\n")[0].removeprefix("Return ")
-            papers = re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[made.__module__].__doc__}{made.__doc__}")
+            function = getattr(factory, "func", factory)
+            about = (function.__doc__ or "").partition("\n")[0].removeprefix("Return ")
+            papers = re.findall(
+                r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[function.__module__].__doc__}{function.__doc__}"
+            )
             lines.append(f"| `{form_of(factory)}` | {about} | {', '.join(dict.fromkeys(papers))} |")
     return "\n".join(lines) + "\n"

@@ -1,9 +1,9 @@
 """Where the independent runs of a study are computed: in this process, or on many machines by Ray.
 
-``--executor local`` computes them in this process: as many at once as there are cores, at most four, if each keeps one
-core busy (2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is `asyncsim.study.ray_executor`.
-Whatever the order in which they finish, the results are written in the order of the study, by the process that was
-started; with the same number of threads they are the same byte for byte. ``docs/real.md`` is about many machines.
+``--executor local`` computes them in this process: one per core at a time, at most four, if each keeps one core busy
+(2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is `asyncsim.study.ray_executor`. The results
+are written in the order of the study, by the first process; with the same number of threads they are the same byte for
+byte. ``docs/real.md`` is about many machines.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ class JobError(NamedTuple):
     traceback: str
 
 
-class Done(NamedTuple):
+class Completion(NamedTuple):
     """A job that has ended."""
 
-    place: int  #: which of the jobs
-    value: Any  #: what the function returned, or a `JobError`
+    place: int  #: the index of the job
+    value: Any  #: the function's result, or a `JobError`
 
 
 class Executor(Protocol):
-    """What computes independent jobs."""
+    """Computes independent jobs."""
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
-        """Call a function with the arguments of each job and yield the results as they are there, in any order.
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
+        """Call a function with the arguments of each job and yield the results in the order of completion.
 
         An InputError of the function is passed on, as a job's input is the study's; any other error is a `JobError`.
         """
@@ -51,25 +51,25 @@ class Executor(Protocol):
 class Local:
     """Computes jobs in this process.
 
-    ``at_once``: at most so many at a time, each in a thread of its own, the next when a result is taken. With 1 they
-    come in order, and there is no thread.
+    ``at_once``: the most jobs at a time, each in a separate thread; a job starts when the caller takes a result. With
+    1 they run in order, without threads.
     """
 
     def __init__(self, at_once: int = 1):
         self._at_once = at_once
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
-        """See `Executor.map`. Replays that go on when nobody waits for them any more are ended."""
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
+        """See `Executor.map`. Replays whose results are no longer needed are stopped."""
         if self._at_once == 1:
             for place, job in enumerate(jobs):
-                yield Done(place, attempt(function, job))
+                yield Completion(place, attempt(function, job))
             return
         ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         threads: dict[int, threading.Thread] = {}
-        waiting, unwanted, settings = enumerate(jobs), threading.Event(), _jax_settings()
+        waiting, stop, settings = enumerate(jobs), threading.Event(), _jax_settings()
 
         def work(place: int, job: tuple[Any, ...]) -> None:
-            work_until(unwanted)
+            work_until(stop)
             try:
                 with settings():
                     ended.put((place, attempt(function, job)))
@@ -90,18 +90,18 @@ class Local:
                 if isinstance(value, BaseException):
                     raise value
                 begin(1)
-                yield Done(place, value)
+                yield Completion(place, value)
         except KeyboardInterrupt:
             tell("interrupted: the runs in progress are stopped")
             raise
         finally:
-            unwanted.set()
+            stop.set()
             for thread in threads.values():
                 thread.join()
 
 
 def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a context for other threads in which results are those of this one: JAX keeps settings for each thread."""
+    """Return a context that gives another thread the JAX settings of this one."""
     import jax
 
     config: Any = jax.config
@@ -117,9 +117,9 @@ def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
 
 
 def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
-    """Return what a function returns, or a `JobError`; pass on an InputError.
+    """Call a function and return its result, or a `JobError`; pass on an InputError.
 
-    Replays have one core each, so that what is written does not depend on how many jobs are computed at a time.
+    Replays have one core each, so that results do not depend on the number of concurrent jobs.
     """
     try:
         with one_core_each():
@@ -127,8 +127,8 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
     except InputError:
         raise
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        return JobError(told, "".join(traceback.format_exception(error)))
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return JobError(message, "".join(traceback.format_exception(error)))
 
 
 @contextlib.contextmanager
@@ -150,22 +150,22 @@ def computing_device(kind: str) -> Iterator[None]:
 
 
 class LocalProcesses:
-    """Computes jobs of one function in processes of this machine, one a core, and jobs of others as another executor.
+    """Computes jobs of one function in processes of this machine, one per core; another executor computes the rest.
 
-    For what keeps Python itself busy, as simulations do; the function and its arguments must be importable elsewhere.
-    With one job, or one core, there is no other process.
+    For work that keeps Python itself busy, as simulations do; the function and its arguments must be picklable. One
+    job, or one core, needs no other process.
     """
 
     def __init__(self, function: Callable[..., Any], otherwise: Executor, processes: int | None = None):
         self._function, self._otherwise = function, otherwise
         self._processes = processes or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1")
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
         """See `Executor.map`."""
         jobs = list(jobs)
-        own = all(job[0] is self._function for job in jobs)
-        if not own or min(len(jobs), self._processes) < 2:
-            yield from (Local() if own else self._otherwise).map(function, jobs)
+        is_alike = all(job[0] is self._function for job in jobs)
+        if not is_alike or min(len(jobs), self._processes) < 2:
+            yield from (Local() if is_alike else self._otherwise).map(function, jobs)
             return
         count = min(len(jobs), self._processes)
         # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
@@ -173,6 +173,6 @@ class LocalProcesses:
         try:
             places = {pool.submit(attempt, function, job): place for place, job in enumerate(jobs)}
             for ended in as_completed(places):
-                yield Done(places[ended], ended.result())
+                yield Completion(places[ended], ended.result())
         finally:
             pool.shutdown(cancel_futures=True)

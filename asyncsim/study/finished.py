@@ -1,4 +1,4 @@
-"""The results of a study as they lie in its folder, and what it prints and draws of them."""
+"""The results in a study's folder, its printed tables and its figures."""
 
 import json
 import os
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from asyncsim.replays.run import Run
     from asyncsim.traces.trace import Trace
 
-#: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
-#: reached is exceeded by some per cent in hundreds of them.
+#: Fewest commits per worker of a long trace: with 20 workers behind a barrier, traces of some hundred commits exceed a
+#: tight bound by some per cent.
 _LONG_TRACE = 1000
 #: Columns of the summary that name files.
 _FILES = ("trace_file", "run_folder")
@@ -35,17 +35,17 @@ PAPERS = {
 
 
 class Finished(NamedTuple):
-    """The results of a study, as they lie in its folder."""
+    """The results in a study's folder."""
 
     folder: Path
-    config: dict[str, Any]  #: what ``config.json`` holds
+    config: dict[str, Any]  #: the content of ``config.json``
     summary: "pd.DataFrame"  #: one row per cell, method and seed
 
     @property
     def remedy(self) -> str:
-        """What makes the tables of the folder again."""
+        """The command that computes the tables of the folder again."""
         command = f"asyncsim study {self.config['study']}"
-        if CHECKSUM not in self.config:  # of a study that cannot go on
+        if CHECKSUM not in self.config:  # such a study cannot be resumed
             return f"make it again with: {command} --out FOLDER"
         options = "" if results.COMMAND in self.config else "the same options and "
         return f"make it again with: {command} {options}{results.resume_option(self.folder)}"
@@ -55,16 +55,16 @@ class Finished(NamedTuple):
         missing = [name for name in columns if name not in self.summary]
         missing = missing or [name for name in _FILES if name in columns and self.summary[name].isna().any()]
         if missing:
-            told = f"folder = {str(self.folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}"
-            raise InputError(f"{told}; {self.remedy}")
+            subject = f"folder = {str(self.folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}"
+            raise InputError(f"{subject}; {self.remedy}")
 
     def rows(self, **values: Any) -> "pd.DataFrame":
         """Return the rows of the summary that have these values: ``rows(method="gem", workers=5)``."""
-        found = self.summary
+        selected = self.summary
         self.require(tuple(values))
         for name, value in values.items():
-            found = found[found[name] == value]
-        return found
+            selected = selected[selected[name] == value]
+        return selected
 
     def runs(self, **values: Any) -> "list[Run]":
         """Load the runs of the rows that have these values."""
@@ -79,7 +79,7 @@ class Finished(NamedTuple):
     def each_run(
         self, measure: "Callable[[Run], Sequence[pd.DataFrame]]", columns: Sequence[str] = ("workers", "method", "seed")
     ) -> "list[pd.DataFrame]":
-        """Return the tables that a function makes of a run, each of all runs together: first these of their columns."""
+        """Concatenate the tables that ``measure`` returns for each run; ``columns`` of the summary come first."""
         import pandas as pd
 
         parts = []
@@ -93,7 +93,7 @@ class Finished(NamedTuple):
                 for place, column in enumerate(columns):
                     table.insert(place, column, row[column])
             parts.append(tables)
-        return [pd.concat(found) for found in zip(*parts, strict=True)]
+        return [pd.concat(tables_of_runs) for tables_of_runs in zip(*parts, strict=True)]
 
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
         """Read a table that the study wrote beside its summary."""
@@ -102,14 +102,14 @@ class Finished(NamedTuple):
             table = read_table(path)
         except FileNotFoundError as error:
             raise InputError(f"folder = {str(self.folder)!r}: no {name} there; {remedy}") from error
-        except InputError:  # a link, say
+        except InputError:  # a link, for example
             raise
         except (OSError, ValueError) as error:
             raise InputError(f"{str(path)!r}: {_damage(error)}; {remedy}") from error
         missing = [column for column in columns if column not in table]
         if missing or table.empty:
-            what = f"lacks {', '.join(missing)}" if missing else "has no rows"
-            raise InputError(f"{str(path)!r}: {what}; {remedy}")
+            fault = f"lacks {', '.join(missing)}" if missing else "has no rows"
+            raise InputError(f"{str(path)!r}: {fault}; {remedy}")
         return table
 
     def trace(self, trace_file: str) -> "Trace":
@@ -122,7 +122,7 @@ class Finished(NamedTuple):
 def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = None) -> Finished:
     """Read the results of a study.
 
-    ``columns``: that the summary must have, and a row with them; by default it may be empty.
+    ``columns``: required columns of the summary, which then needs a row; by default it may be empty.
 
     Raises
     ------
@@ -130,50 +130,50 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
         There are none in that folder, or they are another study's, or have no run or lack a column.
     """
     folder = Path(folder)
-    config, found = study_of(folder)
-    if found != study:
+    config, recorded_study = study_of(folder)
+    if recorded_study != study:
         raise InputError(
-            f"folder = {str(folder)!r}: holds the study {found}, not {study}; make some with: "
+            f"folder = {str(folder)!r}: holds the study {recorded_study}, not {study}; make some with: "
             f"asyncsim study {study} --out FOLDER"
         )
     finished = Finished(folder, config, None)
     try:
         finished = finished._replace(summary=read_summary(folder))
-    except InputError:  # a link, say
+    except InputError:  # a link, for example
         raise
     except (OSError, ValueError) as error:
-        what = f"its {results.SUMMARY} {_damage(error)}; {finished.remedy}"
-        raise InputError(f"folder = {str(folder)!r}: {what}") from error
+        fault = f"its {results.SUMMARY} {_damage(error)}; {finished.remedy}"
+        raise InputError(f"folder = {str(folder)!r}: {fault}") from error
     if columns is not None and finished.summary.empty:
-        what = f"no run was finished: its {results.SUMMARY} has no row of one; {finished.remedy}"
-        raise InputError(f"folder = {str(folder)!r}: {what}")
+        fault = f"no run was finished: its {results.SUMMARY} has no row of one; {finished.remedy}"
+        raise InputError(f"folder = {str(folder)!r}: {fault}")
     finished.require(columns or ())
     return finished
 
 
 def study_of(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return what the ``config.json`` of a folder of results holds, and the study that it names.
+    """Read the ``config.json`` of a folder of results, and the name of its study.
 
     Raises
     ------
     InputError
         There is none, or it is damaged, or names no study.
     """
-    told, path = f"folder = {str(folder)!r}", folder / results.CONFIG
+    subject, path = f"folder = {str(folder)!r}", folder / results.CONFIG
     try:
         config: Any = json.loads(read_text(path)) if path.exists() else {}
         if not isinstance(config, dict):
             raise ValueError("no table in JSON")
-    except InputError:  # a link, say
+    except InputError:  # a link, for example
         raise
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no JSON, or cut off"
         raise InputError(
-            f"{told}: its {results.CONFIG} is there but damaged ({why}); restore it, or make the results again "
+            f"{subject}: its {results.CONFIG} is there but damaged ({why}); restore it, or make the results again "
             "with --out FOLDER"
         ) from error
     if not isinstance(config.get("study"), str):
-        raise InputError(f"{told}: no results of a study (no {results.CONFIG} that names one); give its folder")
+        raise InputError(f"{subject}: no results of a study (no {results.CONFIG} that names one); give its folder")
     return config, config["study"]
 
 
@@ -187,7 +187,7 @@ def _damage(error: Exception) -> str:
 
 
 def outcomes(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> str:
-    """Return how the runs of each cell ended, on which problem; ``by``: columns that set the lines apart."""
+    """Return the problem and the table of outcomes; ``by``: columns that distinguish its lines."""
     from asyncsim.study.outcome import averaged, outcome_table
 
     config, _ = study_of(folder)
@@ -195,12 +195,12 @@ def outcomes(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> str:
 
 
 def report(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
-    """Print how the runs of each cell ended, and draw the study's figures; ``by`` as in `outcomes`."""
+    """Print the table of `outcomes` and draw the study's figures."""
     present(folder, {}, outcomes(folder, summary, by))
 
 
 def present(folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str) -> None:
-    """Write the tables of a study into its folder, draw its figures, and print texts, of which some may be empty."""
+    """Write the tables of a study into its folder, draw its figures, and print the texts that are not empty."""
     for name, table in tables.items():
         write_csv(folder / name, table)
     draw(folder)
@@ -208,9 +208,9 @@ def present(folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str) -> 
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw the shipped figures of a study, of which there may be none, into the folder of its results.
+    """Draw the shipped figures of a study, if there are any, into the folder of its results.
 
-    The study's name chooses among the figures; it is never imported itself.
+    The study's name selects the figures; the study is never imported.
     """
     _, study = study_of(folder)
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
@@ -219,14 +219,14 @@ def draw(folder: Path) -> list[Path]:
 
 
 def figures(name: str) -> ModuleType:
-    """Import the shipped figures of a paper, or of a study that has a file of its own."""
+    """Import the shipped figures of a paper or of a study."""
     path = shipped("figures") / name / "__init__.py"
     path = path if path.exists() else path.parent.with_suffix(".py")
     return load_file(f"asyncsim.figures.{name}", path)
 
 
-class Known(NamedTuple):
-    """What theory says of a quantity: its value if that is ``exact``, else the largest possible one."""
+class Prediction(NamedTuple):
+    """The theoretical value of a quantity if ``exact``, else an upper bound."""
 
     value: float
     name: str
@@ -234,10 +234,10 @@ class Known(NamedTuple):
 
 
 def trace_means(traces: "pd.DataFrame", workers: int) -> "pd.Series":
-    """Return the means over a cluster's traces of what a study's summary says of them, as `Trace.summary` names it.
+    """Return the means of the trace statistics in a study's summary, with the names of `Trace.summary`.
 
-    Beside that ``steps``, the commits per worker of a trace, and ``least`` and ``most``, the commits of a worker
-    relative to the mean.
+    Also ``steps``, the commits per worker of a trace, and ``least`` and ``most``, the commits of a worker relative to
+    the mean.
     """
     mean = traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
     mean["steps"] = (mean["commits"] + mean["warm_up"]) / workers
@@ -245,16 +245,16 @@ def trace_means(traces: "pd.DataFrame", workers: int) -> "pd.Series":
     return mean
 
 
-def beside(known: Known | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
-    """Return a measured value and what theory says of it, as texts.
+def with_prediction(theory: Prediction | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
+    """Return a measured value and its theoretical value as texts; without theory the second is empty.
 
-    Nothing is said of None. ``digits``: after the point. ``steps``: commits per worker of the trace: a short
-    one may lie beyond what bounds the long run, which is then said.
+    ``digits``: after the point. ``steps``: commits per worker of the trace: a short trace may exceed the bound of the
+    long run, which the text then says.
     """
     value = f"{measured:.{digits}f}"
-    if known is None:
+    if theory is None:
         return value, ""
-    beyond = round(measured, digits) > round(known.value, digits)
-    exceeded = not known.exact and beyond and steps < _LONG_TRACE
-    why = f"{known.name}, which short traces exceed" if exceeded else known.name
-    return value, f"{'' if known.exact else 'at most '}{known.value:.{digits}f} ({why})"
+    beyond = round(measured, digits) > round(theory.value, digits)
+    exceeded = not theory.exact and beyond and steps < _LONG_TRACE
+    why = f"{theory.name}, which short traces exceed" if exceeded else theory.name
+    return value, f"{'' if theory.exact else 'at most '}{theory.value:.{digits}f} ({why})"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from asyncsim.study.options import Option, names_of, options_of, scale_of
 
-#: The options that all studies share, by the title above them; the options of one study alone stand first.
+#: The options that all studies share, by their titles; a study's additional options stand first.
 GROUPS = {
     "Training": ("methods", "problem", "batch_size", "learning_rate", "momentum", "optimizer"),
     "Seeds and budget": ("seeds", "steps"),
@@ -23,7 +23,7 @@ GROUPS = {
     "Output": ("out", "resume", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
     "Computing": ("device", "x64", "executor", "address", "cpus_per_run", "accelerators_per_run"),
 }
-#: The options in the short help, besides those of the study alone.
+#: The options in the short help, besides the study's additional options.
 COMMON = frozenset(
     (
         *("methods", "problem", "learning_rate", "seeds", "steps", "workers", "compute", "service", "policy"),
@@ -48,8 +48,8 @@ def help_of(name: str, study: ModuleType, typed: Sequence[str]) -> str:
     shared = {field: title for title, fields in GROUPS.items() for field in fields}
     is_shared = hasattr(study.Config, "help_notes")
     groups: dict[str, list[Option]] = {f"Study {name}": [], **{title: [] for title in GROUPS}}
-    own = [field for field in options if field not in shared]
-    for field in (*own, *(field for field in shared if field in options)):
+    specific = [field for field in options if field not in shared]
+    for field in (*specific, *(field for field in shared if field in options)):
         title = shared.get(field) if is_shared else None
         if not brief or title is None or field in COMMON:
             groups[title or f"Study {name}"].append(options[field])
@@ -104,7 +104,7 @@ def _filled(text: str, width: int, indent: str = "") -> str:
 
 
 def _wrap(text: str, width: int, start: str, indent: str) -> list[str]:
-    """Break a text into lines, the last of which has several words."""
+    """Break a text into lines; the last line has several words."""
     lines = textwrap.wrap(
         text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ) or [start.rstrip()]

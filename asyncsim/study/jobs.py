@@ -31,36 +31,35 @@ Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 class Result(NamedTuple):
-    """What a study returns."""
+    """The result of a study."""
 
     folder: Path  #: where everything was written
-    summary: "pd.DataFrame"  #: one row per run, or whatever a study is of that has none; also in ``summary.csv``
+    summary: "pd.DataFrame"  #: one row per run or per measurement; also in ``summary.csv``
 
 
 class Job(NamedTuple):
     """A run or a measurement, independent of all others."""
 
     name: str  #: as the user reads it
-    place: str  #: the file or folder, inside that of the study, where its result is kept
-    function: Callable[..., Any]  #: what an executor calls, with these arguments
+    place: str  #: the file or folder of its result, inside the study's folder
+    function: Callable[..., Any]  #: an executor calls it with these arguments
     arguments: tuple[Any, ...]
-    #: From the study's folder and what the function has returned: writes it, and returns the rows.
+    #: Writes the function's result into the study's folder, and returns the rows.
     keep: Callable[[Path, Any], Tables]
-    #: From the study's folder to the rows of what an earlier attempt has kept there; None if there is nothing, or
-    #: nothing that can be used.
+    #: Returns the rows of an earlier attempt from the study's folder; None if there is no usable result.
     read: Callable[[Path], Tables | None]
-    labels: Mapping[str, Any] = {}  #: columns that tell which it is, in the row of one that has failed
+    labels: Mapping[str, Any] = {}  #: columns that identify the job in the row of its error
     errors: str = results.SUMMARY  #: the table that gets this row
-    say: Callable[[Tables], str] = lambda tables: ""  #: from the rows to a few words about them
-    #: Whether the function writes to its place itself, and can go on there: it gets the study's folder first. Then the
-    #: study's folder is kept as soon as one has begun.
+    say: Callable[[Tables], str] = lambda tables: ""  #: describes the rows in a few words
+    #: Whether the function itself writes to the place, and can resume there: its first argument is the study's folder,
+    #: which then remains as soon as such a job has begun.
     in_folder: bool = False
 
 
 def measurement(name: str, function: Callable[..., Tables], *arguments: Any, place: str = "", **rest: Any) -> Job:
-    """Return a job whose rows are kept as they are, as values of JSON.
+    """Return a job whose rows are stored as JSON.
 
-    ``place`` is their file without its suffix, by default the job's name in ``parts``; ``rest``: other fields of `Job`.
+    ``place``: their file without its suffix, by default the job's name in ``parts``; ``rest``: other fields of `Job`.
     """
     place = f"{place or f'parts/{name}'}.json"
 
@@ -75,15 +74,15 @@ def measurement(name: str, function: Callable[..., Tables], *arguments: Any, pla
             tables: Tables = unsealed(folder / place)["tables"]
             return tables
         except (OSError, ValueError, KeyError) as error:
-            aside = set_aside(folder, place)
-            note(f"{folder / place}: damaged ({error}): moved to {aside}, and computed again")
+            moved = set_aside(folder, place)
+            note(f"{folder / place}: damaged ({error}): moved to {moved}, and computed again")
             return None
 
     return Job(name, place, function, arguments, keep, read, **rest)
 
 
 class Runner:
-    """Runs jobs into a folder, and writes their tables whenever one has ended."""
+    """Runs jobs into a folder, and writes their tables after each job."""
 
     def __init__(self, folder: Path, executor: Executor):
         self._folder, self._executor = folder, executor
@@ -92,45 +91,44 @@ class Runner:
         self.failed: dict[int, Tables] = {}  #: the rows of their errors, by the places of the jobs
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Compute those of some jobs that the folder has not yet."""
+        """Compute the jobs whose results are not in the folder yet."""
         places = range(len(self.jobs), len(self.jobs) + len(jobs))
         self.jobs += jobs
         for place in places:
-            found = self.jobs[place].read(self._folder)
-            if found is not None:
-                self._ended[place] = found
+            tables = self.jobs[place].read(self._folder)
+            if tables is not None:
+                self._ended[place] = tables
                 self._tell(place, "read")
         missing = [place for place in places if place not in self._ended]
         if len(missing) < len(places) or any(job.in_folder for job in jobs):
             self._write()
-        wanted = [self.jobs[place] for place in missing]
-        calls = [(job.function, *([self._folder] if job.in_folder else []), *job.arguments) for job in wanted]
-        told = set()
-        # On a terminal: how many have ended, at what rate, and the time left.
+        pending = [self.jobs[place] for place in missing]
+        calls = [(job.function, *([self._folder] if job.in_folder else []), *job.arguments) for job in pending]
+        errors = set()
         with tqdm(total=len(calls), desc="runs", unit="run", disable=not on_a_terminal(), leave=False) as bar:
-            for done in self._executor.map(_timed, calls):
+            for completion in self._executor.map(_timed, calls):
                 bar.update()
-                place = missing[done.place]
+                place = missing[completion.place]
                 job = self.jobs[place]
-                if isinstance(done.value, JobError):
-                    row = {**job.labels, "status": results.FAILED, "error": done.value.error}
+                if isinstance(completion.value, JobError):
+                    row = {**job.labels, "status": results.FAILED, "error": completion.value.error}
                     self.failed[place] = {job.errors: [row]}
-                    if done.value.error not in told:  # of each error the traceback once; a job that was lost has none
-                        told.add(done.value.error)
-                        if done.value.traceback:
-                            tell(done.value.traceback.rstrip())
+                    if completion.value.error not in errors:  # one traceback per error; a lost job has none
+                        errors.add(completion.value.error)
+                        if completion.value.traceback:
+                            tell(completion.value.traceback.rstrip())
                     self._write()
-                    self._tell(place, f"failed: {done.value.error}")
+                    self._tell(place, f"failed: {completion.value.error}")
                 else:
-                    value, seconds = done.value
+                    value, seconds = completion.value
                     self._ended[place] = job.keep(self._folder, value)
                     self._write()
-                    # Wall-clock times are said, not written: the same configuration writes the same bytes.
+                    # Wall-clock times are printed, not written: the same configuration writes the same bytes.
                     self._tell(place, f"in {seconds:.1f} s")
 
     @property
     def missing(self) -> list[str]:
-        """Where the jobs that have not ended would be kept."""
+        """The places of the jobs that have not ended."""
         return [job.place for place, job in enumerate(self.jobs) if place not in self._ended]
 
     def tables(self) -> "dict[str, pd.DataFrame]":
@@ -138,20 +136,20 @@ class Runner:
         import pandas as pd
 
         rows: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-        begun: dict[int, Tables] = {
+        started: dict[int, Tables] = {
             place: {results.SUMMARY: [{**job.labels, "status": results.UNFINISHED}]}
             for place, job in enumerate(self.jobs)
             if job.in_folder and place not in {**self._ended, **self.failed}
         }
-        # The columns come in the order of a row that has all; those that failed have few.
-        for place, tables in [*sorted(self._ended.items()), *sorted(self.failed.items()), *begun.items()]:
-            for name, own in tables.items():
-                rows.setdefault(name, []).extend((place, row) for row in own)
+        # The columns have the order of a complete row; rows of failed jobs have few.
+        for place, tables in [*sorted(self._ended.items()), *sorted(self.failed.items()), *started.items()]:
+            for name, entries in tables.items():
+                rows.setdefault(name, []).extend((place, row) for row in entries)
         return {
-            name: pd.DataFrame([row for _, row in own], index=[place for place, _ in own])
+            name: pd.DataFrame([row for _, row in entries], index=[place for place, _ in entries])
             .sort_index(kind="stable")
             .reset_index(drop=True)
-            for name, own in rows.items()
+            for name, entries in rows.items()
         }
 
     def _write(self) -> None:
@@ -159,10 +157,10 @@ class Runner:
             write_csv(self._folder / name, table)
 
     def _tell(self, place: int, how: str) -> None:
-        """Say that a job has ended: what is said is written."""
-        job, found = self.jobs[place], self._ended.get(place)
-        said = job.say(found) if found is not None else ""
-        text = f"{job.name}: {f'{said}, ' if said else ''}{how}"
+        """Print that a job has ended; its results are written by then."""
+        job, tables = self.jobs[place], self._ended.get(place)
+        words = job.say(tables) if tables is not None else ""
+        text = f"{job.name}: {f'{words}, ' if words else ''}{how}"
         tell(f"[{len(self._ended) + len(self.failed)}/{len(self.jobs)}] {text}")
 
 
@@ -180,17 +178,17 @@ def run_jobs(
     conclude: "Callable[[Path, pd.DataFrame], None]",
     follow: "Callable[[Path, pd.DataFrame], Sequence[Job]] | None" = None,
 ) -> Result:
-    """Run the jobs of a study into a new folder, or those that are missing in an old one, and conclude.
+    """Run the jobs of a study into a new folder, or the missing jobs of an old folder, and conclude.
 
-    A job that fails is a row with its error; the study ends with an error only if nothing else is in its summary.
+    A failed job is a row with its error; the study ends with an error only if all jobs failed.
 
-    ``study``: its name. ``record``: what the results depend on, for ``config.json``. ``executor``: that gives what
-    computes them, `opened` say. ``conclude``: from the folder and the summary, without what has failed: draws the
-    figures and prints the tables of what there is. ``follow``: from the folder and the summary of these jobs to more of
-    them, chosen by it, which are run then. After ``conclude`` it is said what the folder holds.
+    ``study``: its name. ``record``: the content of ``config.json``, everything that the results depend on.
+    ``executor``: a context that yields the executor, as `executor_of` does. ``conclude(folder, summary)`` draws the
+    figures and prints the tables of the finished runs; a list of the folder's files follows. ``follow(folder,
+    summary)`` returns further jobs.
 
-    A KeyboardInterrupt, or InputError, is passed on; tables and figures of what ended are there then, and
-    ``config.json`` names what is missing.
+    After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures of the finished runs,
+    and ``config.json`` names the missing runs.
     """
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
@@ -206,9 +204,9 @@ def run_jobs(
     started = time.perf_counter()
     with place as folder, executor as computing:
         runner = Runner(folder, computing)
-        # Whatever ends the process, what it leaves does not look complete.
+        # Whatever ends the process, the folder does not look complete.
         results.write_config(folder, record, [job.place for job in jobs], len(jobs))
-        results.write_made(folder)
+        results.write_origin(folder)
         results.remember(folder)
         try:
             runner.run(jobs)
@@ -217,12 +215,12 @@ def run_jobs(
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
                 results.write_config(folder, record, runner.missing, len(runner.jobs), interrupted=True)
-                results.write_made(folder, time.perf_counter() - started)
+                results.write_origin(folder, time.perf_counter() - started)
                 if len(ended := _ended(folder)):
                     ends(folder, ended)
             raise
         results.write_config(folder, record, runner.missing, len(runner.jobs))
-        results.write_made(folder, time.perf_counter() - started)
+        results.write_origin(folder, time.perf_counter() - started)
         summary = runner.tables()[results.SUMMARY]
         failed, tables = len(runner.failed), dict.fromkeys(name for rows in runner.failed.values() for name in rows)
         ended = _ended(folder)
@@ -238,25 +236,27 @@ def run_jobs(
 
 
 def read_summary(folder: Path) -> "pd.DataFrame":
-    """Read the rows of a study's summary that have a run, not those that failed or are under way."""
+    """Read the rows of finished runs of a study's summary, without failed and unfinished runs."""
     summary = read_table(folder / results.SUMMARY)
     if "status" not in summary:
         return summary
-    kept = summary[~summary["status"].isin((results.FAILED, results.UNFINISHED))].drop(columns="error", errors="ignore")
+    completed = summary[~summary["status"].isin((results.FAILED, results.UNFINISHED))].drop(
+        columns="error", errors="ignore"
+    )
     # Measurements have a status only beside others that failed.
-    return (kept.drop(columns="status") if kept["status"].isna().all() else kept).reset_index(drop=True)
+    return (completed.drop(columns="status") if completed["status"].isna().all() else completed).reset_index(drop=True)
 
 
 def _ended(folder: Path) -> Any:
-    """Return the summary of what has ended; an empty list before its first row is written."""
+    """Return the summary of the finished runs; an empty list before its first row is written."""
     return read_summary(folder) if (folder / results.SUMMARY).exists() else []
 
 
 @contextlib.contextmanager
-def opened(config: StudyOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
-    """Return the executor that a config asks for, for the length of a ``with`` block.
+def executor_of(config: StudyOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
+    """Yield the executor that a config chooses.
 
-    ``replays``: the problems that jobs replay, with how many workers; the largest decide how many are computed at once.
+    ``replays``: the problems of the jobs with their numbers of workers; the largest limits the concurrent jobs.
     """
     if config.executor == "local":
         from asyncsim.replays.tuning import replays_at_once

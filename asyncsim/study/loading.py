@@ -1,4 +1,4 @@
-"""Files of studies, methods and problems: which there are, how they are imported, and recognised when a study goes on.
+"""Files of studies, methods and problems: list and import them, and recognise them when a study is resumed.
 
 A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``. The shipped ones are
 in ``studies/`` beside the package (in a clone) or inside it (when installed); a user's own are in ``studies/`` of the
@@ -30,11 +30,11 @@ from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, require_choice, shown
 from asyncsim.base.files import open_file, require_plain, results_of
 
-#: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
+#: Options of a study that are arguments of its methods, and of its problem, unless these set their own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
 OF_PROBLEMS = ("batch_size", "workers", "dirichlet")
 #: ``FILE.py:FUNCTION``, with arguments or without.
-_OWN = re.compile(r"\s*([^(]+?\.py):(.*)", re.DOTALL)
+_USER_FUNCTION = re.compile(r"\s*([^(\0]+?\.py):(.*)", re.DOTALL)
 
 
 def studies() -> dict[str, Path]:
@@ -42,13 +42,13 @@ def studies() -> dict[str, Path]:
 
     A user's file never takes the place of a shipped study; see `hidden`.
     """
-    return {**_own(), **_files(shipped("studies"))}
+    return {**_user_studies(), **_files(shipped("studies"))}
 
 
 def hidden() -> dict[str, Path]:
-    """Return the working folder's files that are not listed because a shipped study has their name."""
+    """Return the working folder's files that a shipped study of the same name hides."""
     ours = _files(shipped("studies"))
-    return {name: path for name, path in _own().items() if name in ours and not path.samefile(ours[name])}
+    return {name: path for name, path in _user_studies().items() if name in ours and not path.samefile(ours[name])}
 
 
 def shipped(name: str) -> Path:
@@ -60,15 +60,15 @@ def shipped(name: str) -> Path:
 
 def load(name: str, options_alone: bool = False) -> ModuleType:
     """Import a study; ``options_alone``: only its Config and SCALES, with what these need of its imports."""
-    found = studies()
-    path = found[require_choice("study", name, found)]
+    paths = studies()
+    path = paths[require_choice("study", name, paths)]
     try:
         if options_alone and (options := _options_of(name, path)) is not None:
             return options
         module = load_file(f"asyncsim.studies.{name}", path)
     except (Exception, SystemExit) as error:
         raise InputError(f"study = {name!r}: {path} cannot be imported: {told_in_a_line(error, path)}") from error
-    missing = [needed for needed in ("Config", "run") if not callable(getattr(module, needed, None))]
+    missing = [name for name in ("Config", "run") if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(
             f"study = {name!r}: {path} has no {' and no '.join(missing)}; "
@@ -78,9 +78,9 @@ def load(name: str, options_alone: bool = False) -> ModuleType:
 
 
 def _options_of(name: str, path: Path) -> ModuleType | None:
-    """Return a module of a study's options, made without the rest of its file: none of its heavy imports is loaded.
+    """Return a module of a study's options alone, without the heavy imports of its file.
 
-    None if the file has statements at its top level whose effect on the options cannot be seen, or no study.
+    None if the file is no study, or has top-level statements with unknown effects on the options.
     """
     tree = ast.parse(path.read_bytes())
     docstring = ast.get_docstring(tree)
@@ -89,25 +89,25 @@ def _options_of(name: str, path: Path) -> ModuleType | None:
     defined = {statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)}
     if not {"Config", "run"} <= defined or not all(isinstance(statement, kinds) for statement in statements):
         return None
-    needed = {"Config", "SCALES"}
-    kept: list[ast.stmt] = []
+    required = {"Config", "SCALES"}
+    selected: list[ast.stmt] = []
     for statement in reversed(statements):
         if isinstance(statement, ast.Import | ast.ImportFrom):
             aliases = statement.names
-            statement.names = [alias for alias in aliases if (alias.asname or alias.name.partition(".")[0]) in needed]
+            statement.names = [alias for alias in aliases if (alias.asname or alias.name.partition(".")[0]) in required]
             if statement.names:
-                kept.append(statement)
-        elif needed & _bound(statement):
+                selected.append(statement)
+        elif required & _bound(statement):
             names = (node for node in _evaluated(statement) if isinstance(node, ast.Name))
-            needed |= {name.id for name in names if isinstance(name.ctx, ast.Load)}
-            kept.append(statement)
+            required |= {name.id for name in names if isinstance(name.ctx, ast.Load)}
+            selected.append(statement)
     module = ModuleType(f"asyncsim.options.{name}", docstring)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses look for the names of annotations
-    body = ast.Module(kept[::-1], [])
+    body = ast.Module(selected[::-1], [])
     try:
         exec(compile(body, str(path), "exec", __future__.annotations.compiler_flag, dont_inherit=True), vars(module))
-    except NameError:  # of a name that only running the Config's methods would need
+    except NameError:  # a name that only the Config's methods need
         return None
     return module
 
@@ -121,7 +121,7 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is evaluated when a file's options are made: not the methods of its classes, but for special ones."""
+    """Yield the nodes that defining the options evaluates: no bodies of methods, except special methods."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(node, ast.ClassDef) and isinstance(child, ast.FunctionDef) and not child.name.startswith("__"):
@@ -132,57 +132,57 @@ def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def own_file(text: str) -> tuple[str, str]:
-    """Return the file of the user's own that an entry names, empty if it names none, and the rest of the entry."""
-    found = _OWN.fullmatch(text)
-    return (found[1], found[2].strip()) if found else ("", text.strip())
+    """Return the user's file that an entry names, or an empty text, and the rest of the entry."""
+    match = _USER_FUNCTION.fullmatch(text)
+    return (match[1], match[2].strip()) if match else ("", text.strip())
 
 
 def load_function(option: str, entry: str, file: str, name: str, kind: str) -> Callable[..., Any]:
-    """Return a function of a file, which returns something of a ``kind``; raise InputError if there is none."""
-    told, path = f"{option} = {shown(entry)}", require_plain(Path(file)).resolve()
+    """Import a function of a file that returns a ``kind``; raise InputError if there is none."""
+    subject, path = f"{option} = {shown(entry)}", require_plain(Path(file)).resolve()
     if not path.is_file():
-        raise InputError(f"{told}: there is no file {file}")
-    # As of a script, what lies beside it can be imported; but never before what is installed, or from results.
+        raise InputError(f"{subject}: there is no file {file}")
+    # Like a script, it can import files beside it; but installed packages come first, and results never count.
     if str(path.parent) not in sys.path and results_of(path) is None:
         sys.path.append(str(path.parent))
     try:
-        found = getattr(load_file(f"asyncsim.own.{path.stem}", path), name, None)
+        function = getattr(load_file(f"asyncsim.own.{path.stem}", path), name, None)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{told}: cannot be imported: {told_in_a_line(error, str(path))}") from error
-    if found is None:
-        raise InputError(f"{told}: {file} has no function {name}")
-    if not callable(found):
-        raise InputError(f"{told}: {name} is a {type(found).__name__}, must be a function that returns a {kind}")
-    return found
+        raise InputError(f"{subject}: cannot be imported: {told_in_a_line(error, str(path))}") from error
+    if function is None:
+        raise InputError(f"{subject}: {file} has no function {name}")
+    if not callable(function):
+        raise InputError(f"{subject}: {name} is a {type(function).__name__}, must be a function that returns a {kind}")
+    return function
 
 
 def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the files of all ``FILE.py:FUNCTION`` in the values of options: option and sha256 by path."""
-    found = {}
+    hashes = {}
     for option, value in options.items():
-        texts = [one for one in (value if isinstance(value, tuple | list) else (value,)) if isinstance(one, str)]
+        texts = [text for text in (value if isinstance(value, tuple | list) else (value,)) if isinstance(text, str)]
         for entry in dict.fromkeys([*texts, *split(texts)]):
             file, _ = own_file(entry)
             if file and require_plain(Path(file)).is_file():
-                with open_file(Path(file)) as opened:
-                    found[file] = option, sha256(opened.read())
-    return found
+                with open_file(Path(file)) as file_handle:
+                    hashes[file] = option, sha256(file_handle.read())
+    return hashes
 
 
 def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
-    """Raise InputError for a file in values of options that only a folder of results names, if it may be a stranger's.
+    """Raise InputError for a file that only a folder of results names, if it may be a stranger's.
 
-    It is imported again only if its hash is that which is recorded and it lies outside the folder; or if it is typed.
+    Such a file is imported again only if it lies outside the folder and has the recorded hash, or if the user typed it.
     """
     recorded = results.config_of(folder).get(results.FILES)
-    for file, (option, found) in files_of(values).items():
+    for file, (option, digest) in files_of(values).items():
         if results_of(Path(file)) or results_of(Path(file).resolve()):
             why = "lies inside the results"
         elif not isinstance(recorded, dict) or file not in recorded:
             why = f"has no hash in {results.CONFIG}"
-        elif recorded[file] != found:
-            told = f"resume = {str(folder)!r}: {file} is not the file that it was"
-            raise InputError(f"{told}; restore the file, or {results.ANEW}")
+        elif recorded[file] != digest:
+            problem = f"resume = {str(folder)!r}: {file} is not the file that it was"
+            raise InputError(f"{problem}; restore the file, or {results.RESTART}")
         else:
             continue
         raise InputError(
@@ -192,7 +192,7 @@ def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
 
 
 def load_file(name: str, path: Path) -> ModuleType:
-    """Import a Python file under a module name, once, or again if it has changed; no other than what is read here."""
+    """Import a Python file under a module name, again if it has changed; it runs exactly the bytes of this read."""
     source = path.read_bytes()
     key = str(path), sha256(source)
     module = sys.modules.get(name)
@@ -213,20 +213,20 @@ def load_file(name: str, path: Path) -> ModuleType:
 
 
 def sha256(content: bytes) -> str:
-    """Return the hash by which the content of a file is recognised."""
+    """Return the SHA-256 of a file's content."""
     return hashlib.sha256(content).hexdigest()
 
 
 def told_in_a_line(error: BaseException, path: str | Path) -> str:
-    """Return an error in one line, with the line of the file that led to it."""
+    """Return an error in one line, with the line of the file that caused it."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f"line {lines[-1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {error}"
+    line = f"line {lines[-1]}: " if lines else ""
+    return f"{line}{type(error).__name__}: {error}"
 
 
-def _own() -> dict[str, Path]:
+def _user_studies() -> dict[str, Path]:
     return _files(Path.cwd() / "studies")
 
 
@@ -235,15 +235,14 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 class Unrecognised(Exception):
-    """A function that is in no file."""
+    """A function without a file."""
 
 
 def recognised(value: Any) -> str | None:
     """Return a hash by which a method or a problem is recognised, also in another process.
 
-    Of its functions it has the files, with what these import from the same folder, and what they have closed over; of
-    data the bytes. Not seen are libraries, and objects of other kinds than these. None if a function is in no file, as
-    those of a notebook are.
+    It covers the files of functions, files of the same folder that these import, closures, and the bytes of data; it
+    does not cover libraries and other objects. None if a function is in no file, as in a notebook.
     """
     digest = hashlib.sha256()
     try:
@@ -254,16 +253,16 @@ def recognised(value: Any) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """Yield the bytes of what makes a value; ``seen`` has those before it, which come once, by their id."""
+def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+    """Yield the bytes that determine a value; ``earlier`` objects, by their ids, are yielded once."""
     yield f"{type(value).__qualname__}:".encode()
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield f"{value!r};".encode()
         return
-    if id(value) in seen:
-        yield f"{seen[id(value)][0]};".encode()
+    if id(value) in earlier:
+        yield f"{earlier[id(value)][0]};".encode()
         return
-    seen[id(value)] = len(seen), value
+    earlier[id(value)] = len(earlier), value
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         items: Any = (value.tolist(),) if value.dtype == object else ()
         yield f"{value.dtype}{value.shape}".encode()
@@ -271,7 +270,7 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     elif hasattr(value, "dtype"):  # keys of random numbers
         items = (str(value),)
     elif isinstance(value, Mapping):
-        items = [one for item in value.items() for one in item]
+        items = [entry for item in value.items() for entry in item]
     elif isinstance(value, tuple | list):
         items = value
     elif isinstance(value, set | frozenset):
@@ -297,31 +296,31 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             items = (*items, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     for item in items:
-        yield from _parts(item, seen)
+        yield from _parts(item, earlier)
     yield f";{len(items)}".encode()
 
 
 def _source(file: str, namespace: Mapping[str, Any]) -> bytes:
-    """Return the hashes of a file and of those in its folder from which its namespace has something."""
+    """Return the hashes of a file and of the files of its folder that its namespace uses."""
     if _is_of_library(file):
         return b"library"
-    found: dict[str, bytes] = {}
+    digests: dict[str, bytes] = {}
     open_files = [(file, namespace)]
     while open_files:
         path, names = open_files.pop()
-        if path in found:
+        if path in digests:
             continue
         try:
-            found[path] = sha256(Path(path).read_bytes()).encode()
+            digests[path] = sha256(Path(path).read_bytes()).encode()
         except OSError:
             raise Unrecognised from None
         for named in list(names.values()):
             name = named.__name__ if isinstance(named, types.ModuleType) else getattr(named, "__module__", None)
             module = sys.modules.get(name) if isinstance(name, str) else None
-            beside = getattr(module, "__file__", None)
-            if beside and Path(beside).resolve().parent == Path(file).resolve().parent:
-                open_files.append((beside, vars(module)))
-    return b"".join(sorted(found.values()))
+            neighbour = getattr(module, "__file__", None)
+            if neighbour and Path(neighbour).resolve().parent == Path(file).resolve().parent:
+                open_files.append((neighbour, vars(module)))
+    return b"".join(sorted(digests.values()))
 
 
 @functools.cache

@@ -257,7 +257,7 @@ def _texts(config: type) -> dict[str, str]:
     for kind in reversed(config.__mro__[:-1]):
         try:
             body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except OSError:  # a class of a notebook, say
+        except OSError:  # a class of a notebook, for example
             continue
         for field, following in itertools.pairwise(getattr(body[0], "body", [])):
             match field, following:

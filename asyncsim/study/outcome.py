@@ -1,4 +1,4 @@
-"""How runs ended: a row of each, and a table of the means over seeds."""
+"""Outcomes of runs: a row for each run, and a table of the means over seeds."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,18 +22,18 @@ ROOM = 4
 
 
 def outcome(run: Run, trace: Trace) -> dict[str, Any]:
-    """Return how a run ended, as columns.
+    """Return the outcome of a run as columns.
 
     ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the
-    `late_energy_ratio` if energies are recorded, and ``median_...`` the mean of the recorded medians of a method's own
-    diagnostic in that tenth, or the last of them if there is none that late. ``train_...`` and ``test_...`` are the
-    last evaluation's. NaN if the run diverged.
+    `late_energy_ratio` if energies are recorded, and ``median_...`` the mean of the recorded medians of a method's
+    diagnostic in that tenth, or the last median if none is that late. ``train_...`` and ``test_...`` are of the last
+    evaluation. NaN if the run diverged.
     """
     total = len(trace.accepted)
     last = _last(run.commits, total)
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()
-    shown = run.diagnostics[(run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")]
-    late = shown[shown["commit"] >= min(last["commit"].iloc[0], shown["commit"].max())]
+    median_rows = run.diagnostics[(run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")]
+    late = median_rows[median_rows["commit"] >= min(last["commit"].iloc[0], median_rows["commit"].max())]
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
     with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
         loss = last["loss"].mean()
@@ -50,10 +50,10 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
 
 
 def energy_ratios(commits: pd.DataFrame) -> pd.Series:
-    """Return central over proxy energy of each commit by which the central variable had moved since the worker's read.
+    """Return the ratio of central to proxy energy of each commit.
 
-    NaN if it had not moved, as at most commits of a server that waits for several messages: those do not say how
-    energetic its steps are.
+    NaN if the central variable had not moved since the worker's read, as at most commits of a server that waits for
+    several messages: such commits say nothing about the energy of its steps.
     """
     central = commits["central_energy"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -61,9 +61,9 @@ def energy_ratios(commits: pd.DataFrame) -> pd.Series:
 
 
 def late_energy_ratio(commits: pd.DataFrame, total: int) -> float:
-    """Return the median of `energy_ratios` over the last tenth of ``total`` commits; the last one if none is that late.
+    """Return the median of `energy_ratios` over the last tenth of ``total`` commits.
 
-    NaN if there is none at all.
+    The last ratio if none is that late; NaN without any ratio.
     """
     ratios = energy_ratios(commits).dropna()
     if ratios.empty:
@@ -79,7 +79,7 @@ def _last(commits: pd.DataFrame, total: int) -> pd.DataFrame:
 def own_measures(columns: Iterable[str]) -> list[str]:
     """Return the columns of a problem's measures that tables show beside losses and the test accuracy.
 
-    They are of the test data; of the training data, if there are no others.
+    Measures of the test data, or else of the training data.
     """
     of_test = [name for name in columns if name.startswith("test_")]
     measured = of_test or [name for name in columns if name.startswith("train_")]
@@ -87,31 +87,31 @@ def own_measures(columns: Iterable[str]) -> list[str]:
 
 
 def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
-    """Return a table of how the runs of a study ended, one line for each combination of some columns.
+    """Return a table of the outcomes of a study's runs, one line for each combination of some columns.
 
-    All means are over one population, the seeds that finished; the first column says how many of them diverged. A line
-    below names the measures of the problem's own for which there is no room.
+    All means are over the finished seeds; the first column counts the diverged seeds. A line below names the problem's
+    measures for which there is no room.
     """
-    own = own_measures(summary)
-    shown = [name for name in (*_FIRST, *own[:ROOM], *_LAST) if name in summary]
+    specific = own_measures(summary)
+    columns = [name for name in (*_FIRST, *specific[:ROOM], *_LAST) if name in summary]
     keys = [summary[name] for name in by]
-    means = summary[shown].where(summary["status"] == "finished").groupby(keys, sort=False).mean()
+    means = summary[columns].where(summary["status"] == "finished").groupby(keys, sort=False).mean()
     runs = summary.groupby(list(by), sort=False)["status"]
     means.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
     text = text_of(means.reset_index())
-    return f"{text}\nalso in {SUMMARY}: {', '.join(own[ROOM:])}" if own[ROOM:] else text
+    return f"{text}\nalso in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else text
 
 
 def averaged(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
-    """Return in words over which seeds the means of a table are that has a line for each combination of some columns.
+    """Describe the seeds of the means of a table with a line for each combination of some columns.
 
-    A study that was interrupted, or of which runs failed, has fewer seeds in some lines than in others.
+    An interrupted study, or one with failed runs, has fewer seeds in some lines than in others.
     """
     seeds = summary.groupby(list(by), dropna=False)["seed"].nunique()
-    fewest, most = int(seeds.min()), int(seeds.max())
-    if most == 1:
+    smallest, largest = int(seeds.min()), int(seeds.max())
+    if largest == 1:
         return "one seed"
     diverged = (summary["status"] == "diverged").any()
     if not diverged:
-        return over_seeds(most, "means over", fewest)
-    return f"means over the seeds that finished, of {most if fewest == most else f'{fewest} to {most}'}"
+        return over_seeds(largest, "means over", smallest)
+    return f"means over the seeds that finished, of {largest if smallest == largest else f'{smallest} to {largest}'}"

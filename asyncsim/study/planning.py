@@ -1,6 +1,6 @@
-"""Measure clusters by time alone, many at once: how long until a horizon, how stale, who waits, what is sent.
+"""Measure many clusters by time alone: the time to a horizon, staleness, waiting and traffic.
 
-No gradients. A trace is measured from its columns, and not kept.
+No gradients are computed. A trace is measured from its columns and discarded.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from asyncsim.traces.trace_summary import counted_messages, undone
 
 #: Quantities that a horizon may be given in.
 HORIZONS = ("versions", "gradients", "seconds")
-#: Rounds, commits of each worker on average, before which a replay's time to the target is no answer.
+#: Fewest rounds (commits per worker) for a meaningful time to the target of a replay.
 FEWEST_ROUNDS = 10
-#: Commits per worker of the first simulation to a horizon in seconds, and the factor by which the next one is longer
-#: than estimated.
+#: Commits per worker of the first simulation to a horizon in seconds; the next one is longer than estimated by the
+#: factor.
 _FIRST_LOOK, _MARGIN = 8, 1.05
-#: Staleness is lower if it is below this share of the other.
+#: A staleness is lower if its ratio is below this.
 _CLEARLY = 0.99
 #: Commits per worker, in units of the staleness bound, until slightly faster workers wait.
 _AHEAD = 4
@@ -42,13 +42,13 @@ class Horizon(NamedTuple):
 
 
 def measure(
-    cluster: Cluster, message_bytes: tuple[float, float], horizon: Horizon, most: int, seed: int
+    cluster: Cluster, message_bytes: tuple[float, float], horizon: Horizon, limit: int, seed: int
 ) -> dict[str, Any]:
-    """Return what a cluster needs until a horizon, from one simulation of at most about ``most`` commits.
+    """Return the cost of a cluster until a horizon, from one simulation of at most about ``limit`` commits.
 
-    A horizon that is further away is reached at the rate that the simulation has after its start-up: one commit of each
-    worker, with bounded staleness as many more as it takes until the fast ones wait, and whole versions, at most half
-    of all. Rates, shares of time and staleness are without it.
+    A horizon beyond the simulation is extrapolated with the rate after the start-up: one commit of each worker (with
+    bounded staleness more, until fast workers wait), rounded to whole versions, at most half of all commits. Rates,
+    shares of time and staleness exclude the start-up.
 
     Parameters
     ----------
@@ -56,10 +56,10 @@ def measure(
     message_bytes : pair of float
         Bytes of a message up and of one down, or of each worker's part of an all-reduce.
     horizon : Horizon
-    most : int
-        Commits that are simulated, if so many are needed.
+    limit : int
+        The most commits of the simulation.
     seed : int
-        As of `asyncsim.simulate`: clusters of one seed share their random numbers.
+        As in `asyncsim.simulate`: clusters with the same seed share their random numbers.
 
     Returns
     -------
@@ -69,13 +69,13 @@ def measure(
         - ``staleness_mean``, ``staleness_q99``: of the messages taken up (versions).
         - ``computing``, ``sending``, ``waiting``, ``held``, ``away``: shares of the workers' time, of whole cycles from
           one visit's end to the next: ``sending`` both ways, ``waiting`` at the server, ``held`` by the policy or being
-          served, ``away`` after a failure; ``in_vain`` is the part of ``computing`` of which nothing came.
+          served, ``away`` after a failure; ``in_vain`` is the part of ``computing`` whose gradients were lost.
         - ``goodput``: the share of the workers' time that went into gradients that count.
         - ``absences``: how often a worker or the server was away in the whole simulation.
     """
-    trace = _simulated(cluster, horizon, most, seed)
+    trace = _simulated(cluster, horizon, limit, seed)
     accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
-    column = {name: trace.frame[name].to_numpy() for name in _NEEDED}
+    column = {name: trace.frame[name].to_numpy() for name in _COLUMNS}
     amounts = _amounts(trace)
     time, group = amounts["seconds"], cluster.policy.per_version(cluster.workers)
     start = cluster.workers * (1 + _AHEAD * (cluster.policy.bound or 0))
@@ -85,13 +85,13 @@ def measure(
     beyond = amounts[horizon.of][-1] < horizon.amount
     if beyond:
         missing = (horizon.amount - amounts[horizon.of][-1]) / per_second[horizon.of]
-        found = {name: float(values[-1]) + missing * per_second[name] for name, values in amounts.items()}
+        totals = {name: float(values[-1]) + missing * per_second[name] for name, values in amounts.items()}
     else:
         side: Literal["left", "right"] = "right" if horizon.of == "seconds" else "left"
         at = int(np.searchsorted(amounts[horizon.of], horizon.amount, side)) - (side == "right")
-        found = {name: float(values[at]) if at >= 0 else 0.0 for name, values in amounts.items()}
+        totals = {name: float(values[at]) if at >= 0 else 0.0 for name, values in amounts.items()}
     if horizon.of == "seconds":
-        found["seconds"] = horizon.amount
+        totals["seconds"] = horizon.amount
     begin = column["commit_time"][accepted][warm_up]
     late = column["commit_time"] > begin
     up, down = message_bytes
@@ -104,7 +104,7 @@ def measure(
     staleness = counted_messages(trace, warm_up + 1)["staleness"].to_numpy()
     shares = _shares_with_failures(trace, warm_up) if trace.has_failures else _shares(column, accepted, begin)
     return {
-        **found,
+        **totals,
         "extrapolated": bool(beyond),
         "gradients_per_second": per_second["gradients"],
         "versions_per_second": per_second["versions"],
@@ -118,38 +118,38 @@ def measure(
 
 
 #: Columns of a trace that are measured.
-_NEEDED = ("worker", "read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+_COLUMNS = ("worker", "read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 
 
-def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> Trace:
-    """Return a trace that reaches the horizon, or has all the commits that it may have: whole versions and rounds."""
+def _simulated(cluster: Cluster, horizon: Horizon, limit: int, seed: int) -> Trace:
+    """Simulate until the horizon or the limit, in whole versions and rounds."""
     per_version = cluster.policy.per_version(cluster.workers)
-    whole = math.lcm(per_version, cluster.workers)
-    whole = whole if whole <= most // 4 else per_version
-    most = max(whole * (most // whole), 2 * whole)
+    unit = math.lcm(per_version, cluster.workers)
+    unit = unit if unit <= limit // 4 else per_version
+    limit = max(unit * (limit // unit), 2 * unit)
     first = {"versions": horizon.amount * per_version, "gradients": horizon.amount / cluster.mean_window}
-    needed = first.get(horizon.of, _FIRST_LOOK * cluster.workers)
+    length = first.get(horizon.of, _FIRST_LOOK * cluster.workers)
     while True:
-        commits = min(most, max(2 * whole, whole * math.ceil(min(needed, most) / whole)))
+        commits = min(limit, max(2 * unit, unit * math.ceil(min(length, limit) / unit)))
         trace = simulate(cluster, commits, seed, progress=False)
         reached = float(_amounts(trace)[horizon.of][-1])
-        if reached >= horizon.amount or commits >= most:
+        if reached >= horizon.amount or commits >= limit:
             return trace
-        needed = max(commits + whole, commits * _MARGIN * horizon.amount / max(reached, 1e-300))
+        length = max(commits + unit, commits * _MARGIN * horizon.amount / max(reached, 1e-300))
 
 
 def _amounts(trace: Trace) -> dict[str, np.ndarray]:
-    """Return the versions, gradients and seconds after each message that was taken up.
+    """Return the versions, gradients and seconds after each accepted message.
 
-    A version of an all-reduce is there once that is done. What a server lost when it went back to a checkpoint does not
-    count.
+    A version of an all-reduce exists once the all-reduce has ended. Messages that a server lost by returning to a
+    checkpoint do not count.
     """
-    frame, done = trace.accepted.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
+    frame, delay = trace.accepted.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
     counts = ~undone(trace.accepted)
     return {
         "versions": np.cumsum((frame["outcome"] == "applied").to_numpy() & counts),
         "gradients": np.cumsum(frame["local_steps"].to_numpy() * counts),
-        "seconds": frame["commit_time"].to_numpy() + done,
+        "seconds": frame["commit_time"].to_numpy() + delay,
     }
 
 
@@ -158,8 +158,8 @@ def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
     before = previous_rows(column["worker"])
     commit = column["commit_time"]
     last = np.where(before >= 0, commit[before], 0.0)
-    whole = (before >= 0) & (last >= begin)
-    total = (commit - last)[whole].sum()
+    is_whole = (before >= 0) & (last >= begin)
+    total = (commit - last)[is_whole].sum()
     if not total > 0:
         return dict.fromkeys(("computing", "sending", "waiting", "held", "away", "in_vain"), np.nan)
     computing = np.maximum(column["send_time"] - column["start_time"], 0.0)
@@ -167,21 +167,21 @@ def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
     sending = np.maximum(column["arrive_time"] - column["send_time"], 0.0) + np.maximum(returning, 0.0)
     waiting = np.maximum(column["serve_time"] - column["arrive_time"], 0.0)
     parts = {"computing": computing, "sending": sending, "waiting": waiting}
-    shares = {name: float(values[whole].sum() / total) for name, values in parts.items()}
-    in_vain = float(computing[whole & ~accepted].sum() / total)
+    shares = {name: float(values[is_whole].sum() / total) for name, values in parts.items()}
+    in_vain = float(computing[is_whole & ~accepted].sum() / total)
     return {**shares, "held": max(0.0, 1.0 - sum(shares.values())), "away": 0.0, "in_vain": in_vain}
 
 
 def _shares_with_failures(trace: Trace, warm_up: int) -> dict[str, float]:
-    """Return the same of a cluster with failures, whose workers have no cycles."""
-    found = trace.summary(warm_up + 1)
+    """Return the shares of `_shares` for a cluster with failures, whose workers have no cycles."""
+    summary = trace.summary(warm_up + 1)
     return {
-        "computing": found["computing_share"],
-        "sending": found["sending_share"] + found["returning_share"],
-        "waiting": found["waiting_share"],
-        "held": found["served_share"] + found["held_share"],
-        "away": found["away_share"],
-        "in_vain": found["computing_share"] - found["counted_share"],
+        "computing": summary["computing_share"],
+        "sending": summary["sending_share"] + summary["returning_share"],
+        "waiting": summary["waiting_share"],
+        "held": summary["served_share"] + summary["held_share"],
+        "away": summary["away_share"],
+        "in_vain": summary["computing_share"] - summary["counted_share"],
     }
 
 
@@ -193,19 +193,19 @@ class Candidate(NamedTuple):
     message_bytes: tuple[float, float]  #: up and down
 
 
-def measure_all(candidates: Sequence[Candidate], horizon: Horizon, most: int, seeds: int, table: str) -> Any:
-    """Return the rows of a table, for each candidate and seed: its labels, what is measured, what `known_cost` says."""
+def measure_all(candidates: Sequence[Candidate], horizon: Horizon, limit: int, seeds: int, table: str) -> Any:
+    """Return a table with a row for each candidate and seed: labels, measurements, and theory of `known_cost`."""
     rows = []
-    for one in candidates:
-        known = known_cost(one.cluster, horizon)._asdict()
+    for candidate in candidates:
+        theory = known_cost(candidate.cluster, horizon)._asdict()
         for seed in range(seeds):
-            found = measure(one.cluster, one.message_bytes, horizon, most, seed)
-            rows.append({**one.labels, "seed": seed, **found, **known})
+            measured = measure(candidate.cluster, candidate.message_bytes, horizon, limit, seed)
+            rows.append({**candidate.labels, "seed": seed, **measured, **theory})
     return {table: rows}
 
 
 class KnownCost(NamedTuple):
-    """What a closed form says of the time to a horizon; of one in seconds, of the time of a thousand gradients."""
+    """The time to a horizon by a closed form; for a horizon in seconds, the time of a thousand gradients."""
 
     theory: float  #: seconds in the long run, or the least possible; not a number if there is none
     theory_name: str
@@ -213,28 +213,28 @@ class KnownCost(NamedTuple):
 
 
 def known_cost(cluster: Cluster, horizon: Horizon) -> KnownCost:
-    """Return what is known of the cost of a horizon; with failures, what it is at least."""
-    known = throughput_theory(dataclasses.replace(cluster, failures=()) if cluster.failures else cluster)
-    if known is None:
+    """Return the theoretical cost of a horizon; with failures, a lower bound."""
+    theory = throughput_theory(dataclasses.replace(cluster, failures=()) if cluster.failures else cluster)
+    if theory is None:
         return KnownCost(math.nan, "", False)
     if cluster.failures:
-        known = known._replace(name=f"{known.name}, without failures", exact=False)
+        theory = theory._replace(name=f"{theory.name}, without failures", exact=False)
     commits = {
         "versions": horizon.amount * cluster.policy.per_version(cluster.workers),
         "gradients": horizon.amount / cluster.mean_window,
         "seconds": 1000 / cluster.mean_window,
     }
-    return KnownCost(commits[horizon.of] / known.commits, known.name, known.exact)
+    return KnownCost(commits[horizon.of] / theory.commits, theory.name, theory.exact)
 
 
 def pareto(cost: np.ndarray, staleness: np.ndarray) -> np.ndarray:
-    """Return which candidates no other beats in both cost and staleness, ``[candidates]``; of equal ones the first.
+    """Mark the candidates on the Pareto front of cost and staleness, ``[candidates]``; the first of equal ones.
 
-    Staleness must be less by a hundredth.
+    Only a difference of at least a hundredth makes a staleness lower.
     """
     front = np.zeros(len(cost), bool)
-    least = np.inf
+    lowest = np.inf
     for place in np.lexsort((staleness, cost)):
-        if staleness[place] < _CLEARLY * least:
-            front[place], least = True, staleness[place]
+        if staleness[place] < _CLEARLY * lowest:
+            front[place], lowest = True, staleness[place]
     return front

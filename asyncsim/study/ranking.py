@@ -39,10 +39,10 @@ class Measure(NamedTuple):
 
     name: str
     best: str = "least"  #: or ``"most"``: which values are best
-    title: str = ""  #: in a table; by default that of the column
+    title: str = ""  #: in a table; by default the title of the column
 
     @property
-    def shown(self) -> str:
+    def heading(self) -> str:
         """Its title in a table."""
         return self.title or as_column(self.name).title
 
@@ -80,7 +80,7 @@ def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measu
     a target are the seeds that reached it; the best mean of the measure; the least mean of the final loss, on the
     training data if it is known. Rows that tie keep the order of the summary.
 
-    Columns: those of `means` with spreads, of the measure and of ``columns``.
+    Columns: as `means` with spreads returns for the measure and ``columns``.
     """
     loss = next((name for name in ("train_loss", "final_loss") if name in summary), measure.name)
     table = means(summary, by, dict.fromkeys((measure.name, *columns)), spreads=True)
@@ -109,7 +109,7 @@ def tuned(
     over : Sequence[str]
         Columns of the values that were tried for each combination.
     cases : Sequence[str]
-        Columns of cases, attacks for instance, of which the worst counts for each tried value; only its runs remain.
+        Columns of cases, attacks for instance: the worst case counts for each tried value; only its runs remain.
     """
     values = [*by, *over]
     order = grid(summary, [*values, *cases], (), measure)
@@ -221,9 +221,9 @@ def noise_of(values: np.ndarray, rows: int) -> Noise:
 
 def _studentized_range(rows: int, degrees: float) -> float:
     """Return the quantile of the studentized range; between whole degrees at most 3 % too wide."""
-    whole = max(1, math.floor(degrees))
-    logs = np.log([_studentized_range_of(rows, whole + 1), _studentized_range_of(rows, whole)])
-    return float(np.exp(np.interp(1 / degrees, [1 / (whole + 1), 1 / whole], logs)))
+    floor = max(1, math.floor(degrees))
+    logs = np.log([_studentized_range_of(rows, floor + 1), _studentized_range_of(rows, floor)])
+    return float(np.exp(np.interp(1 / degrees, [1 / (floor + 1), 1 / floor], logs)))
 
 
 @functools.cache
@@ -240,20 +240,22 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
     return [number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "") for mean, sd in pairs]
 
 
-def ranked_text(table: pd.DataFrame, by: Sequence[str], measure: Measure, more: Iterable[str], file: str = "") -> str:
+def ranked_text(
+    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str], file: str = ""
+) -> str:
     """Return a `ranked` table as text; several rows have places, and a legend of the marks below.
 
     ``by``: the columns that name a row. ``more``: further columns, if the table has them. ``file``: as in
     `asyncsim.base.console.table_text`.
     """
-    ends = ["reached", "diverged", *(name for name in more if name != measure.name)]
-    shown = table.assign(**{measure.name: spread(table, measure.name)})
-    first = Column(measure.name, measure.shown)
+    ends = ["reached", "diverged", *(name for name in further if name != measure.name)]
+    columns = table.assign(**{measure.name: spread(table, measure.name)})
+    first = Column(measure.name, measure.heading)
     if len(table) == 1:
-        return text_of(shown, [*by, first, *ends], file)
+        return text_of(columns, [*by, first, *ends], file)
     order = order_columns(table)
-    shown = shown.assign(**order)
-    return f"{text_of(shown, ['', *by, first, *list(order)[1:], *ends], file)}\n{marks(table)}"
+    columns = columns.assign(**order)
+    return f"{text_of(columns, ['', *by, first, *list(order)[1:], *ends], file)}\n{marks(table)}"
 
 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
@@ -270,10 +272,10 @@ def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
 def marks(table: pd.DataFrame) -> str:
     """Return a legend of the columns and marks of `order_columns` that a table has."""
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
-    apart = table["apart_from_above"].iloc[1:]
+    separated = table["apart_from_above"].iloc[1:]
     parts = [f"vs above, vs best: {relative} in the line above, in the first line"]
-    parts += ["~: not distinguishable from the line above"] if apart.eq(False).any() else []
-    parts += ["?: not compared with the line above"] if apart.isna().any() else []
+    parts += ["~: not distinguishable from the line above"] if separated.eq(False).any() else []
+    parts += ["?: not compared with the line above"] if separated.isna().any() else []
     return "; ".join(parts)
 
 
@@ -287,15 +289,15 @@ def _interval(low: float, high: float) -> str:
 def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method") -> str:
     """Say which row of a `ranked` table is the best, which rows cannot be distinguished, and with which confidence.
 
-    ``names``: the names of the rows. ``what``: what a row is.
+    ``names``: the names of the rows. ``what``: the noun for a row.
     """
     seeds, total = int(table["paired_seeds"].iloc[0]), int(table["seeds"].max())
     rows = list(zip(names, table.to_dict("records"), strict=True))
-    (best, first), *others = rows
+    (best, first), *rest = rows
     if not np.isfinite(first[measure.name]):
         reason = "diverged" if first["diverged"] else "did not reach the target"
         return f"no {what} is the best: even {best} {reason} with some seed; the order is by loss"
-    if not others:
+    if not rest:
         return f"{best} is the only {what}: there is nothing to compare it with"
     if seeds < 2:
         return "one seed cannot show how certain this order is; give --seeds 3 or more"
@@ -305,7 +307,7 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
             lines.append(f"equal with every seed: {above} and {name}")
         elif row["apart_from_above"] is False and above != best:
             lines.append(f"not distinguishable: {above} and {name} ({_remedy([row], 'above')})")
-    unknown = [f"{name} ({_lacking(row)})" for name, row in others if row["apart_from_best"] is None]
+    unknown = [f"{name} ({_lacking(row)})" for name, row in rest if row["apart_from_best"] is None]
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")
     if seeds == 2:
@@ -319,23 +321,23 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
 
 def _best_of(rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, seeds: int) -> str:
     """Return the sentence about the best row: its rivals, or else the nearest of the others."""
-    (best, first), *others = rows
+    (best, first), *rest = rows
     praise = f"{best} is the {'fastest' if measure.name == 'time_to_target' else 'best'}"
-    equal = {name for name, _ in itertools.takewhile(lambda item: item[1]["same_as_above"], others)}
-    rivals = {name: row for name, row in others if row["apart_from_best"] is False and name not in equal}
+    equal = {name for name, _ in itertools.takewhile(lambda item: item[1]["same_as_above"], rest)}
+    rivals = {name: row for name, row in rest if row["apart_from_best"] is False and name not in equal}
     if rivals:
         listed = f"{', '.join(rivals)} ({_remedy(list(rivals.values()), 'best')})"
         return f"{praise}; not distinguishable with {counted(seeds, 'seed')}: {listed}"
-    worse = {name: row["best_low"] for name, row in others if row["apart_from_best"]}
+    worse = {name: row["best_low"] for name, row in rest if row["apart_from_best"]}
     if not worse:
         return f"{praise}{'' if equal else f'; no other {what} can be compared'}"
     nearest = min(worse, key=lambda name: worse[name])
     row = dict(rows)[nearest]
-    shown = measure.shown.partition(" (")[0]
+    heading = measure.heading.partition(" (")[0]
     if first["ratio"]:
-        unit, than = f"times the {shown}", f" of {best}"
+        unit, than = f"times the {heading}", f" of {best}"
     else:
-        unit, than = f"{'less' if measure.best == 'most' else 'more'} {shown}", f" than {best}"
+        unit, than = f"{'less' if measure.best == 'most' else 'more'} {heading}", f" than {best}"
     gap = _interval(row["best_low"], row["best_high"])
     return f"{praise}, distinguishable from all others; the nearest, {nearest}, has {gap} {unit}{than}"
 
@@ -344,10 +346,10 @@ def _remedy(rows: list[dict[str, Any]], than: str) -> str:
     """Say what would distinguish some rows from the best row, or from the row above."""
     if any(np.isinf(row[f"{than}_high"]) for row in rows):
         return "longer runs might distinguish them: some runs did not reach the target"
-    needed = int(max(row[_NEEDS[than]] for row in rows))
-    if needed > _MANY_SEEDS:
+    count = int(max(row[_NEEDS[than]] for row in rows))
+    if count > _MANY_SEEDS:
         return f"more than {_MANY_SEEDS} seeds would be needed"
-    return f"about {needed} seeds would distinguish them"
+    return f"about {count} seeds would distinguish them"
 
 
 def _lacking(row: dict[str, Any]) -> str:
@@ -359,7 +361,7 @@ def _lacking(row: dict[str, Any]) -> str:
     return "nothing to compare"
 
 
-def as_good(every: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.Series:
+def as_good(rates: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.Series:
     """Mark the rows of a `grid` over methods and rates that are as good as the method's best, with less noise.
 
     Their mean is within one standard error (of the differences, seed by seed) of the best mean, and their standard
@@ -368,23 +370,23 @@ def as_good(every: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measu
     times as noisy, and three seeds, the intervals separated some pair of methods in 0 to 5 % of the tables; in 1 to
     6 % with the quietest rate within one standard error, in 6 to 15 % within four.
     """
-    runs = every[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
+    runs = rates[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
     values = runs.pivot(index="place", columns="seed", values=measure.name)
-    first = every.groupby(by[0], sort=False)[by[1]].transform(lambda rates: rates.index[0])
+    first = rates.groupby(by[0], sort=False)[by[1]].transform(lambda rates: rates.index[0])
     with np.errstate(invalid="ignore"):
         worse = (values - values.loc[first].to_numpy()) * (1 if measure.best == "least" else -1)
         near = worse.mean(axis=1, skipna=False) <= worse.std(axis=1, skipna=False) / np.sqrt(worse.shape[1])
-    spreads = every[f"{measure.name}_sd"]
+    spreads = rates[f"{measure.name}_sd"]
     return near & (spreads < spreads.loc[first].to_numpy())
 
 
-def rates_as_good(every: pd.DataFrame, measure: Measure) -> str:
+def rates_as_good(rates: pd.DataFrame, measure: Measure) -> str:
     """Name the rates that are `as_good` as the best of their methods; empty if there are none.
 
-    ``every``: a `grid` over ``method`` and ``learning_rate``, with the columns ``best`` and ``as_good``.
+    ``rates``: a `grid` over ``method`` and ``learning_rate``, with the columns ``best`` and ``as_good``.
     """
-    every, lines = every.assign(shown=spread(every, measure.name)), []
-    for _, rows in every.groupby("method", sort=False):
+    rates, lines = rates.assign(shown=spread(rates, measure.name)), []
+    for _, rows in rates.groupby("method", sort=False):
         (best,) = rows[rows["best"]].itertuples()
         lines += [
             f"{row.method}: {row.learning_rate:g} ({row.shown}) is as good as {best.learning_rate:g} ({best.shown}), "

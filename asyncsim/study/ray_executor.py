@@ -1,7 +1,7 @@
 """Independent runs of a study as Ray tasks; see `asyncsim.study.executor`.
 
 A task gets its function and arguments pickled by value where other machines cannot import them (notebooks, studies and
-methods loaded by path); methods and problems are sent once, and each process keeps them, with what it compiled.
+methods loaded by path); methods and problems are sent once, and each process keeps them with their compiled programs.
 """
 
 import collections
@@ -31,23 +31,23 @@ from asyncsim.base.interruption import handlers_kept
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
 from asyncsim.replays.tuning import cores
-from asyncsim.study.executor import Done, JobError, attempt
+from asyncsim.study.executor import Completion, JobError, attempt
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
 _AUTH_MODE = "RAY_AUTH_MODE"
-#: Seconds without a result after which the cluster is looked at.
+#: Seconds without a result until the cluster is checked.
 _HEARTBEAT = 5.0
-#: Seconds for which no node may have what a run asks for: one that was lost may come back.
+#: Seconds to wait for a node with the resources of a run: a lost node may return.
 _PATIENCE = 30.0
-#: Seconds in which something that is there must have come over the network.
+#: The longest transfer of an object over the network (s).
 _FETCH = 600.0
-#: Times that a run is computed again which was lost with its process or its node.
+#: Repetitions of a run whose process or node was lost.
 _RETRIES = 3
 #: Methods and problems that a process keeps.
-_KEPT = 32
+_RETAINED = 32
 #: Modules that were loaded by path, by the first part of their names.
 _BY_PATH = ("asyncsim.own.", "asyncsim.studies.", "asyncsim.figures.")
-#: Packages that must be the same everywhere for results to be.
+#: Packages whose versions must be the same on all nodes.
 _PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
 
@@ -55,8 +55,8 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 def joined(address: str | None, **local: Any) -> Iterator[None]:
     """Join the Ray cluster at an address, or start one on this machine, and leave or end it again.
 
-    A process that has joined one already, a notebook say, stays with that. A cluster that is started accepts only
-    processes with its token, as its ports are open to the network; to join one, the user must have chosen.
+    A process that has joined a cluster already, for example a notebook, keeps it. A new cluster accepts only processes
+    with its token, as its ports are open to the network; to join a cluster, the user must have chosen.
 
     ``address``: of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one. ``local``: options of ``ray.init``
     for one that is started.
@@ -64,7 +64,7 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
     Raises
     ------
     InputError
-        There is none, it cannot be joined from this machine, or nobody said whether it wants a token.
+        There is no cluster, this machine cannot join it, or it is unknown whether it needs a token.
     """
     if ray.is_initialized():
         yield
@@ -92,7 +92,7 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
                 **({"include_dashboard": False, **local} if address is None else {}),
             )
         if address is None:
-            with contextlib.suppress(OSError):  # a token that came otherwise, say
+            with contextlib.suppress(OSError):  # the token may be stored elsewhere
                 Path.home().joinpath(".ray", "auth_token").chmod(0o600)  # Ray lets all users of the machine read it
     except (RayError, OSError, ValueError, RuntimeError) as error:
         _set_auth_mode(chosen)
@@ -131,14 +131,14 @@ class RayExecutor:
             num_cpus=cpus,
             num_gpus=0 if tpu else accelerators,
             resources={"TPU": accelerators} if tpu and accelerators else None,
-            max_retries=0,  # lost ones are counted and told here
+            max_retries=0,  # lost runs are counted and reported here
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": _settings(bool(accelerators))},
         )
         self._sent: dict[int, tuple[Any, ray.ObjectRef]] = {}
         self._without_room: float | None = None
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
         """See the same of `asyncsim.study.executor.Executor`."""
         send_by_value()
         calls = [self._pack(function, job) for job in jobs]
@@ -153,15 +153,15 @@ class RayExecutor:
                 for ref in ready:
                     place = waiting.pop(ref)
                     try:
-                        yield Done(place, ray.get(ref, timeout=_FETCH))
+                        yield Completion(place, ray.get(ref, timeout=_FETCH))
                     except RayTaskError as error:
                         if isinstance(error.cause, InputError):
                             raise error.cause from None
-                        yield Done(place, JobError(_line(error.cause or error), str(error)))
+                        yield Completion(place, JobError(_line(error.cause or error), str(error)))
                     except RayError as error:
                         lost[place] += 1
                         if lost[place] > _RETRIES:
-                            yield Done(place, JobError(f"lost {lost[place]} times: {_line(error)}", ""))
+                            yield Completion(place, JobError(f"lost {lost[place]} times: {_line(error)}", ""))
                         else:
                             note(f"a run was lost ({_line(error)}); it is computed again")
                             waiting[self._task.remote(*calls[place])] = place
@@ -184,16 +184,14 @@ class RayExecutor:
         return self._sent[id(value)][1]
 
     def _require_room(self) -> None:
-        """Raise InputError if for some time no node has had what a job asks for."""
+        """Raise InputError if for some time no node has had the resources of a job."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if any(all(has.get(name, 0.0) >= count for name, count in self._needs.items()) for has in nodes):
+        if any(all(resources.get(name, 0.0) >= count for name, count in self._needs.items()) for resources in nodes):
             self._without_room = None
             return
-        asked = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
-        there = [", ".join(f"{name} {has.get(name, 0.0):g}" for name in self._needs) for has in nodes]
-        missing = (
-            f"a run asks for {asked}, and no node of the Ray cluster has that (nodes: {'; '.join(there) or 'none'})"
-        )
+        requested = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
+        offered = [", ".join(f"{name} {resources.get(name, 0.0):g}" for name in self._needs) for resources in nodes]
+        missing = f"a run asks for {requested}, and no node of the Ray cluster has that (nodes: {'; '.join(offered) or 'none'})"
         if self._without_room is None:
             self._without_room = time.monotonic()
             note(f"{missing}; waiting {_PATIENCE:g} s for one")
@@ -232,17 +230,19 @@ class _Unpickler(pickle.Unpickler):
         if key not in objects:
             objects[key] = cloudpickle.loads(ray.get(ref, timeout=_FETCH))
         objects.move_to_end(key)
-        while len(objects) > _KEPT:
+        while len(objects) > _RETAINED:
             objects.popitem(last=False)
         return objects[key]
 
 
 def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
-    """Call what was packed: the body of a task."""
-    own = _versions()
-    if own != versions:
-        others = ", ".join(f"{name} {own[name]}, not {versions[name]}" for name in own if own[name] != versions[name])
-        raise InputError(f"the node {socket.gethostname()} has {others}; install the same on all")
+    """Unpickle a call and run it: the body of a task."""
+    installed = _versions()
+    if installed != versions:
+        differences = ", ".join(
+            f"{name} {installed[name]}, not {versions[name]}" for name in installed if installed[name] != versions[name]
+        )
+        raise InputError(f"the node {socket.gethostname()} has {differences}; install the same on all")
 
     def run() -> Any:
         function, job = _Unpickler(io.BytesIO(call), refs).load()
@@ -254,13 +254,13 @@ def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
 def _settings(accelerated: bool) -> dict[str, str]:
     """Return the environment in which JAX computes the same elsewhere: its variables, its threads and its devices."""
     config: Any = jax.config
-    found = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
-    found["NPROC"] = str(cores())  # XLA takes the size of its pool of threads from this
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+    variables["NPROC"] = str(cores())  # XLA takes the size of its pool of threads from this
     if config.jax_num_cpu_devices > 0:
-        found["JAX_NUM_CPU_DEVICES"] = str(config.jax_num_cpu_devices)
+        variables["JAX_NUM_CPU_DEVICES"] = str(config.jax_num_cpu_devices)
     if not accelerated:
-        found["JAX_PLATFORMS"] = "cpu"
-    return found
+        variables["JAX_PLATFORMS"] = "cpu"
+    return variables
 
 
 def _versions() -> dict[str, str]:
@@ -268,7 +268,7 @@ def _versions() -> dict[str, str]:
 
 
 def send_by_value() -> None:
-    """Let what is in modules that were loaded by path be pickled by value: other processes cannot import them."""
+    """Pickle the content of modules that were loaded by path by value: other processes cannot import them."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_BY_PATH):
             cloudpickle.register_pickle_by_value(module)

@@ -30,72 +30,72 @@ from asyncsim.base.files import (
     write_sealed,
 )
 
-#: The table that makes a folder of results one; a folder without it holds nothing that was finished.
+#: The table that every folder of results has; a folder without it has no finished run.
 SUMMARY = "summary.csv"
 #: The table of a comparison: a row for each method at its best learning rate, the best method first.
 RANKING = "comparison.csv"
-#: What the results depend on; in it, the names of the runs that are missing, and what was typed on the command line.
+#: The file of everything that the results depend on; in it, the names of the missing runs and the command line.
 CONFIG, INCOMPLETE, COMMAND = files.CONFIG, "incomplete", "command"
-#: Beside the names of the runs that are missing: the number of all runs that are known.
+#: Beside the names of the missing runs: the number of all runs.
 ALL_RUNS = "all_runs"
 #: In it, too: the paths of the user's own files, and their hashes.
 FILES = "files"
-#: When, where and how long a study ran: the only file of which the same configuration does not give the same bytes.
-MADE = "made.json"
+#: When, where and how long a study ran: the only file that differs between runs of the same configuration.
+ORIGIN = "made.json"
 #: The page of a finished study.
 PAGE = "report.html"
-#: In the folder of the index, the paths of results and of folders that hold some: a line each.
-KNOWN = "folders"
-#: What to do with a folder in which a study cannot go on.
-ANEW = "begin anew with --out FOLDER (in Python out=...)"
-#: The largest file (bytes) of which a few numbers are read: a stranger's folder may hold anything.
+#: In the folder of the index, the paths of results and of folders of results, a line each.
+FOLDER_LIST = "folders"
+#: The remedy for a folder that cannot be resumed.
+RESTART = "begin again with --out FOLDER (in Python out=...)"
+#: The largest file (bytes) that is read for a few numbers: a stranger's folder may hold anything.
 LARGEST = 50_000_000
 #: Status of a run that ended with an error: a row of the summary without a folder.
 FAILED = "failed"
-#: Status of a recording that is being made, or was broken off.
+#: Status of a recording in progress, or of an interrupted one.
 UNFINISHED = "unfinished"
 
 
 @contextlib.contextmanager
 def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = False) -> Iterator[Path]:
-    """Make the folder that a study writes to; take it away again if the study ends without a finished result.
+    """Create the folder that a study writes to; remove it if the study ends without a finished result.
 
-    The study writes ``summary.csv`` whenever something is finished, so that an error or Ctrl-C after that keeps it::
+    The study writes ``summary.csv`` after each result; an error or Ctrl-C after that leaves the folder in place::
 
         with results.new_folder(config.out, "staleness") as folder:
             ...
 
-    An interruption is passed on, saying where the finished results are and how to go on. ``out`` must not exist, or be
-    empty; None is the first free one of ``results/STUDY``, ``results/STUDY-2``, ... ``resumable``: whether the study
-    has the option ``--resume``, which an interruption then names.
+    The message of an interruption names the folder of the finished results and the command to resume. ``out`` must
+    not exist, or be empty; None is the first free folder of ``results/STUDY``, ``results/STUDY-2``, ...
+    ``resumable``: whether the study has the option ``--resume``.
     """
-    folder, made = _make(None if out is None else require_path("out", out), study)
+    folder, created = _make(None if out is None else require_path("out", out), study)
     instead = " instead of --out" if out is not None else ""
-    with alone_in(folder, "out") as held:
+    with alone_in(folder, "out") as lock:
         if any(folder.iterdir()):  # meanwhile
-            raise _taken(folder)
-        with telling(folder, held, resumable, instead):
+            raise _occupied(folder)
+        with telling(folder, lock, resumable, instead):
             try:
                 yield folder
             except BaseException:
-                if held.is_there and not (folder / SUMMARY).exists():
-                    held.remove_written()
-                    with contextlib.suppress(OSError):  # others have put something there
-                        for path in made:
+                if lock.is_there and not (folder / SUMMARY).exists():
+                    lock.remove_written()
+                    with contextlib.suppress(OSError):  # other programs' files are inside
+                        for path in created:
                             path.rmdir()
                 raise
 
 
 @contextlib.contextmanager
 def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Return to the folder of a study that ended early; only half-written files of a killed process are removed.
+    """Open the folder of an unfinished study again; remove the half-written files of a killed process.
 
-    ``record``: what its ``config.json`` must hold, whatever is missing and was typed; it may be of fewer seeds, or of
-    some of the methods only.
+    ``record``: the required content of its ``config.json``, missing runs and the command line aside; the folder may
+    have fewer seeds or methods.
     """
     folder = require_path("resume", folder)
     _require_same(folder, record)
-    with alone_in(folder, "resume") as held, telling(folder, held):
+    with alone_in(folder, "resume") as lock, telling(folder, lock):
         remove_partials(folder)
         yield folder
 
@@ -103,37 +103,37 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
 def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise InputError unless a folder holds results of a study whose record is the same."""
     try:
-        found = _of_results(unsealed(folder / CONFIG))
+        recorded = _of_results(unsealed(folder / CONFIG))
     except FileNotFoundError as error:
-        raise InputError(f"resume = {str(folder)!r}: no results of a study; give the folder of one") from error
+        raise InputError(f"resume = {str(folder)!r}: no results of a study; give a folder of results") from error
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a study, or {ANEW}"
+            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a study, or {RESTART}"
         ) from error
-    if "study" not in found:
-        raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
-    wanted = _of_results(json.loads(json.dumps(record)))
-    if found["study"] != wanted.get("study"):
+    if "study" not in recorded:
+        raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give a folder of results")
+    requested = _of_results(json.loads(json.dumps(record)))
+    if recorded["study"] != requested.get("study"):
         raise InputError(
-            f"resume = {str(folder)!r}: holds results of the study {found['study']}; give the folder of one of "
-            f"{wanted.get('study')}"
+            f"resume = {str(folder)!r}: holds results of the study {recorded['study']}; give a folder of "
+            f"{requested.get('study')}"
         )
-    found = _with_more_runs(found, wanted)
-    differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    # The hash of what is made from options differs with these, and says nothing more.
+    recorded = _with_more_runs(recorded, requested)
+    differing = [name for name in {**requested, **recorded} if requested.get(name) != recorded.get(name)]
+    # Different options change the hashes of methods and problems, too, which adds nothing.
     differing = [name for name in differing if not name.startswith("code ")] or differing
     if differing:
-        told = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in differing[:3])
-        told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
+        differences = "; ".join(_difference(name, recorded.get(name), requested.get(name)) for name in differing[:3])
+        differences += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
         raise InputError(
-            f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options, the code "
-            f"and the versions that it was made with, or {ANEW}"
+            f"resume = {str(folder)!r}: holds results of another configuration ({differences}); give the options, the "
+            f"code and the versions of that folder, or {RESTART}"
         )
 
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return that of a configuration on which the results depend."""
+    """Return the entries of a configuration that determine the results."""
     return {name: value for name, value in config.items() if name not in (INCOMPLETE, ALL_RUNS, COMMAND, FILES)}
 
 
@@ -165,9 +165,9 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
     return f"unfinished: {count - missing:,} of {bound}{counted(count, 'run')}"
 
 
-def write_made(folder: Path, seconds: float | None = None) -> None:
+def write_origin(folder: Path, seconds: float | None = None) -> None:
     """Write a study's start, its device, and its seconds so far, including earlier attempts."""
-    record = json_table(folder / MADE)
+    record = json_table(folder / ORIGIN)
     record = record or {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     jax = sys.modules.get("jax")  # studies without gradients load none
     device = jax.devices()[0].device_kind if jax is not None and seconds is not None else record.get("device")
@@ -175,13 +175,13 @@ def write_made(folder: Path, seconds: float | None = None) -> None:
     if seconds is not None:
         earlier = record.get("wall_time")
         record["wall_time"] = round(seconds + (earlier if isinstance(earlier, int | float) else 0), 3)
-    write_json(folder / MADE, record)
+    write_json(folder / ORIGIN, record)
 
 
 def index_folder() -> Path:
-    """Return the folder of the index of results: that of ASYNCSIM_INDEX, else in the user's data folder."""
-    given = os.environ.get("ASYNCSIM_INDEX")
-    return Path(given) if given else platformdirs.user_data_path("asyncsim")
+    """Return the folder of the index of results: ASYNCSIM_INDEX, or a folder of the user's data."""
+    folder = os.environ.get("ASYNCSIM_INDEX")
+    return Path(folder) if folder else platformdirs.user_data_path("asyncsim")
 
 
 def private_file(file: Path) -> Path:
@@ -200,15 +200,15 @@ def add_line(file: Path, line: str) -> None:
     An appended line is whole, however many processes append.
     """
     if line not in private_file(file).read_text(encoding="utf-8").splitlines():
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(f"{line}\n")
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(f"{line}\n")
 
 
 def remember(folder: Path, strict: bool = False) -> None:
-    """Let the index find a folder of results, or the folders inside one; ``strict``: an InputError if it cannot."""
+    """Add a folder of results, or the folder around it, to the index; ``strict``: raise InputError if that fails."""
     path = folder.absolute()
     path = path.parent if path.parent.name == "results" else path
-    file = index_folder() / KNOWN
+    file = index_folder() / FOLDER_LIST
     try:
         if str(path).isprintable():
             add_line(file, str(path))
@@ -219,93 +219,96 @@ def remember(folder: Path, strict: bool = False) -> None:
             ) from error
 
 
-def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the seeds and methods of another, if these are more."""
-    more = dict(found)
-    seeds, methods, made = (found.get(name) for name in ("seeds", "methods", "hyperparameters"))
-    if isinstance(seeds, int) and wanted["seeds"] > seeds:
-        more["seeds"] = wanted["seeds"]
-    if isinstance(methods, list) and isinstance(made, dict) and set(wanted["methods"]) > set(map(str, methods)):
-        added = [name for name in wanted["methods"] if name not in methods]
-        more["methods"] = wanted["methods"]
-        more["hyperparameters"] = made | {name: wanted["hyperparameters"][name] for name in added}
-        more |= {f"code of {name}": wanted[f"code of {name}"] for name in added}
-    return more
+def _with_more_runs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the additional seeds and methods of another."""
+    extended = dict(recorded)
+    seeds, methods, hyperparameters = (recorded.get(name) for name in ("seeds", "methods", "hyperparameters"))
+    if isinstance(seeds, int) and requested["seeds"] > seeds:
+        extended["seeds"] = requested["seeds"]
+    if (
+        isinstance(methods, list)
+        and isinstance(hyperparameters, dict)
+        and set(requested["methods"]) > set(map(str, methods))
+    ):
+        added = [name for name in requested["methods"] if name not in methods]
+        extended["methods"] = requested["methods"]
+        extended["hyperparameters"] = hyperparameters | {name: requested["hyperparameters"][name] for name in added}
+        extended |= {f"code of {name}": requested[f"code of {name}"] for name in added}
+    return extended
 
 
 def command_of(folder: str, study: str) -> list[str]:
-    """Return what was typed for a study in its folder; nothing if it is not one of that study, or was run in Python."""
+    """Return the command line of a study in its folder; empty for another study, or a study run in Python."""
     is_one = folder and config_of(Path(folder)).get("study") == study
     return (typed_in(Path(folder)) if is_one else None) or []
 
 
 def typed_in(folder: Path | None) -> list[str] | None:
-    """Return what was typed for the study in a folder; None if nobody knows."""
+    """Return the command line of the study in a folder; None if it is unknown."""
     typed = None if folder is None else config_of(folder).get(COMMAND)
-    return typed if isinstance(typed, list) and all(isinstance(one, str) for one in typed) else None
+    return typed if isinstance(typed, list) and all(isinstance(option, str) for option in typed) else None
 
 
-def _difference(name: str, found: Any, wanted: Any) -> str:
-    """Say how a value of another configuration differs: of tables in which entries, of fingerprints that it does."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        entries = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-        return "; ".join(_difference(f"{name} {key}", found.get(key), wanted.get(key)) for key in entries)
-    if name == "seeds" and isinstance(found, int) and wanted is not None:
-        return f"seeds = {found}, not {wanted}: seeds may only be added"
-    if name.startswith("code ") and found is not None and wanted is not None:
+def _difference(name: str, recorded: Any, requested: Any) -> str:
+    """Describe the difference of two values of a configuration: the entries of tables, the fact for hashes."""
+    if isinstance(recorded, dict) and isinstance(requested, dict):
+        entries = [key for key in {**recorded, **requested} if recorded.get(key) != requested.get(key)]
+        return "; ".join(_difference(f"{name} {key}", recorded.get(key), requested.get(key)) for key in entries)
+    if name == "seeds" and isinstance(recorded, int) and requested is not None:
+        return f"seeds = {recorded}, not {requested}: seeds may only be added"
+    if name.startswith("code ") and recorded is not None and requested is not None:
         return f"{name} has changed"
-    return f"{name} = {found!r}, not {wanted!r}"
+    return f"{name} = {recorded!r}, not {requested!r}"
 
 
 def resume_option(folder: Path) -> str:
-    """Return the option that goes on in a folder, as a shell takes it."""
+    """Return the option that resumes a folder, quoted for a shell."""
     return f"--resume {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
-def telling(folder: Path, held: LockedFolder, resumable: bool = True, instead: str = "") -> Iterator[None]:
-    """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
+def telling(folder: Path, lock: LockedFolder, resumable: bool = True, instead: str = "") -> Iterator[None]:
+    """Add the folder of the finished results to interruptions and bad input, and to interruptions how to resume.
 
-    ``held``: the folder as `asyncsim.base.files.alone_in` gave it;
-    ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it with the same
-    options, if nobody knows what was typed, and says of which it takes the place.
+    ``lock``: from `asyncsim.base.files.alone_in`; ``resumable``: whether the study has the option ``--resume``;
+    ``instead``: the end of the advice for an unknown command line, " instead of --out".
     """
     try:
         yield
     except BaseException as error:
-        finished = held.is_there and (folder / SUMMARY).exists()
+        finished = lock.is_there and (folder / SUMMARY).exists()
         if isinstance(error, KeyboardInterrupt):
-            told = f"what was finished is in {folder}" if finished else "nothing was finished"
+            message = f"the finished results are in {folder}" if finished else "nothing was finished"
             if finished and resumable:
-                again = "the same options and " if typed_in(folder) is None else ""
-                told += f"; go on with {again}{resume_option(folder)}{instead if again else ''}"
-            raise KeyboardInterrupt(told) from None
+                same_options = "the same options and " if typed_in(folder) is None else ""
+                message += f"; resume with {same_options}{resume_option(folder)}{instead if same_options else ''}"
+            raise KeyboardInterrupt(message) from None
         if isinstance(error, InputError) and finished:
-            raise InputError(f"{error}; what was finished before is in {folder}") from error
+            raise InputError(f"{error}; the finished results are in {folder}") from error
         raise
 
 
 def say_written(folder: Path) -> None:
-    """Print what a study has written into its folder: the options, folders, tables, then figures."""
+    """Print the names of a study's files: the options, folders, tables, then figures."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     paths.sort(key=lambda path: (path.name != CONFIG, not path.is_dir(), path.name != SUMMARY, path.suffix != ".csv"))
     print(f"\nwrote {folder}: {', '.join(path.name for path in paths)}")
 
 
 def lacks_runs(folder: Path | None) -> bool:
-    """Return whether a study has left its folder with runs that are missing."""
+    """Return whether runs are missing in a study's folder."""
     return folder is not None and bool(config_of(folder).get(INCOMPLETE))
 
 
 def cell_options(config: Mapping[str, Any]) -> list[str]:
-    """Return the options in which the cells of a study may differ, from its ``config.json``."""
+    """Return the options that differ between the cells of a study, from its ``config.json``."""
     cells = config.get("cells")
     tables = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
     return list(dict.fromkeys(name for cell in tables for name in cell))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
+    """Return the content of a folder's ``config.json``; an empty dict if it cannot be read (`old_folder` says why)."""
     return json_table(folder / CONFIG)
 
 
@@ -318,33 +321,33 @@ def json_table(file: Path) -> dict[str, Any]:
 
 
 def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
-    """Make the folder that the user chose, unless it is there and empty, or the first free one of a study.
+    """Create the user's folder, unless it exists and is empty, or the first free folder of a study.
 
-    Two studies that start together get one each, or one of them is refused. Returned are also the folders that were not
-    there, innermost first.
+    Two simultaneous studies get different folders, or one is refused. The second result are the created folders,
+    innermost first.
     """
     for number in itertools.count(1):
         folder = Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
         try:
             is_present = out is not None and require_plain(folder).exists()
             if is_present and (not folder.is_dir() or any(folder.iterdir())):
-                raise _taken(folder)
-            made = [path for path in (folder, *folder.parents) if not path.exists()]
+                raise _occupied(folder)
+            created = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=is_present)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            return folder, made
+            return folder, created
         except OSError as error:
             exists = isinstance(error, FileExistsError)
             if exists and out is None:
                 continue
             if exists and folder.is_dir():  # meanwhile
-                raise _taken(folder) from error
+                raise _occupied(folder) from error
             raise InputError(
                 f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can"
             ) from error
     raise AssertionError("unreachable")
 
 
-def _taken(folder: Path) -> InputError:
+def _occupied(folder: Path) -> InputError:
     return InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")

@@ -1,6 +1,6 @@
 """Studies of a grid: cells that differ in workers, rates or whatever else, run into one folder.
 
-A study says which values its cells have and which of its options hold several; everything else is here::
+A study defines the values of its cells and its options with several values; this module does the rest::
 
     class Config(SweepConfig):
         varied: ClassVar = ("workers", "learning_rate")
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.study.config import StudyConfig, StudyOptions
-from asyncsim.study.jobs import Job, Result, opened, run_jobs
+from asyncsim.study.jobs import Job, Result, executor_of, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
 
 if TYPE_CHECKING:
@@ -43,22 +43,22 @@ _LONGEST = 60
 class SweepConfig(StudyOptions):
     """Options of a study of several clusters."""
 
-    #: Options that hold several values, one for each cell, though a `StudyConfig` has only one of each. None: the study
-    #: chooses them for each cell.
+    #: Options with several values, one for each cell, that have one value in a `StudyConfig`. None: the study chooses
+    #: the values.
     varied: ClassVar[tuple[str, ...]] = ("workers",)
 
     workers: tuple[int, ...] = (5, 10, 20, 30)
-    """Workers of the clusters, one after the other."""
+    """Workers of the clusters."""
     scale: Literal["small", "paper"] = "small"
-    """What all other defaults are made for: minutes on the bundled digits, or what the paper did."""
+    """Defaults of all other options: minutes on the bundled digits, or the paper's scale."""
 
     def check(self) -> None:
-        """Check the options, and each value of those that have several; see `StudyOptions.check`."""
+        """Check the options, and each value of the varied ones; see `StudyOptions.check`."""
         super().check()
         for name in self.varied:
             if (values := getattr(self, name)) is not None:
                 check_values(name, values)
-        # Only now, as the options of a cell have the first value of each.
+        # After the lists: the options of a cell have the first value of each.
         for name in self.varied:
             for value in getattr(self, name) or ():
                 if name == "workers":
@@ -66,10 +66,10 @@ class SweepConfig(StudyOptions):
                 self.at(**{name: value}).check()
 
     def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster: these, but for some values; the first, where there are several.
+        """Return the options of one cluster: the given values, and the first value of other varied options.
 
-        Where ``steps`` is 0 it is 1, until the study knows how many there are. Where the study chooses the values, it
-        is the default of a `StudyConfig`.
+        ``steps`` of 0 become 1, until the study knows their number. Options that the study chooses have the default of
+        a `StudyConfig`.
         """
         options = {}
         for field in dataclasses.fields(StudyConfig):
@@ -95,13 +95,13 @@ def check_values(name: str, values: Any, remedy: str = "give one or more") -> No
 def sweep(
     config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]], traces_alone: bool = False
 ) -> "list[Cell]":
-    """Return a cell for each entry of a grid: the config with these values in the place of its own.
+    """Return a cell for each entry of a grid: the config with the entry's values.
 
-    Each entry for a `SweepConfig` has ``workers``. ``traces_alone``: an empty list of methods makes cells without any,
-    of which there are traces alone; else it raises InputError.
+    Each entry for a `SweepConfig` has ``workers``. ``traces_alone``: without methods the cells have traces only;
+    otherwise an empty list of methods raises InputError.
 
-    Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
-    once. Options that change nothing are said aloud.
+    Cells with equal options of their methods, or of their problem, share these objects, which are then compiled once.
+    Notes name options without effect.
     """
     from asyncsim.study.cell import Cell
 
@@ -109,17 +109,17 @@ def sweep(
     problems: dict[Any, Any] = {}
     cells = []
     for values in grid:
-        own = config.at(**values)
-        own.check()
-        of_methods, of_problem = _chosen(own, ("methods", *OF_METHODS)), _chosen(own, ("problem", *OF_PROBLEMS))
+        options = config.at(**values)
+        options.check()
+        of_methods, of_problem = _chosen(options, ("methods", *OF_METHODS)), _chosen(options, ("problem", *OF_PROBLEMS))
         if of_methods not in methods:
-            alone = traces_alone and not own.methods
-            methods[of_methods] = [] if alone else own.make_methods(set(values), config.changed)
+            has_traces_only = traces_alone and not options.methods
+            methods[of_methods] = [] if has_traces_only else options.make_methods(set(values), config.changed)
         if of_problem not in problems:
-            problems[of_problem] = own.make_problem(set(values), config.changed)
+            problems[of_problem] = options.make_problem(set(values), config.changed)
         problem = problems[of_problem]
-        cluster = own.make_cluster(message_bytes=own.vector_bytes(problem))
-        cells.append(Cell(_folder_name(values), dict(values), own, cluster, methods[of_methods], problem))
+        cluster = options.make_cluster(message_bytes=options.vector_bytes(problem))
+        cells.append(Cell(_folder_name(values), dict(values), options, cluster, methods[of_methods], problem))
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -130,7 +130,7 @@ def sweep(
 
 
 def steps_of_epochs(cell: "Cell", epochs: float) -> int:
-    """Return the commits per worker in which all workers together pass through the training data so many times."""
+    """Return the commits per worker for a number of passes of all workers together through the training data."""
     examples = (cell.problem.batch_size or 1) * sum(cell.cluster.windows)
     return max(1, round(epochs * cell.problem.examples / examples))
 
@@ -145,14 +145,12 @@ def run_cells(
 ) -> Result:
     """Run the methods of each cell, on one trace per seed; see `asyncsim.study.jobs.run_jobs`.
 
-    This is what the ``run`` of a study does after `StudyOptions.check` and `sweep`, which raise InputError for options
-    that cannot be used.
+    The ``run`` of a study calls it after `StudyOptions.check` and `sweep`, which raise InputError for invalid options.
 
-    ``study``: its name. ``conclude``: from the folder and the summary: draws the figures and prints the tables of the
-    runs that there are. ``measure``: what is to be measured besides. ``follow``: from the folder and the summary of
-    these cells to more of them, chosen by it, which are run then.
+    ``study``: its name. ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs.
+    ``measure``: additional measurements. ``follow(folder, summary)`` returns further cells.
     """
-    from asyncsim.study.cell import jobs_of
+    from asyncsim.study.cell import jobs_of, weak_attacks
 
     methods: dict[str, Any] = {}  # of the first cell that has each
     for cell in cells:
@@ -164,9 +162,16 @@ def run_cells(
         record["cells"] = [dict(cell.values) for cell in cells]
     traces: dict[Any, str] = {}
     jobs = [*jobs_of(cells, traces), *measure]
-    executor = opened(config, [(cell.problem, cell.cluster.workers) for cell in cells])
-    more = None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
-    return run_jobs(study, config, record, jobs, executor, conclude, more)
+    executor = executor_of(config, [(cell.problem, cell.cluster.workers) for cell in cells])
+    weaknesses = [f"note: {text}" for text in weak_attacks(cells)]
+
+    def conclude_with_notes(folder: Path, summary: "pd.DataFrame") -> None:
+        if weaknesses:
+            print("\n".join(weaknesses))
+        conclude(folder, summary)
+
+    further = None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
+    return run_jobs(study, config, record, jobs, executor, conclude_with_notes, further)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
@@ -181,7 +186,7 @@ def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
 
 
 def _folder_name(values: Mapping[str, Any]) -> str:
-    """Return the name of a cell's folders: its values, of which long ones are cut, with a checksum for the rest."""
+    """Return the name of a cell's folders: its values; long ones are cut and end with a checksum."""
     texts = [(name, str(value).replace("/", "-")) for name, value in values.items()]
     return "_".join(
         f"{name}-{text}" if len(text) <= _LONGEST else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Tolerance of an error: in float32 the accuracy of nine correct examples in ten is less than 0.9.
 _ROUND_OFF = 1e-6
-#: The default target of each kind of measure; of other kinds it is not known which values are best.
+#: The default target of each kind of measure; other kinds have no known best value.
 _USUAL = {"loss": 0.3, "accuracy": 0.95}
 
 
@@ -26,19 +26,16 @@ class TargetOptions:
     """Options of a study whose runs have a target and try several learning rates."""
 
     target: float | None = None
-    """Loss that is to be reached, or accuracy. None: a loss of 0.3, an accuracy of 0.95."""
+    """Loss or accuracy to reach. By default a loss of 0.3, an accuracy of 0.95."""
     target_of: str | None = None
-    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it. None: what the study measures if that is one of these, else train_loss; the test
-    accuracy in the study gossip, if there is one."""
+    """Measure of the target: train_loss, test_loss, train_accuracy or test_accuracy. By default the measure of the
+    study, else train_loss."""
     hold: int = 2
-    """Evaluations after the first one that meets the target at which it must still be met; else it is not reached. 0:
-    the first touch counts."""
+    """Further evaluations that must meet the target, too. 0: the first touch counts."""
     tune: tuple[float, ...] | None = None
-    """Learning rates to try for every method; the table shows each method at its best one. None: one rate."""
+    """Learning rates to try for every method; the table has each method at its best rate."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
-    the logarithm of the loss."""
+    """Worker steps between evaluations on all data. The time to the target is interpolated between them."""
 
     @property
     def goal(self) -> "Target":
@@ -51,7 +48,7 @@ class TargetOptions:
         return Target(_USUAL.get(_kind(of), 0.3) if self.target is None else self.target, of, self.hold)
 
     def check_target(self) -> None:
-        """Raise InputError for a target that cannot be reached, or rates that cannot be tried."""
+        """Raise InputError for an unreachable target, or invalid rates."""
         self.goal.check()
         require_count("hold", self.hold, minimum=0)
         if self.tune is not None:
@@ -71,20 +68,20 @@ def check_rates(tune: Sequence[float]) -> None:
 
 
 class Target(NamedTuple):
-    """A value that a measure of the evaluations is to reach and hold."""
+    """A value for a measure of the evaluations to reach and hold."""
 
     value: float
     of: str = "train_loss"  #: ``"train_loss"``, ``"test_accuracy"`` and so on
-    hold: int = 0  #: evaluations after the first that meets it at which it must be met, too
+    hold: int = 0  #: further evaluations that must meet it, too
 
     def __str__(self) -> str:
         measure = self.of.replace("train_", "training_").replace("_", " ")
         return f"a {measure} of {self.value:g}"
 
-    def held(self) -> str:
-        """Return in words what counts as reaching it."""
-        held = f" and held at the next {counted(self.hold, 'evaluation')}" if self.hold else ""
-        return f"{self} is reached{held}"
+    def criterion(self) -> str:
+        """Describe the criterion: the target, and for how long it is held."""
+        duration = f" and held at the next {counted(self.hold, 'evaluation')}" if self.hold else ""
+        return f"{self} is reached{duration}"
 
     @property
     def from_below(self) -> bool:
@@ -101,9 +98,9 @@ class Target(NamedTuple):
         """Raise InputError unless the problem evaluates this measure, and it is a loss or an accuracy."""
         from asyncsim.problems.problem import measures
 
-        require_choice("target_of", self.of, sorted(one for one in measures(problem) if _kind(one) in _USUAL))
+        require_choice("target_of", self.of, sorted(name for name in measures(problem) if _kind(name) in _USUAL))
 
-    def met(self, values: Any) -> Any:
+    def is_met_by(self, values: Any) -> Any:
         """Return whether values meet it: an array of booleans."""
         return values >= self.value - _ROUND_OFF if self.from_below else values <= self.value
 
@@ -115,12 +112,12 @@ class Target(NamedTuple):
         return time_to_target(time, values, self.value, self.hold)
 
     def reached(self, run: "Run", trace: "Trace") -> dict[str, float]:
-        """Return the columns of a summary that say when a run reached it.
+        """Return when a run reached the target, as columns of a summary.
 
-        ``time_to_target``: simulated time (s) until it was met and held; infinite if it never was, or the run diverged.
-        ``gradients_to_target``: gradients that all workers computed until then, discarded ones too. ``first_touch``:
-        the same time (s) without holding. ``at_start``: whether the initial parameters meet it. ``gradients``:
-        gradients computed in the whole run.
+        ``time_to_target``: simulated time (s) until the target was met and held; infinite if it never was, or the run
+        diverged. ``gradients_to_target``: gradients of all workers until then, discarded ones too. ``first_touch``: the
+        time (s) without holding. ``at_start``: whether the initial parameters meet it. ``gradients``: gradients of the
+        whole run.
         """
         touched = self._replace(hold=0).time(run.evaluations)
         time = self.time(run.evaluations) if run.diverged_at is None else np.inf
@@ -138,35 +135,35 @@ class Target(NamedTuple):
 
 def say_at_start(summary: "pd.DataFrame", target: Target) -> str:
     """Return a warning if the initial parameters of some seeds meet the target, else an empty text."""
-    met = summary.loc[summary["at_start"].astype(bool), "seed"].nunique()
-    if not met:
+    seeds = summary.loc[summary["at_start"].astype(bool), "seed"].nunique()
+    if not seeds:
         return ""
     harder = "higher" if target.from_below else "lower"
-    return f"the start meets {target} already in {met} of {summary['seed'].nunique()} seeds; give a {harder} --target"
+    return f"the start meets {target} already in {seeds} of {summary['seed'].nunique()} seeds; give a {harder} --target"
 
 
 def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> float:
     """Return the simulated time (s) until a loss, or an error, met a target and held it; infinite if it never did.
 
-    Between two evaluations the logarithm of the loss is interpolated linearly in time; the loss itself where it is not
+    Between two evaluations the logarithm of the loss is interpolated linearly in time; the loss itself unless it is
     above zero.
 
-    ``time``, ``values``: simulated times (s) of a run's evaluations, and the losses. ``hold``: how many of the
-    following evaluations must meet it, too; a run that ends before them has not held it.
+    ``time``, ``values``: simulated times (s) of a run's evaluations, and the losses. ``hold``: the number of further
+    evaluations that must meet it, too; a run that ends before them has not held it.
     """
-    when, loss = np.asarray(time, float), np.asarray(values, float)
-    met = loss <= target
-    held = np.flatnonzero([met[place : place + hold + 1].all() for place in range(len(met) - hold)])
-    if not len(held):
+    times, loss = np.asarray(time, float), np.asarray(values, float)
+    is_met = loss <= target
+    starts = np.flatnonzero([is_met[place : place + hold + 1].all() for place in range(len(is_met) - hold)])
+    if not len(starts):
         return np.inf
-    first = held[0]
+    first = starts[0]
     if first == 0 or not np.isfinite(loss[first - 1]):
-        return float(when[first])
+        return float(times[first])
     before, at = loss[first - 1], loss[first]
     if at > 0 and target > 0:
         before, at, target = np.log([before, at, target])
     part = (before - target) / (before - at)
-    return float(when[first - 1] + part * (when[first] - when[first - 1]))
+    return float(times[first - 1] + part * (times[first] - times[first - 1]))
 
 
 def _kind(of: str) -> str:
