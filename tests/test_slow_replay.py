@@ -185,7 +185,7 @@ def assert_the_loop(combination):
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=[pytest.mark.full] * (rule not in DEFAULT)) for rule in RULES if rule not in ALIKE]
+    "rule", [pytest.param(r, marks=[pytest.mark.full] * (r not in DEFAULT)) for r in RULES if r not in ALIKE]
 )
 @settings(max_examples=1)
 @given(data=st.data())
