@@ -12,10 +12,11 @@ from matplotlib.text import Text
 from asyncsim import InputError, Run
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
-from asyncsim.study import load, load_file, shipped
+from asyncsim.study import load, shipped
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
-gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
+gem = figures_of("gem")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9", "10"]

@@ -10,11 +10,11 @@ import pytest
 from gem_results import make_run
 
 from asyncsim import InputError, study
-from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
 leaders = study.load("leaders")
-lsgd = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py")
+lsgd = figures_of("lsgd")
 KEYS = ["workers", "window", "method", "learning_rate"]
 METHODS = ("lsgd", "lsgd_groups", "aeasgd", "downpour")
 
