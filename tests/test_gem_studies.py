@@ -21,7 +21,7 @@ from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import sweep
 
 limits = study.load("stability")
-#: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
+#: Studies that no other file runs, and one of the default run: options for a few programs, and the cells' columns.
 TINY = {
     "stability": ("--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits", "learning_rate workers"),
     "kappa": ("--workers 2 --methods gem(kappa=[1,2]) --steps 20 --diagnose-every 1", "workers"),
@@ -34,18 +34,14 @@ TINY = {
         "--problem quadratic(noise=0) --steps 60 --methods downpour",
         "service cv learning_rate workers",
     ),
-    "energy": ("--workers 2 --steps 6 --diagnose-every 2", "workers"),
-    "tensors": ("--workers 2 --steps 6 --diagnose-every 2", "workers"),
     "leaders": (
         "--workers 2 --window 2 --gradients 8 --learning-rate 0.1 --methods lsgd",
         "workers window learning_rate",
     ),
-    "policies": ("--workers 2 --steps 6 --policy asynchronous barrier", "policy workers window"),
     "failures": (
         "--workers 3 --steps 30 --deaths 0 200 --policy asynchronous barrier --methods downpour",
         "deaths policy workers",
     ),
-    "windows": ("--workers 2 --window 2 --methods agn --problem digits --steps 4", "workers window"),
 }
 OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
 
@@ -160,7 +156,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name != "policies"])
+@pytest.mark.parametrize("name", [*TINY, "energy", "tensors", "windows"])
 def test_scales_are_valid_and_chosen_by_name(name):
     module = study.load(name)
     assert {scale: config.scale for scale, config in module.SCALES.items()} == {"small": "small", "paper": "paper"}
