@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from asyncsim.methods import Applied, Method, completing, gradient_steps, presen
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.replays.replay import Replay
 
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
 COMMITS = 2000
 EVERY = 50  # commits between two forcings
 FORCED = 1e-12  # relative, after EVERY commits in float64

@@ -7,6 +7,7 @@ import jax
 import pytest
 from hypothesis import Phase, settings
 
+from asyncsim import study
 from asyncsim.replays import programs, tuning
 
 # The same draws each time, and no time spent on a smaller example: what was drawn is in the error.
@@ -105,6 +106,21 @@ def unrendered_figures(monkeypatch):
         one_byte(figure, file)
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", write)
+
+
+@pytest.fixture
+def told(capsys):
+    """Run a study by its command line; return the exit code and the lines on standard output and standard error.
+
+    An error and its hint are joined to one line.
+    """
+
+    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
+        code = study.main(arguments)
+        output = capsys.readouterr()
+        return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
+
+    return run
 
 
 @pytest.fixture

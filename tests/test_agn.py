@@ -13,13 +13,13 @@ import pytest
 from matplotlib.text import Text
 
 from asyncsim import InputError, methods, problems, study
-from asyncsim.study import load_file, shipped
 from asyncsim.study.config import StudyConfig
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 from asyncsim.study.sweep import sweep
 
 windows = study.load("windows")
-agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")
+agn = figures_of("agn")
 
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

@@ -10,12 +10,12 @@ from asyncsim.base.errors import InputError
 from asyncsim.pages import command
 from asyncsim.pages.page import two_runs
 from asyncsim.replays.run import Run
-from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 from asyncsim.study.target import Target, time_to_target
 
 compare = study.load("compare")
-figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py")
+figures = figures_of("compare")
 SMALL = {"workers": 3, "steps": 20, "seeds": 2, "evaluate_every": 2}
 
 
@@ -137,13 +137,6 @@ def test_a_target_that_is_not_held_until_the_end_is_said(capsys):
     row = pd.read_csv(folder / compare.TABLE).iloc[0]
     assert row["reached"] == 0 and row["cut_off"] == row["touched"] == 2
     assert "touched by 2 of 2 seeds, but 2 runs ended before it was held: take more --steps" in capsys.readouterr().out
-
-
-@pytest.mark.full
-def test_a_target_that_is_never_met_takes_forever():
-    folder, _ = compare.run(compare.Config(**SMALL, problem="quadratic", methods=("downpour",), target=1e-6))
-    row = pd.read_csv(folder / compare.TABLE).iloc[0]
-    assert row["reached"] == 0 and np.isinf(row["time_to_target"]) and np.isinf(row["gradients_to_target"])
 
 
 def test_each_method_has_its_own_rate_unless_one_is_given():

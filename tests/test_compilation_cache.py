@@ -19,9 +19,7 @@ def start(tmp_path):
         home = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
         command = [sys.executable, "-m", "asyncsim.study", *STUDY, "--out", out, *options]
-        ended = subprocess.run(
-            command, cwd=tmp_path, env=inherited | home, capture_output=True, text=True, check=False
-        )
+        ended = subprocess.run(command, cwd=tmp_path, env=inherited | home, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         return {path.name for path in (tmp_path / "cache").rglob("*-cache")}
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from cases import needs_ray
 
 from asyncsim import InputError, prescribed, problems, study
 from asyncsim.base.files import unsealed, write_sealed
@@ -34,7 +34,6 @@ from asyncsim.study.jobs import Runner, measurement
 
 OPTIMIZED = True
 ROOT = study.shipped("studies").parent
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
 #: Four runs in a moment.
 STUDY = ("toy", "--workers=2", "--steps=2", "--seeds=4", "--problem=quadratic", "--methods=downpour")
 RUNS = [f"runs/downpour-seed{seed}" for seed in range(4)]

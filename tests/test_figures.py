@@ -22,11 +22,12 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.methods import METHODS
 from asyncsim.pages import command
-from asyncsim.study import finished, load_file, shipped
+from asyncsim.study import finished
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.columns import OUTCOMES, Source
 
-figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
+figures = figures_of("staleness")
 
 ROWS, WORKERS = 10, 2
 FIGURES = ("staleness", "loss", "energy", "queue")
@@ -259,7 +260,7 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name):
     folder = shutil.copytree(results, tmp_path / "copy")
     (folder / "config.json").write_text(json.dumps({"study": "compare"}))
     before = sorted(folder.iterdir())
-    module = load_file(f"asyncsim.figures.{name}", shipped("figures") / f"{name}.py")
+    module = figures_of(name)
     with pytest.raises(InputError, match=f"holds the study compare, not {name}; make some with: python -m asyncsim"):
         module.draw(folder)
     assert sorted(folder.iterdir()) == before
@@ -270,7 +271,7 @@ def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
     cells = {"workers": 2, "policy": "barrier", "deaths": [0.0, 20.0]}
     runs = cells | {"method": "gem", "status": "finished", "run_folder": "", "seed": 0}
     pd.DataFrame(runs).to_csv(tmp_path / "summary.csv", index=False)
-    failures = load_file("asyncsim.figures.failures", shipped("figures") / "failures.py")
+    failures = figures_of("failures")
     parts = {"counted_share": [0.9, 0.6], "lost_to_waiting": [0.1, 0.1], "lost_to_failed": [0.0, 0.3]}
     unused = dict.fromkeys(("lost_to_sending", "lost_to_discarded", "lost_to_restoring"), 0.0)
     table = pd.DataFrame({**cells, "throughput": [2.0, 1.0], **parts, **unused})

@@ -12,10 +12,11 @@ from matplotlib.text import Text
 from asyncsim import InputError, Run
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
-from asyncsim.study import load, load_file, shipped
+from asyncsim.study import load, shipped
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
-gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
+gem = figures_of("gem")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9", "10"]
@@ -82,8 +83,8 @@ def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
         assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()
 
 
-def test_a_target_that_was_never_reached_is_told(tmp_path):
-    folder = write_all(tmp_path) / "speedup"
+def test_a_target_that_was_never_reached_is_told(results, tmp_path):
+    folder = shutil.copytree(results / "speedup", tmp_path / "speedup")
     table = pd.read_csv(folder / "speedup.csv")
     names = ["time_to_target", "least_time", "most_time"]
     table.assign(**dict.fromkeys(names, np.inf)).to_csv(folder / "speedup.csv", index=False)

@@ -20,7 +20,7 @@ from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import sweep
 
 limits = study.load("stability")
-#: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
+#: Studies that no other file runs, and one of the default run: options for a few programs, and the cells' columns.
 TINY = {
     "stability": ("--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits", "learning_rate workers"),
     "kappa": ("--workers 2 --methods gem(kappa=[1,2]) --steps 20 --diagnose-every 1", "workers"),
@@ -33,18 +33,14 @@ TINY = {
         "--problem quadratic(noise=0) --steps 60 --methods downpour",
         "service cv learning_rate workers",
     ),
-    "energy": ("--workers 2 --steps 6 --diagnose-every 2", "workers"),
-    "tensors": ("--workers 2 --steps 6 --diagnose-every 2", "workers"),
     "leaders": (
         "--workers 2 --window 2 --gradients 8 --learning-rate 0.1 --methods lsgd",
         "workers window learning_rate",
     ),
-    "policies": ("--workers 2 --steps 6 --policy asynchronous barrier", "policy workers window"),
     "failures": (
         "--workers 3 --steps 30 --deaths 0 200 --policy asynchronous barrier --methods downpour",
         "deaths policy workers",
     ),
-    "windows": ("--workers 2 --window 2 --methods agn --problem digits --steps 4", "workers window"),
 }
 OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
 
@@ -53,15 +49,9 @@ pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
 
 
 @pytest.fixture
-def told(capsys):
-    """Run the command line; return the exit code and the lines on standard output and standard error."""
-
-    def run(name: str, options: str) -> tuple[int, list[str], list[str]]:
-        code = study.main([name, "--seeds=1", "--problem=quadratic", "--out=mine", *options.split()])
-        output = capsys.readouterr()
-        return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
-
-    return run
+def told(told):
+    """Run a study of a single seed on a quadratic, unless the options say otherwise."""
+    return lambda name, options: told(name, "--seeds=1", "--problem=quadratic", "--out=mine", *options.split())
 
 
 @pytest.mark.parametrize(
@@ -165,7 +155,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name != "policies"])
+@pytest.mark.parametrize("name", [*TINY, "energy", "tensors", "windows"])
 def test_scales_are_valid_and_chosen_by_name(name):
     module = study.load(name)
     assert {scale: config.scale for scale, config in module.SCALES.items()} == {"small": "small", "paper": "paper"}

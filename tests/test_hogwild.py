@@ -63,18 +63,14 @@ def shared_memory(cluster, commits, seed=0):
     return np.array(path)
 
 
-@pytest.mark.parametrize(
-    ("workers", "blocks"),
-    [(7, 4), *(pytest.param(n, b, marks=pytest.mark.full) for n, b in ((1, 4), (2, 1), (2, 50), (7, 8)))],
-)
-def test_a_replay_is_what_workers_do_to_a_shared_vector(workers, blocks):
-    cluster = lock_free(workers, blocks)
+def test_a_replay_is_what_workers_do_to_a_shared_vector():
+    cluster = lock_free(workers=7, blocks=4)
     trace, stops = simulate(cluster, 500), np.arange(50, 501, 50)
     problem = problems.quadratic(CURVATURE, start=START)
     replayed = Replay(trace, methods.hogwild(RATE, blocks=None), problem, precision="float64", stops=stops)
     expected = shared_memory(cluster, 500)
     torn = (trace.block_versions()[:, 0] < trace.frame["read_version"]).mean()
-    assert torn == 0 if workers == 1 or blocks == 1 else torn > 0.1
+    assert torn > 0.1
     for stop in stops.tolist():
         replayed.advance(stop)
         assert deviation(replayed.state.central, expected[stop]) < 1e-10

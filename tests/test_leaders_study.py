@@ -10,11 +10,11 @@ import pytest
 from gem_results import make_run
 
 from asyncsim import InputError, study
-from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
 leaders = study.load("leaders")
-lsgd = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py")
+lsgd = figures_of("lsgd")
 KEYS = ["workers", "window", "method", "learning_rate"]
 METHODS = ("lsgd", "lsgd_groups", "aeasgd", "downpour")
 
@@ -58,25 +58,6 @@ def test_each_method_is_shown_at_its_best_rate(results):
     assert (table["diverged"] == 0).all() and (table["seeds"] == 2).all()
     np.testing.assert_allclose(table["test_error"], table["train_loss"] / 10)
     assert table[["largest_share", "kept"]].notna().all(axis=1).equals(table["method"] == "lsgd")
-
-
-@pytest.mark.full
-def test_the_time_to_a_target_is_that_of_the_seeds(results):
-    finished = read(results, "leaders")
-    runs = finished.runs(workers=4, window=1, method="aeasgd", learning_rate=0.5)
-    met = [next(row.Index for row in run.evaluations.itertuples() if row.train_loss <= 1.45) for run in runs]
-    # Between two evaluations; errors are a tenth of these losses.
-    losses = [run.evaluations["train_loss"] for run in runs]
-    parts = [
-        np.log(loss[at - 1] / 1.45) / np.log(loss[at - 1] / loss[at]) for loss, at in zip(losses, met, strict=True)
-    ]
-    ends = [run.evaluations["commit_time"].loc[at - 1 : at] for run, at in zip(runs, met, strict=True)]
-    times = [before + part * (after - before) for part, (before, after) in zip(parts, ends, strict=True)]
-    table = leaders.results_table(finished, 0.145)
-    row = table.query("workers == 4 and window == 1 and method == 'aeasgd'").iloc[0]
-    assert row["time_to_target"] == pytest.approx(np.mean(times)) and row["reached"] == 2 and min(times) > 0
-    never = leaders.results_table(finished, 1e-6)
-    assert np.isinf(never["time_to_target"]).all() and (never["reached"] == 0).all()
 
 
 def test_the_leader_is_who_told_the_least_loss_last():

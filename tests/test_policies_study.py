@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from asyncsim import InputError, barrier, study, theory
-from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
 policies = study.load("policies")
-figures = load_file("asyncsim.figures.policies", shipped("figures") / "policies.py")
+figures = figures_of("policies")
 SMALL = {"workers": (4,), "steps": 30, "seeds": 2, "problem": "quadratic", "target": 0.2, "compute": "exponential(1)"}
 #: What is waiting, in vain, and neither.
 POLICIES = ("asynchronous", "barrier", "barrier(2)", "discard_stale(2)")
@@ -93,14 +93,6 @@ def test_each_policy_and_window_is_at_its_best_rate():
         means = own.groupby("method.learning_rate")["time_to_target"].mean()
         assert means.idxmin() == row.learning_rate and means.min() == pytest.approx(row.time_to_target)
     assert len(figures.loss(finished).axes) == 2
-
-
-@pytest.mark.full
-def test_policies_share_their_random_numbers():
-    folder, summary = policies.run(policies.Config(**SMALL, policy=("asynchronous", "buffered(2)")))
-    finished = read(folder, "policies")
-    first, second = (finished.trace(name).frame for name in summary.loc[summary["seed"] == 0, "trace_file"])
-    assert first["worker"].equals(second["worker"]) and not first["version"].equals(second["version"])
 
 
 def test_the_bars_are_the_parts_of_the_time(results):

@@ -1,12 +1,12 @@
 """Real workers without a server: recordings by threads and by Ray's processes are their replays."""
 
-import importlib.util
 import json
 import threading
 
 import jax
 import numpy as np
 import pytest
+from cases import needs_ray
 
 from asyncsim import InputError, Trace, methods, problems, replay, study
 from asyncsim.clusters.topologies import as_topology
@@ -17,7 +17,6 @@ from asyncsim.real.computing import Computing
 from asyncsim.real.recording import LOG, Header
 
 OPTIMIZED = True  # as the recorded processes are, which are held against replays here
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (asyncsim[ray])")
 WORKERS = 4
 #: Method, topology and policy.
 CASES = {

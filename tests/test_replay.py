@@ -42,9 +42,8 @@ def sizes(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("protocol", ["exchange", "write_then_read"])
-def test_the_size_of_pieces_changes_nothing(sizes, protocol):
-    trace, method, problem = make_trace(protocol), make_method("downpour"), make_problem("quadratic")
+def test_the_size_of_pieces_changes_nothing(sizes):
+    trace, method, problem = make_trace("write_then_read"), make_method("downpour"), make_problem("quadratic")
     ends = []
     for pieces in ((1,), (3,), (1, 2, 4, 8)):
         sizes(piece_sizes=pieces)

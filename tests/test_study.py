@@ -1,7 +1,6 @@
 """The command line and the study, end to end: lists, help, bad input, notes, interruptions, bytes, and the wheel."""
 
 import dataclasses
-import errno
 import itertools
 import json
 import os
@@ -47,21 +46,6 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
     return folder
-
-
-@pytest.fixture
-def told(capsys):
-    """Run the command line; return the exit code and the lines on standard output and standard error.
-
-    An error and its hint are one line here.
-    """
-
-    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
-        code = study.main(arguments)
-        output = capsys.readouterr()
-        return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
-
-    return run
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -864,26 +848,6 @@ def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatc
     code, out, err = told("staleness", *TWO)
     assert (code, out, err[-1]) == (130, [], "interrupted: nothing was finished")
     assert list(empty_folder.iterdir()) == []
-
-
-@pytest.mark.full
-def test_what_was_finished_before_a_disk_was_full_is_kept_and_told(told, monkeypatch, unrendered_figures):
-    write, calls = Run._write, []
-
-    def filling(run, folder):
-        write(run, folder)
-        calls.append(folder)
-        if len(calls) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Run, "_write", filling)
-    code, _, err = told("staleness", *TWO)
-    assert code == 2 and "No space left on device" in err[-1]
-    assert err[-1].startswith("error: ") and err[-1].endswith("the finished results are in mine")
-    summary = pd.read_csv("mine/summary.csv")
-    assert list(summary["method"]) == ["downpour"]
-    assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
-    assert len(Run.load(Path("mine", summary["run_folder"][0])).commits) == 4
 
 
 @pytest.mark.full

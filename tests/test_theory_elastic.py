@@ -55,11 +55,10 @@ def in_turn(workers, rounds, together):
 
 
 @pytest.mark.parametrize("share", [0.97, 1.03])
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("together", [False, True])
-def test_replays_grow_and_shrink_as_the_maps_do(workers, share, together):
+def test_replays_grow_and_shrink_as_the_maps_do(share, together):
     """After so many rounds the fastest direction is alone, and grows by the radius in each."""
-    step, rounds = 0.5, 400
+    workers, step, rounds = 3, 0.5, 400
     if together:
         alpha = share * theory.elastic_stable_beta(workers, step) / workers
         method, matrix = methods.easgd(step, alpha, policy=None), theory.elastic_synchronous(workers, step, alpha)

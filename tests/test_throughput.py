@@ -14,10 +14,10 @@ from asyncsim import Cluster, Constant, InputError, methods, problems, replay, s
 from asyncsim.benchmark import contenders, turns
 from asyncsim.pages.command import draw_folder
 from asyncsim.problems.mnist import mnist_from_arrays
-from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import figures as figures_of
 
 throughput = study.load("throughput")
-figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py")
+figures = figures_of("throughput")
 full = pytest.mark.full
 
 METHODS = {"downpour": methods.downpour(learning_rate=0.1), "gem": methods.gem(learning_rate=0.1)}
@@ -48,15 +48,8 @@ def small(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(capsys):
-    """Run the command line; return the exit code and the lines on standard output and standard error."""
-
-    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
-        code = study.main(["throughput", *arguments, "--out=mine"])
-        output = capsys.readouterr()
-        return code, output.out.splitlines(), output.err.splitlines()
-
-    return run
+def told(told):
+    return lambda *arguments: told("throughput", *arguments, "--out=mine")
 
 
 # What the contenders compute

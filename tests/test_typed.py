@@ -1,7 +1,10 @@
 """The public API as a type checker sees it: natural calls pass, mistakes are found."""
 
+from pathlib import Path
+
 import pytest
 
+ROOT = Path(__file__).parents[1]
 USE = """
 import asyncsim
 from asyncsim import Cluster, Gamma, methods, problems
@@ -26,7 +29,7 @@ def test_natural_calls_are_typed(tmp_path):
     api = pytest.importorskip("mypy.api")
     use = tmp_path / "use.py"
     use.write_text(USE)
-    options = ["--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path / 'cache'}"]
-    told, _, _ = api.run([*options, str(use)])
+    # The project's own options, so that its cache serves.
+    told, _, _ = api.run([f"--config-file={ROOT / 'pyproject.toml'}", str(use)])
     found = {int(line.split(":")[1]) for line in told.splitlines() if ": error: " in line}
     assert found == {i for i, line in enumerate(USE.splitlines(), 1) if line.endswith("# wrong")}, told
