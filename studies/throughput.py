@@ -1,7 +1,7 @@
 """How fast simulation and replay are, against loops written by hand and the gradients alone.
 
 All sides of a comparison run in this one process, in turns, after a first call that does not count. Each rate is the
-median over the turns with its range, and so is each ratio, of rates in the same turn. ``docs/throughput.md`` says what
+median over the turns with its range, and so is each ratio, of rates in the same turn. ``docs/performance.md`` says what
 is compared and how to read it. Prints a table and a line of verdict; writes ``summary.csv`` and a figure.
 """
 

@@ -14,7 +14,7 @@ a straight line; the thesis has its workers' accuracies on their own minibatches
 At small scale Adam's rate is higher than the thesis', as the network is smaller. At paper scale 49 clusters with two
 methods, 18,750 minibatches of 128 each, on the perceptron with 4.8 million parameters: a day on two cores, an
 accelerator's work. Times of a local step (0.44 s) and of a visit (0.2 s) are those that fit the training times that the
-thesis prints; see studies/agn.md.
+thesis prints; see docs/papers.md.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Failures: what breaks when. Values of a cluster, in call syntax, as laws and policies are.
 
 All are *exogenous*: when they begin and end depends on nothing that the run does, and each worker's come from streams
-of their own, so that another failure changes nobody's other numbers. `docs/failures.md` says what each policy does
+of their own, so that another failure changes nobody's other numbers. `docs/clusters.md` says what each policy does
 with workers that are away.
 """
 

@@ -3,7 +3,7 @@
 ``--executor local`` computes them in this process: as many at once as there are cores, at most four, if each keeps one
 core busy (2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is `asyncsim.study.ray_executor`.
 Whatever the order in which they finish, the results are written in the order of the study, by the process that was
-started; with the same number of threads they are the same byte for byte. ``docs/real.md`` is about many machines.
+started; with the same number of threads they are the same byte for byte. ``docs/studies.md`` describes many machines.
 """
 
 import contextlib
