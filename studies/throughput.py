@@ -1,7 +1,7 @@
 """How fast simulation and replay are, against loops written by hand and the gradients alone.
 
 All contenders run in this process, in turns, after an uncounted first call. Rates are medians over the turns
-with their ranges, as are ratios of rates in the same turn. ``docs/throughput.md`` explains the contenders and
+with their ranges, as are ratios of rates in the same turn. ``docs/performance.md`` explains the contenders and
 the table. Prints a table and a verdict; writes ``summary.csv`` and a figure.
 """
 

@@ -15,7 +15,7 @@ and interpolated linearly; the thesis uses the accuracies of workers on their mi
 At small scale Adam's rate is higher than in the thesis, because the network is smaller. At paper scale 49
 clusters with two methods, 18,750 minibatches of 128 each, on the perceptron with 4.8 million parameters: a day
 on two cores, an accelerator's work. The times of a local step (0.44 s) and of a visit (0.2 s) are fitted to
-the printed training times of the thesis; see studies/agn.md.
+the printed training times of the thesis; see docs/papers.md.
 """
 
 import math

@@ -305,7 +305,7 @@ def case_of(name, commits=150):
 
 
 class Loop:
-    """A loop over the events of a trace, written from `docs/failures.md`; ``central`` after each gradient."""
+    """A loop over the events of a trace, written from `docs/clusters.md`; ``central`` after each gradient."""
 
     def __init__(self, trace, method, attack=None):
         self.trace, self.frame, self.method = trace, trace.frame, method

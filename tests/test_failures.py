@@ -179,7 +179,7 @@ def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
     ],
 )
 def test_a_read_after_a_failure_costs_the_way_down(failure, protocol, service, down):
-    """As docs/failures.md says: no way up, and a service where reads are visits of their own."""
+    """As docs/clusters.md says: no way up, and a service where reads are visits of their own."""
     cluster = Cluster(1, 1.0, 0.01, 0.1, bandwidth=10, message_bytes=2, failures=[failure], **protocol)
     frame = simulate(cluster, 60, seed=0).frame
     failed = frame["outcome"].shift().isin(["cancelled", "lost"])

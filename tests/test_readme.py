@@ -8,18 +8,19 @@ import os
 import pkgutil
 import re
 import shlex
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import asyncsim
-from asyncsim import recorders, study
+from asyncsim import aggregation, attacks, recorders, study
 from asyncsim.__main__ import main
 from asyncsim.clusters import laws
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER
 from asyncsim.clusters.topologies import TOPOLOGIES
-from asyncsim.study.entries import catalogue, entry_of
+from asyncsim.study.entries import entry_of
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
 ROOT = Path(asyncsim.__file__).resolve().parent.parent
@@ -60,8 +61,8 @@ def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
             for pattern, small in SMALL:
                 text = re.sub(pattern, small, text)
             exec(compile(text, str(PAGES[page]), "exec"), names)
-        for options in re.findall(r"python -m asyncsim(\.study|)\b([^#&|;\n]*)", text) if info[:1] == ["bash"] else ():
-            command = [*(["study"] if options[0] else []), *shlex.split(options[1])]
+        for line in re.findall(r"^(?:[^#\n]*[ /])?asyncsim ([^#&|;\n]*)", text, re.M) if info[:1] == ["bash"] else ():
+            command = shlex.split(line)
             if "run" in info:
                 assert main(command) == 0, capsys.readouterr().err
             elif command[0] == "study" and len(command) > 1:
@@ -97,12 +98,9 @@ def recorder_names() -> list[str]:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("catalogue", asyncsim.methods.METHODS),
         ("problems", asyncsim.problems.PROBLEMS),
-        ("studies", [path.stem for path in study.shipped("studies").glob("[!_]*.py")]),
-        ("recorders", recorder_names()),
-        ("clusters", POLICIES),
-        ("gossip", [*WITHOUT_SERVER, *TOPOLOGIES]),
+        ("results", recorder_names()),
+        ("clusters", [*POLICIES, *WITHOUT_SERVER, *TOPOLOGIES]),
         ("clusters", [name.lower() for name, one in vars(laws).items() if one in asyncsim.Law.__subclasses__()]),
     ],
 )
@@ -112,17 +110,13 @@ def test_tables_name_all_that_there_is(page, names):
     assert names and not set(names) - told
 
 
-def test_the_catalogue_follows_from_the_tables():
-    made = "python -c \"from asyncsim.study.entries import catalogue; print(catalogue(), end='')\" > docs/catalogue.md"
-    assert PAGES["catalogue"].read_text() == catalogue(), f"make it again: {made}"
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_names_exist(page):
     path = PAGES[page]
     text = path.read_text()
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+    generated = {f"{name}.md" for name in ("catalogue", "options")}
+    assert [target for target in targets if not (path.parent / target).exists() and target not in generated] == []
     assert [name for name in re.findall(r"\basyncsim(?:\.[A-Za-z_]\w*)+(?!\w*[/=])", text) if not reachable(name)] == []
     named = re.findall(r"`((?:asyncsim|tests|studies|docs|figures)/[\w/]+\.\w+)`", text)
     assert [name for name in named if not (ROOT / name).exists() and "NAME" not in name] == []
@@ -131,16 +125,19 @@ def test_links_and_names_exist(page):
 
 
 def test_the_site_has_every_page_option_and_name():
-    """Pages are in its navigation, studies and options on a page with their help, public names on one of the API."""
+    """Pages are in the navigation; studies, options, methods and public names are on generated pages."""
     site = study.load_file("docs_site", ROOT / "docs" / "site.py")
     navigation = (ROOT / ".mkdocs.yml").read_text()
-    wanted = [f"{stem}.md" for stem in PAGES if stem != "README"] + [f"api/{name}.md" for name in site.API]
+    pages = site.generated()
+    wanted = [f"{stem}.md" for stem in PAGES if stem != "README"] + list(pages)
     assert [page for page in wanted if f": {page}\n" not in navigation] == []
-    options = site.options()
+    options = pages["options.md"]
     rows = set(re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE))
     for path in study.shipped("studies").glob("[!_]*.py"):
         assert f"\n## {path.stem}\n" in options
         assert {field.name for field in dataclasses.fields(study.load(path.stem).Config)} <= rows
+    tables = (asyncsim.methods.METHODS, asyncsim.problems.PROBLEMS, aggregation.RULES, attacks.ATTACKS)
+    assert [name for name in chain(*tables) if f"\n| `{name}(" not in pages["catalogue.md"]] == []
     modules = tuple(f"asyncsim.{module}" for text in site.API.values() for module in text.split())
     named = [getattr(asyncsim, name) for name in asyncsim.__all__]
     homes = {one.__name__ if inspect.ismodule(one) else one.__module__ for one in named}

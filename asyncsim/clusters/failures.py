@@ -1,7 +1,7 @@
 """Failures: values of a cluster in call syntax, like laws and policies.
 
 All are *exogenous*: their times do not depend on the run, and each worker's come from separate
-streams, so that another failure changes no other numbers. `docs/failures.md` explains how each
+streams, so that another failure changes no other numbers. `docs/clusters.md` explains how each
 policy treats absent workers.
 """
 

@@ -8,12 +8,11 @@ import dataclasses
 import itertools
 import math
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from asyncsim.base.calls import Call, bind, form_of, parameters_of, read, require_all, split, write
+from asyncsim.base.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, shown
 from asyncsim.methods import METHODS, Method, named_optimizer
@@ -206,25 +205,3 @@ def _build(
         example = "methods.gem()" if kind is Method else "problems.custom()"
         raise InputError(f"{subject}: returned {product!r}; must return a {kind.__name__}, as {example} does")
     return product
-
-
-def catalogue() -> str:
-    """Return ``docs/catalogue.md``: all methods and problems as they are called, with what their docstrings say."""
-    lines = [
-        "# All methods and problems",
-        "",
-        '`--methods "gem(kappa=2)"` gives an argument, `"gem(kappa=[1, 2])"` several values of one, an entry each.',
-        "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` are those of entries without their own.",
-        "This page is made from the docstrings; `help(asyncsim.methods.gem)` says more. [Methods](methods.md) and",
-        "[problems](problems.md) say how to write your own.",
-    ]
-    for title, table in (("method", METHODS), ("problem", PROBLEMS)):
-        lines += ["", f"| {title} | what | arXiv |", "|---|---|---|"]
-        for factory in table.values():
-            function = getattr(factory, "func", factory)
-            about = (function.__doc__ or "").partition("\n")[0].removeprefix("Return ")
-            papers = re.findall(
-                r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[function.__module__].__doc__}{function.__doc__}"
-            )
-            lines.append(f"| `{form_of(factory)}` | {about} | {', '.join(dict.fromkeys(papers))} |")
-    return "\n".join(lines) + "\n"

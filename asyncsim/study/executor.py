@@ -3,7 +3,7 @@
 ``--executor local`` computes them in this process: one per core at a time, at most four, if each keeps one core busy
 (2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is `asyncsim.study.ray_executor`. The results
 are written in the order of the study, by the first process; with the same number of threads they are the same byte for
-byte. ``docs/real.md`` is about many machines.
+byte. ``docs/studies.md`` is about many machines.
 """
 
 import contextlib
