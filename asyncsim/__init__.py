@@ -38,6 +38,7 @@ from asyncsim.clusters.policy import (
     overlap,
     rounds,
 )
+from asyncsim.clusters.rollouts import Rollouts, discard, drop_oldest, keep, pace
 
 __version__ = "0.1.0.dev0"
 
@@ -55,6 +56,7 @@ __all__ = [
     "Mixture",
     "Pareto",
     "Policy",
+    "Rollouts",
     "Run",
     "SlowLinkWarning",
     "Trace",
@@ -70,13 +72,17 @@ __all__ = [
     "calibrate",
     "calibration",
     "cancel_stale",
+    "discard",
     "discard_stale",
+    "drop_oldest",
     "failures",
     "first_of",
     "handshake",
+    "keep",
     "methods",
     "neighbours",
     "overlap",
+    "pace",
     "per_worker",
     "plots",
     "prediction",

@@ -25,9 +25,9 @@ from asyncsim.clusters.laws import Law, LawLike, as_law
 
 #: The parameters of each failure.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
-    "crash": ("every", "lasts", "detect", "workers", "site", "together"),
-    "pause": ("every", "lasts", "workers", "site", "together"),
-    "slow": ("every", "lasts", "speed", "workers", "site", "together"),
+    "crash": ("every", "lasts", "detect", "workers", "site", "together", "on"),
+    "pause": ("every", "lasts", "workers", "site", "together", "on"),
+    "slow": ("every", "lasts", "speed", "workers", "site", "together", "on"),
     "outage": ("every", "lasts", "checkpoint_every", "checkpoint_time"),
     "loss": ("probability", "timeout", "resend", "workers", "site"),
     "leave": ("at", "workers", "site"),
@@ -60,6 +60,7 @@ class Failure:
     workers: tuple[int, ...] | None = None
     site: int | None = None
     together: bool = False
+    on: str | None = None
 
     def __post_init__(self) -> None:
         names = _PARAMETERS[require_choice("failure", self.name, _PARAMETERS)]
@@ -86,6 +87,8 @@ class Failure:
         if "resend" in names:
             require_switch(f"{what}: resend", self.resend)
         require_switch(f"{what}: together", self.together)
+        if self.on is not None:
+            require_choice(f"{what}: on", self.on, ("slots", "learners"))
         if self.workers is not None:
             given = [self.workers] if isinstance(self.workers, int) else list(self.workers)
             workers = tuple(require_count(f"{what}: workers", one, minimum=0) for one in given)
@@ -99,7 +102,7 @@ class Failure:
 
     def __str__(self) -> str:
         given = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
-        usual = {"workers": None, "site": None, "together": False}
+        usual = {"workers": None, "site": None, "together": False, "on": None}
         texts = (
             f"{name}={str(value) if isinstance(value, Law) else write(value)}"
             for name, value in given.items()
@@ -134,6 +137,7 @@ def crash(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
+    on: str | None = None,
 ) -> Failure:
     """Return crashes: a worker is gone with its state, and comes back after a while with none.
 
@@ -155,6 +159,9 @@ def crash(
         All workers of this site at once, in the place of ``workers``.
     together : bool
         The workers are hit at the same times.
+    on : {"slots", "learners"}, optional
+        On a cluster with rollouts, whether it hits slots, which ``workers`` then numbers, or
+        learners.
     """
     return Failure("crash", **locals())
 
@@ -165,6 +172,7 @@ def pause(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
+    on: str | None = None,
 ) -> Failure:
     """Return pauses: a worker's computation stands still for a while and then goes on; its messages travel on.
 
@@ -180,6 +188,7 @@ def slow(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
+    on: str | None = None,
 ) -> Failure:
     """Return slow spells: for a while a worker computes at a ``speed`` of its own, 0.2 being a fifth of the usual.
 
@@ -249,7 +258,9 @@ FAILURES: Mapping[str, Callable[..., Failure]] = {
 }
 
 
-def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) -> tuple[Failure, ...]:
+def as_failures(
+    value: Any, workers: int, sites: Sequence[int] | None = None, slots: int | None = None
+) -> tuple[Failure, ...]:
     """Return the failures of a cluster from themselves or their texts, one or several.
 
     Raises
@@ -270,12 +281,33 @@ def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) ->
         raise InputError("failures: two outages of one server; give one, with a mixture of laws")
     if not found:  # of any number of workers, which nothing has held against the memory yet
         return ()
-    for one in found:
-        one.groups(workers, sites)
+    for failure in found:
+        _check_side(failure, slots)
+        failure.groups(slots if failure.on == "slots" and slots else workers, sites)
     last = [presence[-1][1] for presence in presences(found, workers, sites) if presence]
     if len(last) == workers and not any(last):
         raise InputError("failures: all workers leave; keep one, or let one join later")
     return tuple(found)
+
+
+def _check_side(failure: Failure, slots: int | None) -> None:
+    """Raise InputError unless a failure says whom it hits on a cluster with rollouts."""
+    if slots is None and failure.on is not None:
+        raise InputError(
+            f"failure {failure.name}: on = {failure.on!r}: the cluster has no rollouts; leave on out"
+        )
+    if slots is not None and failure.on is None:
+        if "on" not in _PARAMETERS[failure.name]:
+            raise InputError(
+                f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or slow"
+            )
+        raise InputError(
+            f"failures = {failure}: hits slots or learners? give on='slots' or on='learners'"
+        )
+    if failure.on == "slots" and failure.site is not None:
+        raise InputError(
+            f"failure {failure.name}: site = {failure.site}: slots have no sites; give workers"
+        )
 
 
 def presences(

@@ -71,6 +71,8 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
             "consumed": world.absences.jobs,
             "spells": dict(zip(no_spells(), spells.T, strict=True)),
         }
+    if world.slots is not None:
+        of_failures["rollouts"] = world.slots.tables()
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
     return trace_of(cluster, seed, commits_made, reads, world.present(), **of_failures)
 

@@ -24,6 +24,7 @@ from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gates import gate_of
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
+from asyncsim.simulation.rollouts import Slots
 from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
 from asyncsim.simulation.weather import Weather
 from asyncsim.traces.bookkeeping import FAILURE_RECORD, READ_RECORD, STEP_RECORD
@@ -53,7 +54,8 @@ class World:
         self.cluster, self.seed = cluster, seed
         self.clock = clock_for(cluster)
         self.steps, self.reads, self.causes = map(Record, (STEP_RECORD, READ_RECORD, FAILURE_RECORD))
-        self.weather = Weather(cluster, seed) if cluster.failures else None
+        failures = [failure for failure in cluster.failures if failure.on != "slots"]
+        self.weather = Weather(failures, n, cluster.sites, seed) if failures else None
         present = [True] * n if self.weather is None else self.weather.present
         self.first = [index for index in range(n) if present[index]]
         self.gate = gate_of(cluster.policy, n, self.first)
@@ -73,7 +75,8 @@ class World:
         self._visits = [0] * n
         self.absences = None if self.weather is None else Absences(self, self.weather)
         #: Whether each read is part of a commit's visit, at its instant, and has no row of its own.
-        self.reads_are_commits = not (cluster.separate_reads or self.gate.holds or self._stops or cluster.failures)
+        self.reads_are_commits = not (cluster.separate_reads or self.gate.holds or self._stops or self.weather)
+        self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
         self.compute = self._cycle()
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
@@ -81,6 +84,8 @@ class World:
         for index in self.first:
             worker = self.lives[index] = Worker(self.clock, index)
             self.compute(worker)
+        if self.slots is not None:
+            self.slots.begin()
         step, accepted = self.clock.step, self._accepted
         for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
             while len(accepted) < stop:
@@ -112,6 +117,8 @@ class World:
             way_down = self._all_reduce
         computed: list[Callable[[Any], None]] = []
         compute = self._compute(computed)
+        if self.slots is not None:
+            compute = self.slots.supply(compute)
         up = way_up if self.weather is None else lambda step, loaded=True: self._send(way_up(step, loaded), loaded)
         visit, commit, read = server.visit, self._commit, self._read
         if cluster.protocol == "exchange":
@@ -233,7 +240,7 @@ class World:
         steps, accepted = self.steps.entries.extend, self._accepted.append
         start_time, send_time, read_version = self._start_time, self._send_time, self._read_version
         arrive_time, serve_time = self.server.arrive_time, self.server.serve_time
-        take, holds, takes_all = gate.take, gate.holds, gate.takes_all
+        take, holds, takes_all, slots = gate.take, gate.holds, gate.takes_all, self.slots
 
         def commit(worker: Worker) -> None:
             index = worker.index
@@ -246,6 +253,8 @@ class World:
             steps((index, *computed, serve_time[index], clock._now, outcome, gate.version))
             if outcome != DISCARDED:
                 accepted(index)
+            if slots is not None:
+                slots.commit(index)
             if absences is not None:
                 absences.after_commit(worker, outcome)
                 return

@@ -24,6 +24,7 @@ from asyncsim.traces.columns import (
     no_spells,
 )
 from asyncsim.traces.gossip import previous_rows
+from asyncsim.traces.samples import RolloutTables
 from asyncsim.traces.trace import Trace
 
 Columns = dict[str, np.ndarray]
@@ -47,6 +48,7 @@ def trace_of(
     first: Sequence[int] | None = None,
     consumed: Sequence[int] | None = None,
     spells: Columns | None = None,
+    rollouts: RolloutTables | None = None,
 ) -> Trace:
     """Build the trace of a run from its record.
 
@@ -87,7 +89,14 @@ def trace_of(
     if spells is not None:
         kinds = np.array(SPELLS, object)[spells["kind"].astype(np.int64)]
         table = pd.DataFrame({**spells, "kind": kinds}).astype({"worker": np.int64})[list(table)]
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present), spells=table)
+    return Trace(
+        pd.DataFrame(columns),
+        source,
+        pd.DataFrame(open_reads),
+        pd.DataFrame(present),
+        spells=table,
+        rollouts=rollouts,
+    )
 
 
 class _PerWorker:

@@ -27,6 +27,7 @@ from asyncsim.traces.columns import (
     nobody_present,
     save_trace,
 )
+from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
 from asyncsim.traces.trace_summary import per_worker, queue, summary
 
 
@@ -126,6 +127,7 @@ class Trace:
     present: pd.DataFrame = field(default_factory=nobody_present)
     in_flight: pd.DataFrame = field(default_factory=no_messages)
     spells: pd.DataFrame = field(default_factory=no_spells)
+    rollouts: RolloutTables | None = None
 
     def __post_init__(self) -> None:
         missing = [name for name in COLUMNS if name not in self.frame]
@@ -310,6 +312,28 @@ class Trace:
         seen = np.minimum(np.r_[0, self.frame["version"].to_numpy()][made], last)
         seen[:, -1] = column["read_version"]
         return seen
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """The samples of a cluster with rollouts; see `asyncsim.traces.samples.RolloutTables`."""
+        return self._rollouts().samples
+
+    def staleness(self, weight: str = "samples") -> pd.Series:
+        """Return the law of the samples' staleness; see `asyncsim.traces.samples.law_of_staleness`."""
+        return law_of_staleness(self._rollouts(), weight)
+
+    def check(self) -> Audit:
+        """Compare ages and counts of samples; see `asyncsim.traces.samples.audit`."""
+        tables = self._rollouts()
+        assert self.cluster is not None and self.cluster.rollouts is not None
+        return audit(tables, self.cluster.rollouts)
+
+    def _rollouts(self) -> RolloutTables:
+        if self.rollouts is None:
+            raise InputError(
+                "trace: has no samples; simulate a cluster with rollouts=asyncsim.Rollouts(...)"
+            )
+        return self.rollouts
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
         """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`.
