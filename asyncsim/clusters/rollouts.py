@@ -33,7 +33,7 @@ RETRIES = ("sample", "group")
 #: The parameter of each queue and its least value.
 _PARAMETERS: dict[str, tuple[str, int] | None] = {
     "pace": ("eta", 0),
-    "drop_oldest": ("batches", 0),
+    "drop_oldest": ("batches", 1),
     "discard": ("limit", 0),
     "keep": None,
 }

@@ -127,7 +127,8 @@ def gspo(clip: float = 3e-4) -> Correction:
     require_positive("gspo: clip", clip)
 
     def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
-        mean = jnp.sum(logp - behaviour) / jnp.maximum(jnp.sum(present), 1)
+        count = jnp.sum(present).astype(logp.dtype)
+        mean = jnp.sum(logp - behaviour) / count
         return _clipped(jnp.full_like(logp, jnp.exp(mean)), advantage, clip)
 
     return Correction(f"gspo(clip={clip:g})", weight)

@@ -46,8 +46,8 @@ def arithmetic(digits: int = 2, hidden: int = 64) -> PolicyProblem:
     def prompt(key: jax.Array, quantile: jax.Array) -> jax.Array:
         """Return two numbers, ``[2, digits + 1]`` digits from the last on; -1 past their ends."""
         count = _digits(quantile)
-        numbers = jax.random.randint(key, (2, digits + 1), 0, _BASE)
-        return jnp.where(jnp.arange(digits + 1) < count, numbers, -1)
+        numbers = jax.random.randint(key, (2, digits + 1), 0, _BASE, jnp.int32)
+        return jnp.where(jnp.arange(digits + 1, dtype=jnp.int32) < count, numbers, -1)
 
     def _digits(quantile: jax.Array) -> jax.Array:
         return jnp.minimum(1 + (quantile * digits).astype(jnp.int32), digits)
@@ -65,11 +65,11 @@ def arithmetic(digits: int = 2, hidden: int = 64) -> PolicyProblem:
 
     def reward(tokens: jax.Array, numbers: jax.Array) -> jax.Array:
         def add(carry: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
-            total = jnp.maximum(column, 0).sum() + carry
+            total = jnp.maximum(column, 0).sum(dtype=jnp.int32) + carry
             return total // _BASE, total % _BASE
 
         _, right = jax.lax.scan(add, jnp.zeros((), jnp.int32), numbers.T)
-        present = jnp.arange(digits + 1) <= (numbers[0] >= 0).sum()
+        present = jnp.arange(digits + 1, dtype=jnp.int32) <= (numbers[0] >= 0).sum(dtype=jnp.int32)
         return jnp.all((tokens == right) | ~present).astype(jnp.float32)
 
     return PolicyProblem(

@@ -76,13 +76,13 @@ class PolicyProblem:
 
         def write(tokens: Array, position: Array) -> tuple[Array, Array]:
             logp = jax.nn.log_softmax(self.logits(parameters(position), prompt, tokens, position))
-            token = jax.random.categorical(jax.random.fold_in(key, position), logp)
+            drawn = jax.random.categorical(jax.random.fold_in(key, position), logp)
             present = position < length
-            token = jnp.where(present, token, 0)
+            token = jnp.where(present, drawn.astype(jnp.int32), 0)
             return tokens.at[position].set(token), jnp.where(present, logp[token], 0.0)
 
         tokens = jnp.zeros(self.tokens, jnp.int32)
-        return jax.lax.scan(write, tokens, jnp.arange(self.tokens))
+        return jax.lax.scan(write, tokens, jnp.arange(self.tokens, dtype=jnp.int32))
 
     def logp(self, parameters: Tree, prompt: Tree, tokens: Array, length: Array) -> Array:
         """Return the log-probabilities of the tokens of a sample, ``[tokens]``, zero past its end."""
@@ -91,5 +91,5 @@ class PolicyProblem:
             logits = self.logits(parameters, prompt, tokens, position)
             return jax.nn.log_softmax(logits)[tokens[position]]
 
-        positions = jnp.arange(self.tokens)
+        positions = jnp.arange(self.tokens, dtype=jnp.int32)
         return jnp.where(positions < length, jax.vmap(at)(positions), 0.0)

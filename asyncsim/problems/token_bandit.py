@@ -81,12 +81,12 @@ def token_bandit(
     def value(parameters: Any) -> jax.Array:
         def of_state(state: jax.Array) -> jax.Array:
             def of_sequence(written: jax.Array) -> jax.Array:
-                logp = problem.logp(parameters, state, written, jnp.asarray(tokens)).sum()
+                logp = problem.logp(parameters, state, written, jnp.asarray(tokens, jnp.int32)).sum()
                 return jnp.exp(logp) * reward(written, state).astype(logp.dtype)
 
             return jax.vmap(of_sequence)(jnp.asarray(sequences)).sum()
 
-        return jax.vmap(of_state)(jnp.arange(states)).mean()
+        return jax.vmap(of_state)(jnp.arange(states, dtype=jnp.int32)).mean()
 
     object.__setattr__(problem, "value", value)
     return problem

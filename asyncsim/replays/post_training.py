@@ -165,7 +165,8 @@ def build_update(
         )(*of_batch)
         grouped = rewards.reshape(-1, group), planned.start.reshape(-1, group)
         advantage = method.advantages(*grouped).reshape(-1)
-        present = jnp.arange(problem.tokens) < length[:, None]
+        present = jnp.arange(problem.tokens, dtype=jnp.int32) < length[:, None]
+        written = jnp.sum(present).astype(rewards.dtype)
         proximal = logp(state.params, (prompt, tokens, length))
         data = (prompt, tokens, length), behaviour, proximal, advantage, present
 
@@ -176,7 +177,7 @@ def build_update(
             given = jax.lax.stop_gradient(now), behaviour, proximal, spread, present
             weight = jnp.where(present, jax.vmap(method.correction.weight)(*given), 0.0)
             weight = jax.lax.stop_gradient(weight)
-            return -jnp.mean(jnp.sum(weight * spread * now, 1)), jnp.sum(weight) / jnp.sum(present)
+            return -jnp.mean(jnp.sum(weight * spread * now, 1)), jnp.sum(weight) / jnp.sum(present).astype(weight.dtype)
 
         def inner(carry: tuple, part: tuple) -> tuple:
             params, optimizer = carry
@@ -196,7 +197,7 @@ def build_update(
             "reward": rewards.mean(),
             "update_norm": jnp.linalg.norm(params - state.params),
             "weight": weight.mean(),
-            "age": jnp.sum(jnp.where(present, behaviour - proximal, 0.0)) / jnp.sum(present),
+            "age": jnp.sum(jnp.where(present, behaviour - proximal, 0.0)) / written,
             **{f"reward_q{number + 1}": by_length[number] for number in range(4)},
         }
         return State(params, optimizer, ring), recorded
@@ -347,7 +348,7 @@ def build_value(problem: PolicyProblem, unravel: Callable[[Array], Any]) -> Call
             tokens, _ = problem.sample(lambda _: tree, drawn[2], prompt, problem.length(quantile))
             return problem.reward(tokens, prompt)
 
-        return jax.vmap(reward)(jnp.arange(_EVALUATION_SAMPLES)).mean()
+        return jax.vmap(reward)(jnp.arange(_EVALUATION_SAMPLES, dtype=jnp.int32)).mean()
 
     return value
 

@@ -35,7 +35,7 @@ from asyncsim.traces.samples import (
 )
 
 #: Groups that may be discarded in a row before a run is given up.
-_MOST_DISCARDED = 100_000
+_MOST_DISCARDED = 10_000
 
 
 class Slots:
@@ -361,10 +361,11 @@ class Slots:
             if self._row_of[slot] == cancelled:
                 self._vacate(slot)
                 self._free.append(slot)
-            elif self._end[cancelled] == self._end[cancelled]:  # finished before
+            elif not np.isnan(self._end[cancelled]):  # it had finished
                 self._unfinished[group] += 1
             self._rows[group].remove(cancelled)
-            self._end[cancelled] = self._clock._now
+            if np.isnan(self._end[cancelled]):
+                self._end[cancelled] = self._clock._now
             self._end_row(cancelled, CANCELLED)
             self._retries.append((self._sample[cancelled], self._attempt[cancelled] + 1))
 
