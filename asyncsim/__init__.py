@@ -8,8 +8,9 @@ What loads SimPy, pandas, JAX or matplotlib is imported when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from asyncsim.base import hooks
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
+from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -39,6 +40,7 @@ from asyncsim.clusters.policy import (
     rounds,
 )
 from asyncsim.clusters.rollouts import Rollouts, discard, drop_oldest, keep, pace
+from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 
 __version__ = "0.1.0.dev0"
 
@@ -113,7 +115,7 @@ _HOME = {
     "topologies": "clusters",
     **dict.fromkeys(("calibration", "methods", "problems", "real", "runs", "study", "theory"), ""),
     "CalibrationWarning": "calibration",
-    "Run": "runs.run",
+    "Run": "replays.run",
     "Trace": "traces.trace",
     "calibrate": "calibration",
     "prescribed": "traces.prescription",
@@ -122,6 +124,9 @@ _HOME = {
     "replay_ensemble": "replays.ensemble",
     "simulate": "simulation.simulate",
 }
+
+hooks.plots = lambda: importlib.import_module("asyncsim.drawing.plots")
+hooks.on_a_page = lambda folder: importlib.import_module("asyncsim.pages.page").on_a_page(folder)
 
 if TYPE_CHECKING:
     from asyncsim import calibration, methods, problems, real, runs, study, theory
@@ -132,7 +137,7 @@ if TYPE_CHECKING:
     from asyncsim.replays import recorders
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.simulation.simulate import simulate
     from asyncsim.traces.prescription import prescribed
     from asyncsim.traces.trace import Trace

@@ -3,6 +3,10 @@
 import sys
 from collections.abc import Sequence
 
+from asyncsim.base.console import safe_output, tell
+from asyncsim.base.errors import choices_like
+from asyncsim.base.interruption import ignore_from_now_on
+
 _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name, list them
        asyncsim figures FOLDER         draw the figures of a study's results again
        asyncsim figures PAPER          draw the figures of a paper, of several studies
@@ -20,8 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 2 for bad input, and for a command that there is not."""
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        from asyncsim.base.console import safe_output
-
         with safe_output():
             return _run(command, rest)
     except KeyboardInterrupt:  # before there is anything to tell
@@ -30,9 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(command: str, rest: Sequence[str]) -> int:
     from asyncsim import study
-    from asyncsim.base.console import tell
-    from asyncsim.base.errors import choices_like
-    from asyncsim.base.interruption import ignore_from_now_on
 
     if command == "study":
         code = study.main(rest)
@@ -40,7 +39,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
             ignore_from_now_on()
         return code
     if command == "figures":
-        from asyncsim.drawing.command import main as draw
+        from asyncsim.pages.command import main as draw
 
         return draw(rest)
     if command in ("-h", "--help") and not rest:
@@ -48,11 +47,10 @@ def _run(command: str, rest: Sequence[str]) -> int:
         return study.main(["--help"])
     if command == "--version" and not rest:
         return study.main(["--version"])
-    from asyncsim.runs.command import COMMANDS
-    from asyncsim.runs.command import main as find
+    from asyncsim.runs.command import COMMANDS, run
 
     if command in COMMANDS:
-        return find(command, rest)
+        return run(command, rest)
     known = ["study", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"

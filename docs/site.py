@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DRAWN = ROOT / "results" / "gallery"
 #: The pages of the API and their modules.
 API = {
-    "clusters": "clusters.cluster clusters.laws clusters.network clusters.policy clusters.collectives",
+    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives",
     "topologies": "clusters.topologies",
     "failures": "clusters.failures",
     "traces": "simulation.simulate traces.prescription traces.visits traces.trace",
@@ -32,7 +32,7 @@ API = {
     "problems": "problems",
     "recorders": "replays.recorders",
     "replay": "replays.replay replays.ensemble",
-    "runs": "runs.run runs.opened",
+    "runs": "replays.run runs.opened",
     "plots": "drawing.plots",
     "theory": "theory",
     "calibration": "calibration calibration.prediction",

@@ -2,7 +2,7 @@
 
 import sys
 
-from asyncsim.drawing.command import main
+from asyncsim.pages.command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

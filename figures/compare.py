@@ -9,8 +9,6 @@ The data come from ``python -m asyncsim.study compare``, which draws them itself
 computed. ``tuning``: the measure of every method at every learning rate that was tried.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,19 +21,17 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    add_steps,
     coincidences,
-    draw_curves,
+    draw_along,
     draw_target,
     evaluation_curve,
     loss_axis,
-    mark_after,
-    mark_below,
-    mark_beyond,
     steady_time,
 )
-from asyncsim.runs.run import Run
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.replays.run import Run
+from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import Finished
 from asyncsim.traces.trace import Trace
 
 _COLUMNS = ("method", "workers", "own_workers", "simulated_seconds", "trace_file", "run_folder")
@@ -43,31 +39,9 @@ _OF_TABLE = ("method", "learning_rate", "seeds")
 #: Where the axis of time ends, relative to when the last run reaches the target.
 _ROOM = 1.25
 _GRADIENTS = "gradients computed, also those thrown away"
-#: Measures in words.
-_IN_WORDS = {
-    "time_to_target": "simulated time to the target (s)",
-    "gradients_to_target": "gradients to the target",
-    "final_loss": "minibatch loss",
-    "train_loss": "loss on the training data",
-    "test_loss": "loss on the test data",
-    "train_accuracy": "accuracy on the training data",
-    "test_accuracy": "accuracy on the test data",
-}
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figures of a folder of results, into the folder."""
-    folder = Path(folder)
-    finished = read(folder, "compare", _COLUMNS)
-    every = finished.table("tuning.csv", (*_OF_TABLE, "best", finished.config["measure"]))
-    with look.style():
-        written = look.save(curves(finished, finished.table("comparison.csv", _OF_TABLE)), folder / "curves")
-        if every["learning_rate"].nunique() > 1 and every["method"].duplicated().any():
-            written += look.save(tuning(every, finished.config), folder / "tuning")
-        return written
-
-
-def curves(finished: Finished, table: pd.DataFrame) -> Figure:
+def curves(finished: Finished) -> Figure:
     """Draw the measure of every method at its best rate as it goes: mean and range of the seeds.
 
     Of times and gradients to a target that is what the target is of. A seed that diverged counts as far as it went, and
@@ -75,7 +49,7 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
     it; else with the traces of the study's own number of workers, if there are some, but not before that. One panel,
     with both axes, where time and gradients say the same.
     """
-    config, drawn = finished.config, {}
+    config, table, drawn = finished.config, finished.table("comparison.csv", _OF_TABLE), {}
     quantity = config["target_of"] if config["measure"].endswith("_to_target") else config["measure"]
     beside = finished.summary[finished.summary["own_workers"] == finished.summary["workers"]]
     until = float((beside if len(beside) else finished.summary)["simulated_seconds"].max())
@@ -95,25 +69,13 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
         until = reached if config["measure"].endswith("_to_target") else max(until, reached)
     labels = {name: one.label for name, one in look.looks(drawn).items()}
     steady = steady_time(drawn, config["workers"])
-    size = (look.DOUBLE, 3.0, 2) if steady is None else (0.75 * look.DOUBLE, 3.2)
-    figure, panels = look.new_figure(*size, sharey=True) if steady is None else look.new_figure(*size)
+    sizes = (look.DOUBLE, 3.0), (0.75 * look.DOUBLE, 3.2)
     rising = quantity.endswith("accuracy")
-    scale, *limits = loss_axis(drawn.values()) if not rising else ("linear", *_accuracies(drawn, config))
-    for axes, against in zip(panels, ("time", "step"), strict=False):
-        axes.set_yscale(scale)
-        axes.set_ylim(*limits)
-        if scale == "log":
-            layout.plain_logs(axes.yaxis)
-        draw_curves(axes, drawn, labels, against, until if against == "time" else None)
+    scale = ("linear", *_accuracies(drawn, config)) if rising else loss_axis(drawn.values())
+    figure, panels = draw_along(drawn, labels, sizes, scale, until, steady, _GRADIENTS, rising)
+    for axes in panels:
         draw_target(axes, config, quantity)
-    panels[-1].set_xlabel(_GRADIENTS if steady is None else panels[0].get_xlabel())
-    if steady is not None:
-        add_steps(panels[0], steady, _GRADIENTS)
-    panels[0].set_ylabel(_IN_WORDS.get(quantity, quantity.replace("_", " ")))
-    if not rising:
-        mark_beyond(panels[0], drawn, labels, "time")
-        mark_below(panels[0], drawn, labels, "time")
-    mark_after(panels[0], drawn, labels, rising)
+    panels[0].set_ylabel(axis_of(quantity))
     handles, named = panels[0].get_legend_handles_labels()
     if any(curve.ends for curve in drawn.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
@@ -125,13 +87,16 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
-def tuning(every: pd.DataFrame, config: dict[str, Any]) -> Figure:
+def tuning(finished: Finished) -> Figure | None:
     """Draw the measure of every method at every learning rate: mean and standard deviation, the best filled.
 
     A rate at which a seed diverged, or did not reach the target, is a cross above the others, or below where the most
-    is best.
+    is best. None if no method has several rates.
     """
-    name = config["measure"]
+    config, name = finished.config, finished.config["measure"]
+    every = finished.table("tuning.csv", (*_OF_TABLE, "best", name))
+    if every["learning_rate"].nunique() < 2 or not every["method"].duplicated().any():
+        return None
     figure, (axes,) = look.new_figure(0.75 * look.DOUBLE, 3.2)
     every = every.dropna(subset="learning_rate")
     there = np.isfinite(every[name]) & (every["diverged"] == 0)
@@ -162,13 +127,11 @@ def tuning(every: pd.DataFrame, config: dict[str, Any]) -> Figure:
         room = 0.12 * (high - low)
         wider = [low - room, high] if edge < 0.5 else [low, high + room]
         axes.set_ylim(*scale.inverted().transform(np.array(wider)))
-    rates = sorted(every["learning_rate"].unique())
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    axes.set_xticks([], minor=True)
+    layout.ticks_at(axes.xaxis, sorted(every["learning_rate"].unique()))
     if axes.get_yscale() == "log":
         layout.plain_logs(axes.yaxis)
     axes.set_xlabel("learning rate")
-    axes.set_ylabel(_IN_WORDS.get(name, name.replace("_", " ")))
+    axes.set_ylabel(axis_of(name))
     handles, named = axes.get_legend_handles_labels()
     if not there.all():
         handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
@@ -200,3 +163,6 @@ def _computed(run: Run, trace: Trace) -> np.ndarray:
     """Return how many gradients were computed by each evaluation of a run."""
     times = trace.frame["commit_time"].to_numpy(), run.evaluations["commit_time"].to_numpy()
     return np.r_[0, trace.frame["local_steps"].cumsum()][np.searchsorted(*times, side="right")]
+
+
+draw = drawer("compare", _COLUMNS, curves=curves, tuning=tuning)

@@ -9,8 +9,6 @@ The data come from ``python -m asyncsim.study ensembles``, which draws this figu
 themselves.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,7 +19,9 @@ from matplotlib.lines import Line2D
 from asyncsim.base.console import over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import read
+from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 from asyncsim.study.results import SUMMARY
 
 _COLUMNS = ("method", "seed", "models", "diverged", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
@@ -33,21 +33,15 @@ _LINES: dict[str, tuple[Any, str]] = {
 }
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Returns A PNG and a PDF.
-    """
-    folder = Path(folder)
-    summary = read(folder, "ensembles", _COLUMNS).summary
+def ensembles(finished: Finished) -> Figure:
+    """Draw losses and accuracies against the number of models."""
     try:
-        summary = summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models")  # without what failed
+        # Without what failed.
+        return _ensembles(finished.summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models"))
     except ValueError as error:
         raise InputError(
-            f"folder = {str(folder)!r}: its {SUMMARY} has what is no number ({error}); make it again"
+            f"folder = {str(finished.folder)!r}: its {SUMMARY} has what is no number ({error}); make it again"
         ) from error
-    with look.style():
-        return look.save(_ensembles(summary), folder / "ensembles")
 
 
 def _ensembles(summary: pd.DataFrame) -> Figure:
@@ -81,6 +75,9 @@ def _panel(axes: Axes, table: pd.DataFrame, measure: str, color: str, marker: st
     """Draw a method's mean over the seeds, and the range of the averaged predictions'."""
     for column, (line, _) in _LINES.items():
         over = table.groupby("models")[f"{column}_{measure}"].agg(["mean", "min", "max"]).dropna()
-        axes.plot(over.index, over["mean"], color=color, linestyle=line, marker=marker, markersize=3.5)
-        if column == "test":
-            axes.fill_between(over.index, over["min"], over["max"], color=color, alpha=0.2, linewidth=0)
+        if column != "test":
+            over["min"] = over["max"] = over["mean"]
+        draw_band(axes, over, color, linestyle=line, marker=marker, markersize=3.5)
+
+
+draw = drawer("ensembles", _COLUMNS, ensembles=ensembles)

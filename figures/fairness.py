@@ -8,8 +8,6 @@ The data come from ``python -m asyncsim.study fairness``, which draws this figur
 ``fairness``: each worker's share of the commits, of real processes and in the simulator, by discipline.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,25 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
 _TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random": "any, at random"}
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Returns A PNG and a PDF.
-    """
-    folder = Path(folder)
-    summary = read(folder, "fairness", _COLUMNS).summary
+def fairness(finished: Finished) -> Figure:
+    """Draw each worker's share of the commits, a panel for each discipline."""
+    summary = finished.summary
     disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
-    with look.style():
-        return look.save(_fairness(summary, disciplines), folder / "fairness")
-
-
-def _fairness(summary: pd.DataFrame, disciplines: list[str]) -> Figure:
     figure, axes = look.new_figure(max(look.SINGLE, 2.4 * len(disciplines)), 2.4, len(disciplines), sharey=True)
     for own, discipline in zip(axes, disciplines, strict=True):
         _panel(own, summary[summary["discipline"] == discipline])
@@ -57,3 +47,6 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
     axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
     layout.whole_ticks(axes.xaxis)
+
+
+draw = drawer("fairness", _COLUMNS, fairness=fairness)

@@ -11,8 +11,6 @@ Two rows for each split of the data.
 """
 
 import itertools
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,10 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import Finished
 
 _COLUMNS = (
     "topology",
@@ -38,23 +38,10 @@ _COLUMNS = (
 _OF_SUMMARY = ("topology", "method", "learning_rate", "run_folder")
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
-    folder = Path(folder)
-    finished = read(folder, "gossip", _OF_SUMMARY)
-    with look.style():
-        return look.save(gossip(finished, finished.table("gossip.csv", _COLUMNS)), folder / "gossip")
-
-
-def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
+def gossip(finished: Finished) -> Figure:
     """Draw the curves of each topology beside those with a server, and the distances beside the spectral gaps."""
     config, quantity = finished.config, finished.config["target_of"]
+    table = finished.table("gossip.csv", _COLUMNS)
     table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
     splits = list(table["dirichlet"].unique()) if "dirichlet" in table else [None]
     keys = ["topology", "method", "learning_rate", *(["dirichlet"] if "dirichlet" in table else [])]
@@ -97,7 +84,7 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
             if row % 2 == 0:
                 axes.set_title(name if split is None else f"{name}\n{_said(split)}")
             if column == 0:
-                axes.set_ylabel(quantity.replace("_", " "))
+                axes.set_ylabel(axis_of(quantity))
             elif accuracy:
                 axes.tick_params(labelleft=False)
     markers = dict(zip(names, look.MARKERS * len(names), strict=False))
@@ -116,7 +103,7 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
                 apart.set_ylim(distances[distances > 0].min() / 1.5, distances.max() * 1.5)
             layout.plain_logs(apart.yaxis)
         apart.set_xlim(-0.05, 1.1)
-        apart.set_xlabel("spectral gap")
+        apart.set_xlabel(axis_of("spectral_gap"))
         apart.set_title("mean squared distance\nfrom the mean replica")
         empty.axis("off")
     handles = [empty.plot([], [], markers[name], color=look.GREY, markersize=4)[0] for name in names]
@@ -150,12 +137,8 @@ def _said(split: float) -> str:
 
 def _curve(finished: Finished, quantity: str, own: dict[str, Any]) -> Curve:
     """Return what the target is of at the evaluations of some runs; its steps are gradients."""
-    tables = [run.evaluations for run in finished.runs(**own)]
-    time, step, values = (
-        pd.concat([one[name] for one in tables], axis=1) for name in ("commit_time", "gradients", quantity)
-    )
-    time, step = (np.maximum.accumulate(one.mean(axis=1)) for one in (time, step))
-    return curve_over_seeds(time, step, values.where(np.isfinite(values)), [])
+    runs = finished.runs(**own)
+    return evaluation_curve(runs, [run.evaluations["gradients"] for run in runs], quantity)._replace(ends=[])
 
 
 def _until(table: pd.DataFrame, curves: dict[Any, Curve], against: str) -> float:
@@ -164,3 +147,6 @@ def _until(table: pd.DataFrame, curves: dict[Any, Curve], against: str) -> float
     needed = table["time_to_target" if against == "time" else "gradients_to_target"]
     known = needed[np.isfinite(needed)]
     return min(whole, 1.25 * float(known.max())) if len(known) else whole
+
+
+draw = drawer("gossip", _OF_SUMMARY, gossip=gossip)

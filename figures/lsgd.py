@@ -21,8 +21,9 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import load
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 #: What the study's methods are called here, where that is not their label elsewhere.
@@ -53,7 +54,7 @@ def over_time(finished: Finished) -> Figure:
     for axes in panels[-len(windows) :]:
         axes.set_xlabel("simulated time (s)")
     for axes in panels[:: len(windows)]:
-        axes.set_ylabel(_quantity(table))
+        axes.set_ylabel(axis_of(_quantity(table)))
     _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
     return figure
 
@@ -66,7 +67,7 @@ def periods(finished: Finished) -> Figure:
     workers = sorted(table["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.8, len(workers), sharey=True)
     looks = _looks(table)
-    value = "test_error" if "test_error" in table else "train_loss"
+    value = _quantity(table)
     for axes, n in zip(panels, workers, strict=True):
         for turn, (method, one) in enumerate(looks.items()):
             rows = table[(table["workers"] == n) & (table["method"] == method)].sort_values("window")
@@ -79,12 +80,10 @@ def periods(finished: Finished) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         layout.plain_logs(axes.yaxis)
-        windows = sorted(table["window"].unique())
-        axes.set_xticks(windows, [str(window) for window in windows])
-        axes.minorticks_off()
+        layout.ticks_at(axes.xaxis, sorted(table["window"].unique()))
         axes.set_xlabel("communication period (local steps)")
         axes.set_title(f"n = {n}", fontsize=8)
-    panels[0].set_ylabel(f"{_quantity(table)} at the end")
+    panels[0].set_ylabel(f"{axis_of(value)} at the end")
     _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
     return figure
 
@@ -152,7 +151,7 @@ def _errors(run: Run) -> pd.Series:
 
 
 def _quantity(table: pd.DataFrame) -> str:
-    return "error on the test data" if "test_error" in table else "loss on the training data"
+    return "test_error" if "test_error" in table else "train_loss"
 
 
 def _setting(finished: Finished, table: pd.DataFrame) -> str:
@@ -165,9 +164,7 @@ def _seeds(table: pd.DataFrame) -> int:
 
 def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
     """Add the title, and one legend for all panels."""
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+    handles = layout.labelled(figure)
     if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
         text += "; crosses: a seed diverged"
     ordered = [handles[one.label] for one in looks.values() if one.label in handles]

@@ -9,15 +9,14 @@ The data come from ``python -m asyncsim.study plan``, which draws it itself. To 
 named. With replays, beside it the time until the target, with its range over seeds.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds, wrapped
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import Finished
 from asyncsim.study.planning import FEWEST_ROUNDS
 
 _COLUMNS = ("name", "policy", "collective", "cost", "cost_low", "cost_high", "staleness_mean", "front", "seeds")
@@ -26,13 +25,6 @@ _NAMED = 8
 #: Characters of a line of a name.
 _WIDTH = 26
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s"))
-
-
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder."""
-    folder = Path(folder)
-    with look.style():
-        return look.save(plan(read(folder, "plan")), folder / "plan")
 
 
 def plan(finished: Finished) -> Figure:
@@ -79,7 +71,7 @@ def plan(finished: Finished) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
     per = "per 1,000 gradients" if config["hours"] is not None else "until the horizon"
     axes.set_xlabel(f"time {per} ({unit})")
-    axes.set_ylabel("mean staleness (versions)")
+    axes.set_ylabel(axis_of("staleness_mean"))
     for number, row in enumerate(front.head(_NAMED).itertuples(), start=1):
         axes.annotate(str(number), (row.cost / seconds, row.staleness_mean), (3, 3), textcoords="offset points")
     if len(replayed):
@@ -104,3 +96,6 @@ def plan(finished: Finished) -> Figure:
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     layout.title(figure, f"{len(table)} combinations, {workers}; {seeds}; the front is numbered", look.DOUBLE)
     return figure
+
+
+draw = drawer("plan", (), plan=plan)

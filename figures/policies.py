@@ -11,15 +11,11 @@ gradients were computed.
 """
 
 import itertools
-import os
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import LEAST_SHARE, counted, number_text, over_seeds
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
@@ -30,23 +26,14 @@ from asyncsim.drawing.curves import (
     evaluation_curve,
     loss_axis,
     mark_beyond,
+    scale_losses,
 )
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import Finished
 from asyncsim.traces.trace_summary import IN_WORDS, Phases
 
 _COLUMNS = ("workers", "window", "policy", *Phases._fields, "in_vain", "throughput")
-
-
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw both figures of a folder of results, into the folder."""
-    folder = Path(folder)
-    finished = read(folder, "policies", ("workers", "policy", "status"))
-    with look.style():
-        written = look.save(time_spent(finished), folder / "policies")
-        if "method" not in finished.summary:
-            return written
-        finished.require(("method", "run_folder"))
-        return written + look.save(loss(finished), folder / "loss")
 
 
 def time_spent(finished: Finished) -> Figure:
@@ -55,76 +42,57 @@ def time_spent(finished: Finished) -> Figure:
     clusters = [group for _, group in table.groupby(["workers", "window"], sort=False)]
     figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(clusters), 1, len(clusters))
     for axes, rows in zip(panels, clusters, strict=True):
-        place = np.arange(len(rows))
-        left = np.zeros(len(rows))
-        for label, part, color in _parts(rows):
-            if part.max() < LEAST_SHARE:
-                continue
-            axes.barh(place, part, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
-            left += part.to_numpy()
-        axes.set_yticks(place, rows["policy"])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(0, 1)
-        for row, throughput in zip(place, rows["throughput"], strict=True):
-            rate = f"{number_text(throughput)} commits/s"
-            axes.annotate(rate, (1, row), (3, 0), textcoords="offset points", va="center")
+        layout.stacked_bars(axes, _parts(rows), list(rows["policy"]), rows["throughput"])
         axes.set_title(_cluster(table, rows["workers"].iloc[0], rows["window"].iloc[0]))
     panels[-1].set_xlabel("part of the workers' time")
-    handles, labels = panels[0].get_legend_handles_labels()
-    layout.legend_below(figure, handles, labels, 3)
+    handles = layout.labelled(figure)
+    layout.legend_below(figure, list(handles.values()), list(handles), 3)
     layout.title(figure, f"what workers do under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
     return figure
 
 
-def _parts(rows: pd.DataFrame) -> list[tuple[str, pd.Series, str]]:
-    """Return what workers do, in which part of their time under each policy, and its colour."""
-    others = [(doing, rows[phase], look.PHASES[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
+def _parts(rows: pd.DataFrame) -> list[tuple[str, str, pd.Series]]:
+    """Return what workers do, its colour, and in which part of their time under each policy."""
+    others = [(doing, look.PHASES[phase], rows[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
     useful = rows["computing"] - rows["in_vain"]
     return [
-        ("computing what is taken up", useful, look.PHASES["computing"]),
-        ("computing in vain", rows["in_vain"], look.VERMILLION),
+        ("computing what is taken up", look.PHASES["computing"], useful),
+        ("computing in vain", look.VERMILLION, rows["in_vain"]),
         *others,
     ]
 
 
-def loss(finished: Finished) -> Figure:
+def loss(finished: Finished) -> Figure | None:
     """Draw the training losses under each policy against simulated time: a panel for each method, cluster and window.
 
-    It is what the target is of, should that be something else.
+    It is what the target is of, should that be something else. None if no gradients were computed.
     """
+    if "method" not in finished.summary:
+        return None
+    finished.require(("method", "run_folder"))
     times = finished.table("times.csv", ("workers", "window", "policy", "method", "learning_rate"))
     quantity = finished.config["target_of"]
     panels_of = finished.summary[["workers", "window", "method"]].drop_duplicates().itertuples(index=False)
     found = [(int(workers), int(window), str(method)) for workers, window, method in panels_of]
     looks = look.others(finished.summary["policy"].unique())
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
-    size = look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows
-    figure, panels = look.new_figure(*size, columns, rows, sharey=True)
-    for axes in panels[len(found) :]:
-        axes.remove()
+    figure, panels = look.new_grid(len(found), 2.7, sharey=True)
     curves_of = {one: _curves(finished, times, one, quantity) for one in found}
     every = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
-    scale, *limits = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
-    for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=False):
-        axes.set_yscale(scale)
-        axes.set_ylim(*limits)
-        if scale == "log":
-            layout.plain_logs(axes.yaxis)
+    scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
+    for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=True):
+        scale_losses(axes, *scale)
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
         draw_target(axes, finished.config, quantity)
         shown = [f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}"]
         layout.panel_title(axes, "; ".join(shown + coincidences(curves, named)))
-    for axes in panels[: len(found) : columns]:
-        axes.set_ylabel("loss on the training data" if quantity == "train_loss" else quantity.replace("_", " "))
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:  # a policy may be missing in some of them, after an interruption say
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    for axes in panels[::2]:
+        axes.set_ylabel(axis_of(quantity))
+    handles = layout.labelled(figure)
     if any(curve.ends for curve in every):
         (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)
-    layout.legend_below(figure, list(handles.values()), list(handles), 2 * columns)
+    layout.legend_below(figure, list(handles.values()), list(handles), 2 * min(2, len(found)))
     layout.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
     return figure
 
@@ -150,3 +118,6 @@ def _cluster(table: pd.DataFrame, workers: int, window: int) -> str:
 def _seeds(finished: Finished, what: str = "mean and range of") -> str:
     counts = finished.summary.groupby(["workers", "window", "policy"])["seed"].nunique()
     return over_seeds(int(counts.max()), what, int(counts.min()))
+
+
+draw = drawer("policies", ("workers", "policy", "status"), policies=time_spent, loss=loss)

@@ -9,9 +9,6 @@ The data come from ``python -m asyncsim.study replicas``, which draws this itsel
 of a worker; each method at its best learning rate.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -21,30 +18,18 @@ from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "learning_rate", "own_workers", "trace_file", "run_folder")
 _LABELS = {"data_parallel": "data-parallel SGD", "averaging": "local SGD", "easgd": "EASGD, synchronous"}
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
-    folder = Path(folder)
-    finished = read(folder, "replicas", _COLUMNS)
-    with look.style():
-        table = finished.table("replicas.csv", ("method", "learning_rate", "seeds"))
-        return look.save(replicas(finished, table), folder / "replicas")
-
-
-def replicas(finished: Finished, table: pd.DataFrame) -> Figure:
+def replicas(finished: Finished) -> Figure:
     """Draw the three panels: mean and range of the seeds, a curve for each method."""
-    config, looks = finished.config, look.looks(table["method"])
+    config, table = finished.config, finished.table("replicas.csv", ("method", "learning_rate", "seeds"))
+    looks = look.looks(table["method"])
     figure, panels = look.new_figure(look.DOUBLE, 2.9, 3, sharey=True)
     error = config["target_of"] == "test_accuracy"
     drawn = {}
@@ -71,7 +56,7 @@ def replicas(finished: Finished, table: pd.DataFrame) -> Figure:
     panels[2].set_xscale("log")
     layout.plain_logs(panels[2].xaxis)
     panels[0].set_xlim(0, None)
-    panels[0].set_ylabel("error on the test data" if error else "loss on the training data")
+    panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))
     lines = [panels[0].plot([], [], color=looks[name].color, linestyle=looks[name].line)[0] for name in drawn]
     layout.legend_below(figure, lines, [looks[name].label for name in drawn], 6)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
@@ -97,3 +82,6 @@ def _curves(finished: Finished, rows: pd.DataFrame, error: bool) -> dict[str, Cu
         elif workers > 1:  # a logarithmic axis has no zero
             along["communications of a worker"] = curve_over_seeds(steps[1:], steps[1:] / workers, values[1:], [])
     return along
+
+
+draw = drawer("replicas", _COLUMNS, replicas=replicas)

@@ -10,33 +10,23 @@ each rule at its best rate: without any, what the rule costs; where it falls, wh
 under each attack with the most Byzantine workers.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "byzantine", "attack", "learning_rate", "test_accuracy")
 #: Below this the cells of the table are dark.
 _DARK = 0.6
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder; raise InputError if there are none."""
-    folder = Path(folder)
-    finished = read(folder, "robustness", ("method", "byzantine", "attack", "learning_rate"))
-    with look.style():
-        worst, accuracy = (finished.table(name, _COLUMNS) for name in ("worst.csv", "accuracy.csv"))
-        return look.save(robustness(finished, worst, accuracy), folder / "robustness")
-
-
-def robustness(finished: Finished, worst: pd.DataFrame, accuracy: pd.DataFrame) -> Figure:
+def robustness(finished: Finished) -> Figure:
     """Draw worst cases against the number of Byzantine workers, and all attacks of the most."""
+    worst, accuracy = (finished.table(name, _COLUMNS) for name in ("worst.csv", "accuracy.csv"))
     names = list(worst["method"].unique())
     looks = look.looks(names)
     figure, (left, right) = look.new_figure(look.DOUBLE, 3.2, 2)
@@ -45,7 +35,7 @@ def robustness(finished: Finished, worst: pd.DataFrame, accuracy: pd.DataFrame) 
         marker = dict(marker="o", markersize=3, color=looks[name].color, linestyle=looks[name].line)
         left.plot(rows["byzantine"], rows["test_accuracy"], label=name, **marker)
     left.set_xlabel(f"Byzantine workers of {finished.config['workers']}")
-    left.set_ylabel("accuracy on the test data, worst case")
+    left.set_ylabel(f"{axis_of('test_accuracy')}, worst case")
     left.set_ylim(0, 1)
     layout.whole_ticks(left.xaxis)
 
@@ -70,3 +60,6 @@ def robustness(finished: Finished, worst: pd.DataFrame, accuracy: pd.DataFrame) 
         figure, f"{finished.config['problem']}, {finished.config['policy']}; {seeds}; each rule at its best rate"
     )
     return figure
+
+
+draw = drawer("robustness", ("method", "byzantine", "attack", "learning_rate"), robustness=robustness)

@@ -9,25 +9,16 @@ The data come from ``python -m asyncsim.study scaling``, which draws it itself. 
 published point; and the layers' computing and communication on the largest cluster.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("nodes", "way", "efficiency")
 #: Of ways to divide the work.
 _LOOKS = {"data parallel": (look.VERMILLION, "--"), "hybrid": (look.BLUE, "-")}
-
-
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder."""
-    folder = Path(folder)
-    with look.style():
-        return look.save(scaling(read(folder, "scaling", _COLUMNS)), folder / "scaling")
 
 
 def scaling(finished: Finished) -> Figure:
@@ -81,3 +72,6 @@ def scaling(finished: Finished) -> Figure:
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
     layout.title(figure, f"{config['network']}, {config['examples']} examples a node; {assumed}", look.DOUBLE)
     return figure
+
+
+draw = drawer("scaling", _COLUMNS, scaling=scaling)

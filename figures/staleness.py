@@ -29,20 +29,18 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    add_steps,
     bins,
     coincidences,
     curve_of,
+    draw_along,
     draw_curves,
     log_limits,
     loss_axis,
-    mark_after,
     mark_below,
-    mark_beyond,
     steady_time,
     trace_length,
 )
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import finished
 from asyncsim.study.outcome import energy_ratios
 from asyncsim.traces.trace import Trace
@@ -131,12 +129,8 @@ def read(folder: Path) -> Results:
 def staleness(results: Results) -> Figure:
     """Draw the histogram of the staleness with theory, for each timing that has any."""
     timings = results.asynchronous
-    columns = min(2, len(timings))
-    rows = -(-len(timings) // columns)
-    figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.5 * rows, columns, rows)
-    for axes in panels[len(timings) :]:
-        axes.remove()
-    for axes, timing in zip(panels, timings, strict=False):
+    figure, panels = look.new_grid(len(timings), 2.5)
+    for axes, timing in zip(panels, timings, strict=True):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
             layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
@@ -151,24 +145,10 @@ def loss(results: Results) -> Figure:
     One panel with both axes if a worker step takes the same time all along and for all methods, else one for each.
     """
     curves = {name: curve_of(runs, _losses, "mean", results.workers) for name, runs in results.runs.items()}
-    steady = steady_time(curves)
-    if steady is None:
-        figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
-    else:
-        figure, panels = look.new_figure(_LOSS_WIDTH, 3.0)
-    scale, *limits = loss_axis(curves.values())
-    for axes, against in zip(panels, ("time", "step"), strict=False):
-        axes.set_yscale(scale)
-        axes.set_ylim(*limits)
-        if scale == "log":
-            layout.plain_logs(axes.yaxis)
-        draw_curves(axes, curves, results.labels, against, _longest_time(results) if against == "time" else None)
+    sizes = (look.DOUBLE, 2.7), (_LOSS_WIDTH, 3.0)
+    until, scale = _longest_time(results), loss_axis(curves.values())
+    figure, panels = draw_along(curves, results.labels, sizes, scale, until, steady_time(curves))
     panels[0].set_ylabel("minibatch loss")
-    mark_beyond(panels[0], curves, results.labels, "time")
-    mark_below(panels[0], curves, results.labels, "time")
-    mark_after(panels[0], curves, results.labels)
-    if steady is not None:
-        add_steps(panels[0], steady)
     _finish(figure, results, panels[0], "mean", curves)
     return figure
 

@@ -9,16 +9,14 @@ The data come from ``python -m asyncsim.study throughput``, which draws this fig
 median of the turns and a line from the slowest to the quickest.
 """
 
-import os
-from pathlib import Path
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("task", "workers", "method", "contender", "per_second", "per_second_min", "per_second_max")
 #: Colour and marker of each contender, in the order of the legend.
@@ -33,31 +31,19 @@ _MARKS = {
 _TITLES = {"trace": "simulation", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results into it, as PNG and PDF; raise InputError if there are no results."""
-    folder = Path(folder)
-    summary = read(folder, "throughput", _COLUMNS).summary
-    with look.style():
-        return look.save(throughput(summary), folder / "throughput")
-
-
-def throughput(summary: pd.DataFrame) -> Figure:
+def throughput(finished: Finished) -> Figure:
     """Draw the rates: a panel for each task, a line for each number of workers and method."""
     # The file cannot tell a task without a method from a missing one.
+    summary = finished.summary
     summary = summary.assign(method=summary["method"].astype(object).fillna(""))
     tasks = list(dict.fromkeys(summary["task"]))
     most = max(len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task"))
-    columns = min(2, len(tasks))
-    rows = -(-len(tasks) // columns)
-    width = look.SINGLE if columns == 1 else look.DOUBLE
-    figure, panels = look.new_figure(width, rows * (0.18 * most + 0.7) + 0.5, columns, rows)
-    for axes in panels[len(tasks) :]:
-        axes.remove()
-    for axes, task in zip(panels, tasks, strict=False):
+    figure, panels = look.new_grid(len(tasks), 0.18 * most + 0.7, more=0.5)
+    for axes, task in zip(panels, tasks, strict=True):
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))
         axes.set_xlabel("visits / s" if task == "trace" else "commits or gradients / s")
-    handles = {handle.get_label(): handle for axes in figure.axes for handle in axes.lines}
+    handles = layout.labelled(figure)
     figure.legend(handles=[handles[name] for name in _MARKS if name in handles], loc="outside lower center", ncols=3)
     layout.title(figure, "Median of the turns; lines from the slowest to the quickest")
     return figure
@@ -84,3 +70,6 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_yticks(range(len(cases)), labels)
     axes.set_ylabel("method, workers" if names else "workers")
     axes.grid(axis="x", color=look.GREY, alpha=0.25, linewidth=0.4)
+
+
+draw = drawer("throughput", _COLUMNS, throughput=throughput)

@@ -9,16 +9,14 @@ The data come from ``python -m asyncsim.study validate``, which draws this figur
 bar.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "bar", "precision", "folder")
 #: The replays in the order of drawing: colour, label and size. Free and forced are often the same, one in the other.
@@ -31,27 +29,12 @@ _REPLAYS = {
 _EQUAL = {"float32": 1e-10, "float64": 1e-18}
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Returns A PNG and a PDF.
-    """
-    folder = Path(folder)
-    summary, tables = _read(folder)
-    with look.style():
-        return look.save(_agreement(summary, tables), folder / "agreement")
-
-
-def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, list[pd.DataFrame]]]:
-    """Read the summary, and the differences of every commit by method."""
-    finished = read(folder, "validate", _COLUMNS)
+def agreement(finished: Finished) -> Figure:
+    """Draw the differences of every commit: losses above, parameters below, a column for each method."""
+    summary = finished.summary
     tables: dict[str, list[pd.DataFrame]] = {}
-    for method, name in zip(finished.summary["method"], finished.summary["folder"], strict=True):
+    for method, name in zip(summary["method"], summary["folder"], strict=True):
         tables.setdefault(method, []).append(finished.table(f"{name}/agreement.csv"))
-    return finished.summary, tables
-
-
-def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> Figure:
     columns = len(tables)
     width = max(look.SINGLE, min(look.DOUBLE, 1.2 + 1.6 * columns))
     figure, axes = look.new_figure(width, 3.9, columns, 2, sharex=True, sharey=True)
@@ -98,3 +81,6 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float, equal: f
             axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", mew=0, ms=size, ls=line, lw=0.6)
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")
+
+
+draw = drawer("validate", _COLUMNS, agreement=agreement)

@@ -14,24 +14,25 @@ below it where asynchrony alone brings too much.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import optax
+import pandas as pd
 
-from asyncsim.base.console import counted, over_seeds, table_text
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.base.files import write_csv
+from asyncsim.methods import Method, async_local_sgd
+from asyncsim.replays.ensemble import replay_ensemble
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
+from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
-from asyncsim.study.sweep import SweepConfig, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.methods import Method
-    from asyncsim.study.cell import Cell
+from asyncsim.study.sweep import SweepConfig, check_values, sweep
+from asyncsim.theory import implicit_momentum
 
 #: The best momentum of each number of workers, beside the summary of all runs.
 TABLE = "best.csv"
@@ -74,11 +75,10 @@ class Config(SweepConfig):
         require_count("gradients", self.gradients)
         for rate in self.learning_rate:
             require_positive("learning_rate", rate)
+        check_values("server_momentum", self.server_momentum)
         for value in self.server_momentum:
             if not -1 < value < 1:
                 raise InputError(f"server_momentum = {value!r}: must be above -1 and below 1")
-        if len(set(self.server_momentum)) < max(1, len(self.server_momentum)) or not self.server_momentum:
-            raise InputError(f"server_momentum = {self.server_momentum!r}: give one or more, each once")
 
 
 SCALES = {
@@ -113,29 +113,24 @@ def run(config: Config) -> Result:
         ]
         executor = opened(config, [(cell.problem, cell.cluster.workers) for cell in cells])
 
-        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
             best = best_momentum(summary)
-            write_csv(folder / TABLE, best)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
-            print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
-            draw("best_momentum", folder, "momentum")
+            text = f"{record['problem']}, the least loss after {gradients}; {seeds}\n{text_of(best)}"
+            present(folder, {TABLE: best}, text)
 
         return run_jobs("best_momentum", config, record, jobs, executor, conclude)
 
 
-def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> "Method":
+def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> Method:
     """Return asynchronous SGD with momentum on the server, which may be negative."""
-    import optax
-
-    from asyncsim.methods import async_local_sgd
-
     method = async_local_sgd(learning_rate, server_optimizer=optax.sgd(1.0, server_momentum))
     values = {"learning_rate": learning_rate, "server_momentum": server_momentum}
     return method._replace(name="heavy_ball", hyperparameters=values)
 
 
-def best_momentum(summary: "pd.DataFrame") -> "pd.DataFrame":
+def best_momentum(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the best momentum of each number of workers.
 
     ``summary``: a row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``, ``train_loss``
@@ -145,10 +140,6 @@ def best_momentum(summary: "pd.DataFrame") -> "pd.DataFrame":
     loss, ``train_loss``; ``lowest`` and ``highest``, the least and the greatest momentum that is best in a seed;
     ``implicit``, ``1 - 1/n``.
     """
-    import pandas as pd
-
-    from asyncsim.theory import implicit_momentum
-
     rows = []
     for workers, runs in summary.groupby("workers"):
         choices = ["server_momentum", "learning_rate"]
@@ -169,17 +160,14 @@ def best_momentum(summary: "pd.DataFrame") -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def log_loss(runs: "pd.DataFrame") -> "pd.Series":
+def log_loss(runs: pd.DataFrame) -> pd.Series:
     """Return the decimal logarithm of the losses, of which means are taken."""
     with np.errstate(divide="ignore"):
         return np.log10(runs["train_loss"])
 
 
-def _losses(config: Config, cell: "Cell", seed: int) -> dict[str, list[dict[str, Any]]]:
+def _losses(config: Config, cell: Cell, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a number of workers and a seed: one trace, and all momenta and learning rates on it."""
-    from asyncsim.replays.ensemble import replay_ensemble
-    from asyncsim.simulation.simulate import simulate
-
     commits = max(1, int(config.gradients // cell.cluster.mean_window))
     with config.computing_device():
         runs = replay_ensemble(

@@ -8,27 +8,34 @@ figures. docs/compare.md says how to read the table.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 
-from asyncsim.base.console import counted, note, table_text
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.clusters.cluster_text import describe
+from asyncsim.problems import Problem
+from asyncsim.problems.problem import measures
 from asyncsim.study import results
+from asyncsim.study.cell import Cell, timings
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, figures, read
+from asyncsim.study.finished import Finished, present, read
+from asyncsim.study.outcome import ROOM, own_measures
+from asyncsim.study.ranking import (
+    Measure,
+    as_good,
+    at_the_edge,
+    grid,
+    ranked,
+    ranked_text,
+    rates_as_good,
+    verdict,
+)
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions, say_at_start
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.problems import Problem
-    from asyncsim.study.cell import Cell
-    from asyncsim.study.ranking import Measure
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace import Trace
 
 #: Measures that most problems have; a problem may have others of its own.
 MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
@@ -36,19 +43,11 @@ MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", 
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
 #: Files beside the summary: the methods at their best learning rates, and all methods and rates.
 TABLE, TUNING = results.RANKING, "tuning.csv"
+#: Columns that are printed of a ranked method, before the problem's own measures and after.
+_LEARNED = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy")
+_COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes")
 #: Columns that identify a row of these tables.
 _BY = ("method", "learning_rate")
-#: Printed titles of columns that differ from their names.
-_TITLES = {
-    "learning_rate": "rate",
-    "time_to_target": "time (s)",
-    "gradients_to_target": "gradients",
-    "final_loss": "minibatch loss",
-    "test_accuracy": "accuracy",
-    "staleness_mean": "staleness",
-    "simulated_seconds": "in all (s)",
-    "first_touch": "first touch (s)",
-}
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,9 @@ class Config(TargetOptions, StudyConfig):
         return {"loss": "least", "accuracy": "most"}.get(self.measure.partition("_")[2])
 
     @property
-    def measured(self) -> "Measure":
+    def measured(self) -> Measure:
         """The measure by which methods are compared."""
-        from asyncsim.study.ranking import Measure
-
-        return Measure(self.measure, self.direction or "least", _TITLES.get(self.measure, ""))
+        return Measure(self.measure, self.direction or "least")
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -112,19 +109,16 @@ def run(config: Config) -> Result:
         config.goal.check_of(cells[0].problem)
         cells = [cell._replace(goal=config.goal, seconds=config.time_budget) for cell in cells]
 
-        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table, every = results_tables(config, cells[0], read(folder, "compare"))
-            write_csv(folder / TABLE, table)
-            write_csv(folder / TUNING, every)
-            figures("compare").draw(folder)
-            print(report(config, cells[0], table, every))
+            present(folder, {TABLE: table, TUNING: every}, report(config, cells[0], table, every))
             if said := say_at_start(summary, config.goal):
                 note(said)
 
         return run_cells("compare", config, cells, conclude)
 
 
-def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[pd.DataFrame, pd.DataFrame]":
+def results_tables(config: Config, cell: Cell, finished: Finished) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row per method at its best learning rate, the best method first, and a row per method and rate.
 
     Columns: those of `asyncsim.study.ranking.grid`, with all measures, the problem's own last, ``simulated_seconds`` of
@@ -134,11 +128,6 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
     The first table has those of `asyncsim.study.ranking.ranked`, too, the second ``best``: whether the rate is in the
     first, and ``as_good``: `asyncsim.study.ranking.as_good`.
     """
-    import pandas as pd
-
-    from asyncsim.problems.problem import measures
-    from asyncsim.study.ranking import as_good, grid, ranked
-
     summary = finished.summary
     # A user's own method may have no learning rate.
     rate = summary.get("method.learning_rate", float("nan"))
@@ -160,10 +149,8 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
     return ranked(table, summary, _BY, config.measured), every
 
 
-def _check_measure(config: Config, problem: "Problem") -> None:
+def _check_measure(config: Config, problem: Problem) -> None:
     """Raise InputError if runs of the problem have no such measure, or its best values are not known."""
-    from asyncsim.problems.problem import measures
-
     found = {*_ALWAYS, *measures(problem)}
     known = [name for name in MEASURES if name in found]
     require_choice("measure", config.measure, [*known, *sorted(found.difference(known))])
@@ -175,29 +162,10 @@ def _check_measure(config: Config, problem: "Problem") -> None:
         )
 
 
-def report(config: Config, cell: "Cell", table: "pd.DataFrame", every: "pd.DataFrame") -> str:
+def report(config: Config, cell: Cell, table: pd.DataFrame, every: pd.DataFrame) -> str:
     """Return what the study prints: the table, the most important columns first, and what both tables say."""
-    from asyncsim.study.cell import timings
-    from asyncsim.study.outcome import ROOM, own_measures
-    from asyncsim.study.ranking import at_the_edge, marks, order_columns, rates_as_good, spread, verdict
-
     measure, many = config.measured, len(table) > 1
-    wanted = ["time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy"]
-    wanted += [name for name in own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]]
-    shown = table[["method", "learning_rate"]].copy()
-    shown[measure.name] = spread(table, measure.name)
-    place, above, best = order_columns(table).items()
-    if many:
-        shown.insert(0, *place)
-        shown[above[0]], shown[best[0]] = above[1], best[1]
-    for name in ("reached", "diverged"):
-        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-    for name in wanted:
-        if name in table and name != measure.name:
-            shown[name] = table[name]
-    costs = ["first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes"]
-    shown = shown.assign(**{name: table[name] for name in costs})
-    shown = shown.rename(columns={name: _TITLES.get(name, name.replace("_", " ")) for name in shown})
+    own = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
     clusters = timings(cell.cluster, cell.methods, config.bits)
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
@@ -210,9 +178,8 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame", every: "pd.DataF
         f"time and gradients until {config.goal.held()}; sorted by {measure.shown}, {direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
-    lines.append(table_text(shown, file=TABLE))
+    lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *own, *_COSTS), TABLE))
     if many:
-        lines.append(marks(table))
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which flatters all methods, noisy ones most"
@@ -228,7 +195,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame", every: "pd.DataF
     return "\n".join(lines)
 
 
-def _costs(trace: "Trace") -> dict[str, float]:
+def _costs(trace: Trace) -> dict[str, float]:
     """Return the mean staleness of a trace, the share of its work that was discarded, and its messages both ways."""
     outcome = trace.frame["outcome"]
     thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())

@@ -10,21 +10,17 @@ before, say how often. At paper scale 188 workers' epochs of MNIST, twice, for e
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.console import table_text
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import write_csv
+from asyncsim.replays.run import Run
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import present, read
+from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.runs.run import Run
 
 TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
 #: Most points of a curve over time, and parts of a run for those of each worker.
@@ -78,7 +74,7 @@ def run(config: Config) -> Result:
         return run_cells("energy", config, sweep(config, [{"workers": n} for n in config.workers]), _conclude)
 
 
-def compliance(run: "Run") -> "pd.DataFrame":
+def compliance(run: Run) -> pd.DataFrame:
     """Return a row for each diagnosed commit: its energies, and how their ratio is distributed over the weights.
 
     ``energy_ratio`` is that of the whole vector; ``weight_ratio_05`` to ``weight_ratio_95`` are quantiles over the
@@ -95,7 +91,7 @@ def compliance(run: "Run") -> "pd.DataFrame":
     return table.join(shares.reindex(columns=list(_SHARES))).reset_index()
 
 
-def energies(run: "Run") -> "pd.DataFrame":
+def energies(run: Run) -> pd.DataFrame:
     """Return the energies of every commit, and their ratio."""
     table = run.commits[["commit", "commit_time", "worker", "central_energy", "proxy_energy"]].copy()
     table.insert(2, "worker_step", table["commit"] / run.config["workers"])
@@ -105,15 +101,13 @@ def energies(run: "Run") -> "pd.DataFrame":
     return table
 
 
-def over_time(run: "Run", points: int, by: tuple[str, ...] = ()) -> "pd.DataFrame":
+def over_time(run: Run, points: int, by: tuple[str, ...] = ()) -> pd.DataFrame:
     """Return medians of the energies and of their ratio over stretches of the run; ``by`` worker, if that is given.
 
     The ratio is that of `asyncsim.study.outcome.energy_ratios`, NaN where the central variable moved by no commit.
     ``stable`` is the share of the commits with no more than the proxy's energy (equation 12), ``worker_step`` the
     middle of the stretch.
     """
-    from asyncsim.study.outcome import energy_ratios
-
     table = energies(run)
     steps = run.config["commits"] / run.config["workers"]
     width = max(1.0, steps / points)
@@ -126,7 +120,7 @@ def over_time(run: "Run", points: int, by: tuple[str, ...] = ()) -> "pd.DataFram
     return groups[of_energies].median().join(groups["stable"].mean()).reset_index()
 
 
-def tensor_energies(run: "Run") -> "pd.DataFrame":
+def tensor_energies(run: Run) -> pd.DataFrame:
     """Return the energies of each tensor at each diagnosed commit."""
     quantities = ["central_energy", "proxy_energy"]
     found = run.diagnostics[run.diagnostics["quantity"].isin(quantities)]
@@ -136,10 +130,8 @@ def tensor_energies(run: "Run") -> "pd.DataFrame":
     return table
 
 
-def report(summary: "pd.DataFrame", table: "pd.DataFrame", curves: "pd.DataFrame") -> str:
+def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> str:
     """Return the table that the study prints, from the summary of the runs and the first two of its own tables."""
-    import pandas as pd
-
     rows = []
     for (method, workers), own in summary.groupby(["method", "workers"], sort=False):
         weights, curve = (
@@ -163,30 +155,24 @@ def report(summary: "pd.DataFrame", table: "pd.DataFrame", curves: "pd.DataFrame
     return table_text(pd.DataFrame(rows))
 
 
-def _last(table: "pd.DataFrame") -> "pd.DataFrame":
+def _last(table: pd.DataFrame) -> pd.DataFrame:
     """Return the last tenth of what there is of each seed's run; at least its last diagnosed commit."""
-    from asyncsim.study.outcome import FINAL_SHARE
-
     ends = table.groupby("seed")["worker_step"].transform("max")
     return table[table["worker_step"] >= (1 - FINAL_SHARE) * ends]
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     """Write the tables, print one, and draw the figures of the runs that there are."""
     finished = read(folder, "energy")
     tables = finished.each_run(_tables)
-    for name, table in zip(TABLES, tables, strict=True):
-        write_csv(folder / name, table)
-    print(_LEGEND)
-    print(report(finished.summary, *tables[:2]))
-    draw("energy", folder)
+    present(folder, dict(zip(TABLES, tables, strict=True)), _LEGEND, report(finished.summary, *tables[:2]))
 
 
-def _tables(run: "Run") -> "list[pd.DataFrame]":
+def _tables(run: Run) -> list[pd.DataFrame]:
     """Return a run's part of each of the tables."""
     return [compliance(run), over_time(run, _POINTS), tensor_energies(run), over_time(run, _PARTS, ("worker",))]
 
 
-def _ratio(table: "pd.DataFrame") -> "pd.Series":
+def _ratio(table: pd.DataFrame) -> pd.Series:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return table["central_energy"] / table["proxy_energy"]

@@ -10,26 +10,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import over_seeds, table_text
+from asyncsim.base.console import over_seeds
 from asyncsim.base.errors import InputError
+from asyncsim.base.tracing import whole_products
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.methods import Method, Timing
+from asyncsim.problems import Problem
+from asyncsim.problems.layers import accuracy
+from asyncsim.problems.problem import mean_in_pieces
+from asyncsim.replays.replay import replay
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
+from asyncsim.study.cell import meet
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.methods import Method
-    from asyncsim.problems import Problem
 
 #: Options of all studies for which this one has no use.
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
@@ -74,23 +80,22 @@ def run(config: Config) -> Result:
             for method in cell.methods
         ]
 
-        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
-            figures("ensembles").draw(folder)
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
             seeds = over_seeds(summary["seed"].nunique(), "means over")
-            print(f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged")
-            print(report(summary))
+            text = f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged"
+            present(folder, {}, text, report(summary))
 
         return run_jobs("ensembles", config, record, jobs, opened(config, [(cell.problem, config.workers)]), conclude)
 
 
-def _unused(config: Config, methods: "Sequence[Method]") -> list[str]:
+def _unused(config: Config, methods: Sequence[Method]) -> list[str]:
     """Return the options of the cluster that change nothing for models trained alone, with these methods."""
     shipped = all(isinstance(entry, str) and not own_file(entry)[0] for entry in split(config.methods))
     needs = [name for name in _OF_NEEDS if all(getattr(method.timing, name) is not None for method in methods)]
     return [*(_OF_TIMES if shipped else ()), *needs]
 
 
-def _require_predictions(problem: "Problem") -> None:
+def _require_predictions(problem: Problem) -> None:
     if problem.predict is None:
         raise InputError(
             f"problem = {problem.name!r}: says of no examples what it predicts; choose digits, say, or give "
@@ -100,25 +105,18 @@ def _require_predictions(problem: "Problem") -> None:
         raise InputError(f"problem = {problem.name!r}: has no test data to predict; give some, or choose digits, say")
 
 
-def report(summary: "pd.DataFrame") -> str:
+def report(summary: pd.DataFrame) -> str:
     """Return the table that the study prints: means over the seeds."""
     means = summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
-    return table_text(means, digits=4)
+    return text_of(means, digits=4)
 
 
-def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -> dict[str, float]:
+def averaged_predictions(problem: Problem, models: Sequence[Any], data: Any) -> dict[str, float]:
     """Return loss (nats) and accuracy, over all examples, of the mean of the models' predicted probabilities.
 
     ``problem``: one that predicts. ``models``: the parameters of each model. ``data``: examples with a ``"label"``
     each.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from asyncsim.base.tracing import whole_products
-    from asyncsim.problems.layers import accuracy
-    from asyncsim.problems.problem import mean_in_pieces
-
     predict: Any = problem.predict
 
     def means(part: Any) -> dict[str, jax.Array]:
@@ -134,14 +132,9 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
 
 
 def _ensemble(
-    config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
+    config: Config, cluster: Cluster, method: Method, problem: Problem, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a method and a seed, one for each number of models; what diverged is left out of the means."""
-    from asyncsim.methods import Timing
-    from asyncsim.replays.replay import replay
-    from asyncsim.simulation.simulate import simulate
-    from asyncsim.study.cell import meet
-
     alone = meet(meet(cluster, Timing(workers=1)), method.timing)
     models, single, rows = [], [], []
     with config.computing_device():

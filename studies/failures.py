@@ -9,32 +9,31 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from asyncsim.base.console import counted, table_text
+import pandas as pd
+
+from asyncsim.base.console import counted
 from asyncsim.base.errors import require_nonnegative
-from asyncsim.base.files import write_csv
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
+from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import Finished, figures, read, trace_means
+from asyncsim.study.finished import Finished, present, read, trace_means
+from asyncsim.study.ranking import means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 #: The tables of the clusters, and of the methods on each, beside the summary of all runs.
 GOODPUT, TIMES = "goodput.csv", "times.csv"
-#: What the workers' time went into, in words; as `asyncsim.Trace.summary` has it.
-PARTS = {
-    "counted_share": "counted",
-    "lost_to_waiting": "waiting",
-    "lost_to_sending": "sending",
-    "lost_to_discarded": "discarded",
-    "lost_to_failed": "failed",
-    "lost_to_restoring": "restoring",
-}
+#: What the workers' time went into, as `asyncsim.Trace.summary` has it.
+PARTS = (
+    Column("counted_share", "counted", "gradients that counted"),
+    *(Column(f"lost_to_{cause}", cause) for cause in ("waiting", "sending", "discarded", "failed")),
+    Column("lost_to_restoring", "restoring", "undone by a restore"),
+)
+#: What sets the rows of the tables apart.
+_CLUSTER = ("workers", "policy", "deaths")
 #: The default policies, beside one that depends on the workers.
 _POLICIES = ("asynchronous", "bounded_staleness(3)", "barrier")
 _HOUR = 3600.0
@@ -110,50 +109,41 @@ def run(config: Config) -> Result:
         return run_cells("failures", config, cells, functools.partial(_conclude, target))
 
 
-def goodput_table(summary: "pd.DataFrame") -> "pd.DataFrame":
+def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Return what deaths cost under each policy: a row for each, with means over its traces.
 
     Columns: ``workers``, ``policy``, ``deaths`` (an hour, of each worker); ``throughput`` (commits/s that are taken
     up), ``remaining``, its part of that of the fewest deaths; the parts of the workers' time (`PARTS`); and
     ``staleness_mean``.
     """
-    import pandas as pd
-
-    rows = []
-    traces = summary.drop_duplicates(["workers", "policy", "deaths", "trace_file"])
-    for (workers, policy, deaths), group in traces.groupby(["workers", "policy", "deaths"], sort=False):
-        mean = trace_means(group, workers)
-        shares = {name: mean[name] for name in ("throughput", *PARTS, "staleness_mean")}
-        rows.append({"workers": workers, "policy": policy, "deaths": deaths, **shares})
-    table = pd.DataFrame(rows)
+    columns = ["throughput", *(part.name for part in PARTS), "staleness_mean"]
+    traces = summary.drop_duplicates([*_CLUSTER, "trace_file"]).groupby(list(_CLUSTER), sort=False)
+    table = pd.DataFrame({cluster: trace_means(group, cluster[0])[columns] for cluster, group in traces}).T
+    table = table.rename_axis(_CLUSTER).reset_index()
     fewest = table.sort_values("deaths").groupby(["workers", "policy"])["throughput"].transform("first")
     table.insert(4, "remaining", table["throughput"] / fewest)
     return table
 
 
-def times_table(finished: Finished, target: Target) -> "pd.DataFrame":
+def times_table(finished: Finished, target: Target) -> pd.DataFrame:
     """Return how long each method needs under each policy at each rate of deaths.
 
     Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the
     target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), and ``final_loss`` of minibatches,
     the mean over the seeds that finished.
     """
-    from asyncsim.study.ranking import means
-
     times = [target.time(finished.run(name).evaluations) for name in finished.summary["run_folder"]]
     runs = finished.summary.assign(time_to_target=times)
-    return means(runs, ["workers", "policy", "deaths", "method"], ["time_to_target", "final_loss"])
+    return means(runs, [*_CLUSTER, "method"], ["time_to_target", "final_loss"])
 
 
-def _conclude(target: Target, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
-    write_csv(folder / GOODPUT, goodput)
-    write_csv(folder / TIMES, times)
-    figures("failures").draw(folder)
-    print(
-        f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: of a worker, an hour; parts of the "
-        f"workers' time; remaining: part of the throughput with the fewest deaths\n"
-        f"{table_text(goodput.rename(columns={**PARTS, 'throughput': 'commits/s', 'staleness_mean': 'staleness'}))}\n"
+    counts = f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: of a worker, an hour"
+    present(
+        folder,
+        {GOODPUT: goodput, TIMES: times},
+        f"{counts}; parts of the workers' time; remaining: part of the throughput with the fewest deaths",
+        f"{text_of(goodput, [*_CLUSTER, 'throughput', 'remaining', *PARTS, 'staleness_mean'])}\n",
+        f"simulated time until {target} is reached\n{text_of(times)}",
     )
-    titles = {"time_to_target": "time (s)", "final_loss": "minibatch loss"}
-    print(f"simulated time until {target} is reached\n{table_text(times.rename(columns=titles))}")

@@ -12,24 +12,29 @@ recorded; --resume goes on with them.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asyncsim.base.console import note, table_text
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import plain
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Empirical, Law
+from asyncsim.methods import Method
+from asyncsim.problems import Problem
+from asyncsim.real import load
 from asyncsim.real.options import RealConfig
+from asyncsim.real.supervisor import require_ray, require_timing
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import Discipline, LawLike, MethodLike
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.clusters.laws import Law
-    from asyncsim.methods import Method
-    from asyncsim.problems import Problem
-    from asyncsim.traces.trace import Trace
+from asyncsim.study.sweep import check_values
+from asyncsim.traces.trace import Trace
 
 _RECORDINGS = "recordings"
 DISCIPLINES = ("fifo", "lowest_rank")
@@ -61,8 +66,7 @@ class Config(RealConfig):
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
-        if not self.discipline or len(set(self.discipline)) < len(self.discipline):
-            raise InputError(f"discipline = {', '.join(self.discipline)}: give each of one or more once")
+        check_values("discipline", self.discipline)
         for one in self.discipline:
             require_choice("discipline", one, ("fifo", "lowest_rank", "random"))
         if not self.exclusive:
@@ -81,8 +85,6 @@ class Config(RealConfig):
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
-    from asyncsim.real.supervisor import require_ray, require_timing
-
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
@@ -103,7 +105,7 @@ def run(config: Config) -> Result:
     return run_jobs("fairness", config, record, jobs, config.one_by_one(config.workers + 1), _conclude)
 
 
-def _measured(folder: Path, config: Config, method: "Method", problem: "Problem", discipline: str) -> Tables:
+def _measured(folder: Path, config: Config, method: Method, problem: Problem, discipline: str) -> Tables:
     """Return the rows of a recording, which is made, or gone on with; of the first one the simulator has its laws."""
     traces = {}
     for one in dict.fromkeys([config.discipline[0], discipline]):
@@ -113,15 +115,11 @@ def _measured(folder: Path, config: Config, method: "Method", problem: "Problem"
     return {results.SUMMARY: plain(rows.to_dict("records"))}
 
 
-def observed(trace: "Trace") -> "tuple[Law, Law]":
+def observed(trace: Trace) -> tuple[Law, Law]:
     """Return the laws of a recording's times: away from the server, both ways and computing; and service, per visit.
 
     The very times of the recording, drawn again in any order. Reads that are visits of their own count as services.
     """
-    import numpy as np
-
-    from asyncsim.clusters.laws import Empirical
-
     frame = trace.frame[trace.frame["outcome"] == "applied"]
     later = frame[frame["job"] > 0]
     away = (later["arrive_time"] - later["read_time"]).to_numpy()
@@ -131,13 +129,8 @@ def observed(trace: "Trace") -> "tuple[Law, Law]":
     return Empirical(away.tolist()), Empirical(service.tolist())
 
 
-def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulations: int, seed: int) -> "pd.DataFrame":
+def predicted(trace: Trace, discipline: str, laws: tuple[Law, Law], simulations: int, seed: int) -> pd.DataFrame:
     """Return one row per worker: its share of the commits and mean wait (s), recorded and simulated."""
-    import numpy as np
-
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.simulation.simulate import simulate
-
     away, service = laws
     cluster = Cluster(
         trace.workers, compute=away, service=service, protocol=trace.protocol, exclusive=True, discipline=discipline
@@ -153,15 +146,14 @@ def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulati
     return own.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
-    from asyncsim.real import load
-
-    figures("fairness").draw(folder)
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
+    lines = []
     for one in summary["discipline"].unique():
         numbers = load(folder / _RECORDINGS / one).trace.summary()
-        print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
+        rate = f"{numbers['throughput']:.3g} commits/s"
+        lines.append(f"{one}: {rate}, server busy {numbers['utilisation']:.3f} of the time")
         if numbers["utilisation"] < _BUSY:
             note(f"{one}: where few wait, who is served matters little; more workers or a longer --service wait more")
     shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
     shown += ["mean_wait", "simulated_wait"]
-    print(f"\n{table_text(summary[shown])}")
+    present(folder, {}, *lines, f"\n{text_of(summary, shown)}")

@@ -28,24 +28,23 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pandas as pd
 
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_nonnegative
-from asyncsim.base.files import write_csv
+from asyncsim.drawing.curves import Curve, curve_of
+from asyncsim.methods import Method
+from asyncsim.problems import Problem
+from asyncsim.replays.replay import replay
+from asyncsim.replays.run import Run
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import load_file, shipped
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, read, report
+from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.drawing.curves import Curve
-    from asyncsim.methods import Method
-    from asyncsim.problems import Problem
-    from asyncsim.runs.run import Run
-    from asyncsim.study.cell import Cell
 
 #: The panels of the paper's figure by their methods.
 _PANELS = {"gem": "1a", "downpour": "1b", "adaptive_staleness": "1c"}
@@ -95,7 +94,7 @@ class Config(SweepConfig):
                 known = ", ".join(map(str, self.workers))
                 raise InputError(f"fitted = {count}: is not among workers, {known}; give some of these")
 
-    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+    def record(self, methods: Sequence[Method], problem: Problem) -> dict[str, Any]:
         """Return what the results depend on; of the compute times that is ``cv``."""
         return {name: value for name, value in super().record(methods, problem).items() if name != "compute"}
 
@@ -135,15 +134,14 @@ def run(config: Config) -> Result:
             "published" if published else "hidden: service {:g} s, CV {:g}, learning rate {:g}".format(*config.hidden)
         )
 
-        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
-            write_csv(folder / "target.csv", _as_table(targets))
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = fit(read(folder, "forensics"), targets, config.fitted)
-            write_csv(folder / "fit.csv", table)
             sought = None if published else config.hidden[:2]
-            print(f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n")
-            report("forensics", folder, summary, ("method", *_POINT, "workers"))
+            text = f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n"
+            tables = {"target.csv": _as_table(targets), "fit.csv": table}
+            present(folder, tables, text, outcomes(folder, summary, ("method", *_POINT, "workers")))
 
-        def follow(folder: Path, summary: "pd.DataFrame") -> "list[Cell]":
+        def follow(folder: Path, summary: pd.DataFrame) -> list[Cell]:
             found = choose(fit(read(folder, "forensics"), targets, config.fitted))
             held_out = [n for n in config.workers if n not in config.fitted]
             return [_only(cells[point, n], names) for point, names in found.items() for n in held_out]
@@ -152,14 +150,12 @@ def run(config: Config) -> Result:
         return run_cells("forensics", config, first, conclude, follow=follow)
 
 
-def fit(finished: Finished, targets: "dict[tuple[str, int], pd.Series]", fitted: tuple[int, ...]) -> "pd.DataFrame":
+def fit(finished: Finished, targets: dict[tuple[str, int], pd.Series], fitted: tuple[int, ...]) -> pd.DataFrame:
     """Return the deviation of every method in every cell from its target.
 
     Returns ``method``, ``service``, ``cv``, ``learning_rate``, ``workers``, ``deviation`` (nan without half of the
     bins), ``fitted`` (whether the cluster is chosen by this number of workers), ``bins``, ``diverged`` (seeds).
     """
-    import pandas as pd
-
     rows = []
     for key, group in finished.summary.groupby(["method", *_POINT, "workers"], sort=False):
         method, *point, n = key
@@ -173,7 +169,7 @@ def fit(finished: Finished, targets: "dict[tuple[str, int], pd.Series]", fitted:
     return pd.DataFrame(rows)
 
 
-def scores(table: "pd.DataFrame") -> "pd.Series":
+def scores(table: pd.DataFrame) -> pd.Series:
     """Return the mean square deviation at the fitted numbers of workers, by method and point; without nan."""
     square = table[table["fitted"]].assign(square=lambda rows: rows["deviation"] ** 2)
     # All of them count: a mean over those that did not diverge would choose the worst.
@@ -181,7 +177,7 @@ def scores(table: "pd.DataFrame") -> "pd.Series":
     return by_point.mean().where(by_point.count() == by_point.size()).dropna()
 
 
-def choose(table: "pd.DataFrame") -> dict[tuple[float, float, float], set[str]]:
+def choose(table: pd.DataFrame) -> dict[tuple[float, float, float], set[str]]:
     """Return the points to check, each with its methods: the common cluster, and each method's own best."""
     found = scores(table)
     chosen: dict[tuple[float, float, float], set[str]] = {}
@@ -195,7 +191,7 @@ def choose(table: "pd.DataFrame") -> dict[tuple[float, float, float], set[str]]:
     return chosen
 
 
-def common_cluster(found: "pd.Series") -> tuple[float, float]:
+def common_cluster(found: pd.Series) -> tuple[float, float]:
     """Return service time and CV with the least mean square deviation over all methods, each at its best rate.
 
     Raises
@@ -209,13 +205,13 @@ def common_cluster(found: "pd.Series") -> tuple[float, float]:
     return ranked.index[0]
 
 
-def rates_at(found: "pd.Series", cluster: tuple[float, float]) -> dict[str, float]:
+def rates_at(found: pd.Series, cluster: tuple[float, float]) -> dict[str, float]:
     """Return the learning rate at which each method's curves fit best with a cluster; ``found`` as `scores` has it."""
     best = found.xs(cluster, level=_CLUSTER).groupby("method").idxmin()
     return {method: rate for method, rate in best}
 
 
-def verdict(table: "pd.DataFrame", sought: tuple[float, float] | None = None) -> str:
+def verdict(table: pd.DataFrame, sought: tuple[float, float] | None = None) -> str:
     """Return in words which cluster is preferred, whether it fits well, and whether it is the hidden one.
 
     ``table``: as `fit` returns it. ``sought``: service time (s) and CV of the hidden cluster; None where curves are
@@ -241,7 +237,7 @@ def verdict(table: "pd.DataFrame", sought: tuple[float, float] | None = None) ->
     return "\n".join(lines)
 
 
-def _held_out_verdict(table: "pd.DataFrame", found: "pd.Series", cluster: tuple[float, float]) -> str:
+def _held_out_verdict(table: pd.DataFrame, found: pd.Series, cluster: tuple[float, float]) -> str:
     """Return whether the curves at a cluster are near those that were held out, each method at its best rate."""
     at_best = table["learning_rate"] == table["method"].map(rates_at(found, cluster))
     rows = table[(table[_CLUSTER] == list(cluster)).all(axis=1) & at_best & ~table["fitted"]]
@@ -255,7 +251,7 @@ def _held_out_verdict(table: "pd.DataFrame", found: "pd.Series", cluster: tuple[
     return f"the fit is {told}: {may}, and the worst of {len(rows)}, {name}, {reached}"
 
 
-def _ranked(found: "pd.Series") -> "pd.Series":
+def _ranked(found: pd.Series) -> pd.Series:
     """Return the mean square deviation of the clusters at which every method has curves, the least first."""
     best = found.groupby(["method", *_CLUSTER], sort=False).min().groupby(_CLUSTER, sort=False)
     everywhere = best.count() == found.index.unique("method").size
@@ -266,10 +262,8 @@ def _cluster_text(cluster: tuple[float, float]) -> str:
     return "service {:g} s, CV {:g}".format(*cluster)
 
 
-def _told(table: "pd.DataFrame") -> str:
+def _told(table: pd.DataFrame) -> str:
     """Return the deviations at the chosen points, as a table."""
-    import pandas as pd
-
     parts = []
     for point, names in choose(table).items():
         here = (table[_POINT] == list(point)).all(axis=1) & table["method"].isin(names)
@@ -281,7 +275,7 @@ def _told(table: "pd.DataFrame") -> str:
     return wide.to_string(float_format="{:.3f}".format, na_rep="-")
 
 
-def _published(cell: "Cell", config: Config) -> "dict[tuple[str, int], pd.Series]":
+def _published(cell: Cell, config: Config) -> dict[tuple[str, int], pd.Series]:
     """Return the published curves of the study's methods and workers; none for another task than the paper's."""
     module, found = _measure(), {}
     if not module.TASK.is_posed_by(cell.problem.name, cell.problem.config):
@@ -295,13 +289,8 @@ def _published(cell: "Cell", config: Config) -> "dict[tuple[str, int], pd.Series
     return found
 
 
-def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
+def _hidden(cells: Iterable[Cell]) -> dict[tuple[str, int], pd.Series]:
     """Return the curves of a cluster that is to be found again, with seeds that the study does not use."""
-    import pandas as pd
-
-    from asyncsim.replays.replay import replay
-    from asyncsim.simulation.simulate import simulate
-
     found = {}
     for cell in cells:
         config = cell.config
@@ -316,16 +305,12 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
     return found
 
 
-def _curve(runs: "list[Run]", workers: int) -> "Curve":
+def _curve(runs: list[Run], workers: int) -> Curve:
     """Return the losses averaged over bins of 20 worker steps and the runs."""
-    from asyncsim.drawing.curves import curve_of
-
     return curve_of(runs, lambda commits: commits["loss"].to_numpy(), "mean", workers, _measure().BIN_STEPS)
 
 
-def _as_table(targets: "dict[tuple[str, int], pd.Series]") -> "pd.DataFrame":
-    import pandas as pd
-
+def _as_table(targets: dict[tuple[str, int], pd.Series]) -> pd.DataFrame:
     steps = _measure().BIN_STEPS
     parts = [
         pd.DataFrame({"method": method, "workers": n, "step": (target.index + 0.5) * steps, "loss": target.to_numpy()})
@@ -334,7 +319,7 @@ def _as_table(targets: "dict[tuple[str, int], pd.Series]") -> "pd.DataFrame":
     return pd.concat(parts, ignore_index=True)
 
 
-def _only(cell: "Cell", names: set[str]) -> "Cell":
+def _only(cell: Cell, names: set[str]) -> Cell:
     return cell._replace(methods=[method for method in cell.methods if method.name in names])
 
 

@@ -8,15 +8,13 @@ At paper scale about 170,000 commits of MNIST's network, evaluated about 30 time
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from asyncsim.base.errors import InputError, require_count
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
-
-if TYPE_CHECKING:
-    from asyncsim.study.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,11 @@ def run(config: Config) -> Result:
             raise InputError(f"problem = {name!r}: has no test data to generalize to; choose another, digits say")
         if config.steps == 0:
             cells = [_of_epochs(cell, config.epochs) for cell in cells]
-        conclude = functools.partial(report, "generalization", by=("workers", "method"))
+        conclude = functools.partial(report, by=("workers", "method"))
         return run_cells("generalization", config, cells, conclude)
 
 
-def _of_epochs(cell: "Cell", epochs: int) -> "Cell":
+def _of_epochs(cell: Cell, epochs: int) -> Cell:
     """Return a cell whose workers together pass through the training data so many times."""
     steps = steps_of_epochs(cell, epochs)
     every = cell.config.evaluate_every or max(1, steps // epochs)

@@ -11,27 +11,28 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
-from asyncsim.base.console import each_note_once, note, number_text, table_text
+from asyncsim.base.console import each_note_once, note, number_text
 from asyncsim.base.errors import InputError, require_positive
-from asyncsim.base.files import write_csv
+from asyncsim.byzantine.attacks import parse_attack
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.clusters.network import PerWorker, per_worker
 from asyncsim.clusters.topologies import as_topology, slow_links
+from asyncsim.problems.problem import Problem, measures
+from asyncsim.replays.attacked import require_attackable
+from asyncsim.study.cell import Cell, meet
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read
-from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.finished import present, read
+from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
+from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.problems.problem import Problem
-    from asyncsim.study.cell import Cell
+from asyncsim.theory import spectral_gap
 
 #: The table of each method on each topology at its best learning rate, beside the summary of all runs.
 TABLE = "gossip.csv"
@@ -73,10 +74,8 @@ class Config(TargetOptions, StudyConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss or the error."""
 
-    def goal_on(self, problem: "Problem") -> Target:
+    def goal_on(self, problem: Problem) -> Target:
         """Return what is to be reached: by default a test accuracy, or a training loss if the problem has none."""
-        from asyncsim.problems.problem import measures
-
         return self.goal_of("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
 
     @property
@@ -90,19 +89,13 @@ class Config(TargetOptions, StudyConfig):
             require_positive(name, getattr(self, name))
         super().check()
         self.check_target()
-        for name in ("topology", "dirichlet"):
-            values = getattr(self, name)
-            if isinstance(values, str) or not hasattr(values, "__iter__"):
-                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
-            if not values:
-                raise InputError(f"{name}: none given; give one or more")
+        check_values("topology", self.topology)
+        check_values("topology", self.topologies)
+        check_values("dirichlet", self.dirichlet)
+        check_values("dirichlet", [one or "none" for one in self.dirichlet])
         for concentration in self.dirichlet:
             if concentration not in ("none", None):
                 require_positive("dirichlet", concentration)
-        alike = ["none" if one is None else one for one in self.dirichlet]
-        for name, given in (("topology", self.topologies), ("dirichlet", alike)):
-            if len(set(given)) < len(given):
-                raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
         for topology in self.topologies:
             self.at(topology=topology).check()
 
@@ -141,12 +134,12 @@ class _OneCluster(StudyConfig):
             first, *rest = values.values if isinstance(values, PerWorker) else (values,) * self.workers
             return per_worker([tuple(map(slower, first)) if isinstance(first, tuple) else slower(first), *rest])
 
-        found: dict[str, Any] = {}
+        slower: dict[str, Any] = {}
         if cluster.latency != Constant(0.0):
-            found["latency"] = first_slow(cluster.latency, lambda law: scaled(law, self.slow_link))
+            slower["latency"] = first_slow(cluster.latency, lambda law: scaled(law, self.slow_link))
         if cluster.bandwidth is not None:
-            found["bandwidth"] = first_slow(cluster.bandwidth, lambda rate: rate / self.slow_link)
-        return dataclasses.replace(cluster, **found)
+            slower["bandwidth"] = first_slow(cluster.bandwidth, lambda rate: rate / self.slow_link)
+        return dataclasses.replace(cluster, **slower)
 
     def _law(self, option: str) -> Any:
         found = super()._law(option)
@@ -177,15 +170,11 @@ def run(config: Config) -> Result:
 
 
 @each_note_once()
-def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
+def _cells(config: Config) -> tuple[list[Cell], list[str]]:
     """Return a cell for each topology and rate with the methods that it can have, and those with a server.
 
     Second, in words, the methods that are left out on a topology.
     """
-    from asyncsim.byzantine.attacks import parse_attack
-    from asyncsim.replays.attacked import require_attackable
-    from asyncsim.study.cell import meet
-
     attack = parse_attack(config.attack)
     if attack is not None:
         attack.byzantine(config.workers)
@@ -230,7 +219,7 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
     return cells, [f"left out: {which}: {why}" for which, why in left_out.items()]
 
 
-def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
+def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
     """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
 
     The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the
@@ -241,9 +230,6 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     squared distance of the replicas from their mean, averaged over the evaluations after the first) and
     ``spectral_gap``.
     """
-    from asyncsim.study.ranking import Measure, means, tuned
-    from asyncsim.theory import spectral_gap
-
     finished = read(folder, "gossip")
     worst = [f"{name}_worst" for name in _MEASURES[:2]]
     gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
@@ -260,7 +246,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     return table.assign(spectral_gap=table["topology"].map(gaps))
 
 
-def verdict(table: "pd.DataFrame", goal: Target) -> str:
+def verdict(table: pd.DataFrame, goal: Target) -> str:
     """Return in a line which method without a server is the first at the target, beside those that have one.
 
     And which have not reached it with every seed, and by when if their runs were shorter than others.
@@ -290,23 +276,9 @@ def verdict(table: "pd.DataFrame", goal: Target) -> str:
     return text + lacking
 
 
-def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: "pd.DataFrame") -> None:
-    from asyncsim.study.ranking import at_the_edge
-
+def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame) -> None:
     table = results_table(config, goal, folder)
-    write_csv(folder / TABLE, table)
-    figures("gossip").draw(folder)
-    shown = table.drop(columns=["seeds", "diverged"])
-    shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
-    titles = {
-        "learning_rate": "learning_rate",
-        "time_to_target": "time (s)",
-        "gradients_to_target": "gradients",
-        "simulated_seconds": "in all (s)",
-        "consensus_distance": "consensus_distance",
-        "spectral_gap": "gap",
-    }
-    shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
+    shown = table.copy()
     if "dirichlet" in table:
         shown["dirichlet"] = ["none" if np.isinf(one) else f"{one:g}" for one in table["dirichlet"]]
         splits = {of: table[shown["dirichlet"] == of] for of in shown["dirichlet"].unique()}
@@ -316,15 +288,15 @@ def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, s
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
     lines = [
-        f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus_distance: mean squared "
+        f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus distance: mean squared "
         "distance of the replicas from their mean; gap: spectral gap of the topology",
-        table_text(shown, file=TABLE),
+        text_of(shown, [name for name in shown if name not in ("seeds", "diverged")], TABLE),
         *left_out,
         said,
     ]
     if table["seeds"].max() == 1:
         lines.append("one seed: it says nothing of the noise; give --seeds 3 or more")
-    print("\n".join(lines))
+    present(folder, {TABLE: table}, *lines)
     names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
     if edge := at_the_edge(table, config.tune, names):
         note(edge)

@@ -39,5 +39,5 @@ def run(config: Config) -> Result:
         if not any("kappa" in method.hyperparameters for method in cells[0].methods):
             names = ", ".join(method.name for method in cells[0].methods)
             raise InputError(f"methods = {names}: no kappa, which varies here; give gem, or your own")
-        conclude = functools.partial(report, "kappa", by=("workers", "method"))
+        conclude = functools.partial(report, by=("workers", "method"))
         return run_cells("kappa", config, cells, conclude)

@@ -13,22 +13,23 @@ accelerator. Its augmentation of images is left out, and its learning rates neve
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from asyncsim.base.console import each_note_once, note, table_text
+import numpy as np
+import optax
+import pandas as pd
+
+from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
-from asyncsim.base.files import write_csv
+from asyncsim.methods import METHODS, Method, lsgd, named_optimizer
+from asyncsim.replays.run import Run
+from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.finished import Finished, present, read
+from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from asyncsim.methods import Method
-    from asyncsim.runs.run import Run
-    from asyncsim.study.cell import Cell
+from asyncsim.study.target import time_to_target
 
 #: The table of each method at its best rate, beside the summary of all runs.
 TABLE = "leaders.csv"
@@ -102,8 +103,6 @@ SCALES = {
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    from asyncsim.study.ranking import at_the_edge
-
     config.check()
     if config.steps and config.gradients != SCALES[config.scale].gradients:
         note("--gradients changes nothing beside --steps")
@@ -119,19 +118,17 @@ def run(config: Config) -> Result:
         with each_note_once():
             cells = [_complete(cell, config, made) for cell in cells]
 
-        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = results_table(read(folder, "leaders"), config.target)
-            write_csv(folder / TABLE, table)
-            print(report(cells[0].problem.name, table))
+            present(folder, {TABLE: table}, report(cells[0].problem.name, table))
             names = [f"{row.method} with {row.workers} workers and window {row.window}" for row in table.itertuples()]
             if edge := at_the_edge(table, config.learning_rate, names, "--learning-rate"):
                 note(edge)
-            draw("leaders", folder, "lsgd")
 
         return run_cells("leaders", config, cells, conclude)
 
 
-def results_table(finished: Finished, target: float) -> "pd.DataFrame":
+def results_table(finished: Finished, target: float) -> pd.DataFrame:
     """Return a row per number of workers, period and method, at the method's best learning rate there.
 
     Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``train_loss``, with an
@@ -139,12 +136,6 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
     that error, or that loss; infinite if a seed did not meet it), and of LSGD ``largest_share`` (elections won by the
     worker that won most) and ``kept`` (elections that leave the leader as it was), means over the seeds.
     """
-    import numpy as np
-    import pandas as pd
-
-    from asyncsim.study.ranking import Measure, tuned
-    from asyncsim.study.target import until_target
-
     keys, summary, rows = ["workers", "window", "method"], finished.summary, []
     goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
     for (n, window, method, rate), group in tuned(summary, keys, goal).groupby([*keys, "learning_rate"], sort=False):
@@ -161,7 +152,8 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
         }
         if "test_accuracy" in group:
             row["test_error"] = 1 - ended["test_accuracy"].mean()
-        row |= until_target([_time_to_target(run.evaluations, target) for run in runs])
+        times = [time_to_target(run.evaluations["commit_time"], errors(run.evaluations), target) for run in runs]
+        row |= {"reached": int(np.isfinite(times).sum()), "time_to_target": np.mean(times)}
         if method == "lsgd":
             elected = [leaders(run, n) for run in runs]
             row["largest_share"] = np.mean([np.bincount(one).max() / len(one) for one in elected])
@@ -171,10 +163,8 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
     return pd.DataFrame(rows).sort_values(keys, key=_place(finished), ignore_index=True)
 
 
-def leaders(run: "Run", workers: int) -> "np.ndarray":
+def leaders(run: Run, workers: int) -> np.ndarray:
     """Return which worker has the least of all losses told last, after each commit: LSGD's one leader."""
-    import numpy as np
-
     told, found = np.full(workers, np.inf), []
     for worker, loss in zip(run.commits["worker"], run.commits["loss"], strict=True):
         told[worker] = loss
@@ -182,22 +172,18 @@ def leaders(run: "Run", workers: int) -> "np.ndarray":
     return np.array(found)
 
 
-def errors(evaluations: "pd.DataFrame") -> "pd.Series":
+def errors(evaluations: pd.DataFrame) -> pd.Series:
     """Return a run's errors on the test data, or the losses on the training data where there is no accuracy."""
     return 1 - evaluations["test_accuracy"] if "test_accuracy" in evaluations else evaluations["train_loss"]
 
 
-def report(problem: str, table: "pd.DataFrame") -> str:
+def report(problem: str, table: pd.DataFrame) -> str:
     """Return what the study prints."""
-    shown = table.drop(columns="seeds")
-    for name in ("diverged", "reached"):
-        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-    shown = shown.rename(columns={"time_to_target": "time to target (s)"})
-    text = table_text(shown.rename(columns=lambda name: name.replace("_", " ")))
-    return f"{problem}; each method at the best of its learning rates\n{text}"
+    rates = "each method at the best of its learning rates"
+    return f"{problem}; {rates}; time until the target is reached\n{text_of(table)}"
 
 
-def _complete(cell: "Cell", config: Config, made: "dict[Any, Method]") -> "Cell":
+def _complete(cell: Cell, config: Config, made: dict[Any, Method]) -> Cell:
     """Return a cell with its steps, LSGD with groups, and the local optimizer; the same methods are one object."""
     groups = cell.cluster.workers // config.group_size
     rate = cell.config.learning_rate
@@ -211,21 +197,15 @@ def _complete(cell: "Cell", config: Config, made: "dict[Any, Method]") -> "Cell"
     return cell._replace(methods=methods).with_options(steps=steps)
 
 
-def _grouped(config: StudyConfig, groups: int) -> "Method":
-    from asyncsim.methods import lsgd, named_optimizer
-
+def _grouped(config: StudyConfig, groups: int) -> Method:
     if config.optimizer is None:
         return lsgd(config.learning_rate, groups=groups)._replace(name=GROUPS)
     optimizer = named_optimizer(config.optimizer, config.learning_rate)
     return lsgd(groups=groups, optimizer=optimizer)._replace(name=GROUPS)
 
 
-def _optimized(method: "Method", rate: float, config: Config) -> "Method":
+def _optimized(method: Method, rate: float, config: Config) -> Method:
     """Return the method with the study's local optimizer, as far as its rule leaves room for one."""
-    import optax
-
-    from asyncsim.methods import METHODS
-
     if not config.local_momentum and not config.weight_decay:
         return method
     if method.name in METHODS and "optimizer" not in inspect.signature(METHODS[method.name]).parameters:
@@ -237,12 +217,6 @@ def _optimized(method: "Method", rate: float, config: Config) -> "Method":
     )
     more = {"local_momentum": config.local_momentum, "weight_decay": config.weight_decay}
     return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **more})
-
-
-def _time_to_target(evaluations: "pd.DataFrame", target: float) -> float:
-    from asyncsim.study.target import time_to_target
-
-    return time_to_target(evaluations["commit_time"], errors(evaluations), target)
 
 
 def _place(finished: Finished) -> Any:

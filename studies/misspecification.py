@@ -9,14 +9,12 @@ At paper scale about 800,000 commits of MNIST's network: one to two hours on two
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    from asyncsim.study.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,11 @@ def run(config: Config) -> Result:
         counts = dict.fromkeys((1, *config.workers))
         grid = [{"learning_rate": rate, "workers": n} for rate in config.learning_rate for n in counts]
         cells = [_suitable(cell, config.workers) for cell in sweep(config, grid)]
-        conclude = functools.partial(report, "misspecification", by=("learning_rate", "method", "workers"))
+        conclude = functools.partial(report, by=("learning_rate", "method", "workers"))
         return run_cells("misspecification", config, [cell for cell in cells if cell.methods], conclude)
 
 
-def _suitable(cell: "Cell", workers: tuple[int, ...]) -> "Cell":
+def _suitable(cell: Cell, workers: tuple[int, ...]) -> Cell:
     """Return a cell with only those methods that belong to its number of workers."""
     count = cell.cluster.workers
     alone = [method for method in cell.methods if method.timing.workers == 1]

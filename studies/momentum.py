@@ -12,25 +12,29 @@ the workers then come nearly in turn, and what fits their mean path best has ano
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import read_table
+from asyncsim.clusters.cluster_text import describe
+from asyncsim.methods import Method
+from asyncsim.problems.problem import Problem
+from asyncsim.replays.replay import replay
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.methods import Method
-    from asyncsim.problems import Problem
-    from asyncsim.study.cell import Cell
+from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_step
+from asyncsim.theory.queueing import memoryless
 
 TABLES = ("momentum.csv", "paths.csv")
 #: Worker steps after the path, in which all that was read on it is committed: a worker of exponential times stays away
@@ -138,23 +142,18 @@ def run(config: Config) -> Result:
         executor = opened(config, [(problem, cell.cluster.workers) for cell in cells])
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
 
-        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
-            print(report(read_table(folder / TABLES[0])))
-            draw("momentum", folder)
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
+            present(folder, {}, report(read_table(folder / TABLES[0])))
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
 
-def revealing_quadratic() -> "Problem":
+def revealing_quadratic() -> Problem:
     """Return ``x**2 / 2`` of one number, whose recorded loss is not that but the ``x`` that the worker had.
 
     With exchanges every version of the central variable is read by the worker that made it; so the losses of a run are
     the path of the central variable.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from asyncsim.problems.problem import Problem
 
     def loss(x: Any, batch: None, key: Any) -> Any:
         value = jnp.sum(x * x) / 2
@@ -166,11 +165,8 @@ def revealing_quadratic() -> "Problem":
     return Problem("quadratic", lambda key: jnp.ones(1), loss, evaluate, config={"curvature": [1.0], "start": 1.0})
 
 
-def central_paths(cell: "Cell", method: "Method", steps: int) -> Paths:
+def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
     """Return the paths of the central variable of all seeds, over so many worker steps."""
-    from asyncsim.replays.replay import replay
-    from asyncsim.simulation.simulate import simulate
-
     workers, config = cell.cluster.workers, cell.config
     commits = steps * workers
     # The loss is the mean over the local steps of a window, of which each shrinks x by the same.
@@ -237,7 +233,7 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     return Estimate(float(momentum), float(errors[0]), float(step), float(errors[1]))
 
 
-def report(momentum: "pd.DataFrame") -> str:
+def report(momentum: pd.DataFrame) -> str:
     """Return the table that the study prints."""
     shown = ["compute", "window", "method", "workers", "seeds"]
     table = momentum[shown].copy()
@@ -252,7 +248,7 @@ def report(momentum: "pd.DataFrame") -> str:
     return f"{text}\n(path off: the mean path from theory's, root mean square; assumed: theory's assumptions hold)"
 
 
-def _with_error(values: "pd.Series", errors: "pd.Series") -> list[str]:
+def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
     pairs = zip(values, errors, strict=True)
     return ["-" if np.isnan(value) else f"{value:.4f} +- {error:.4f}" for value, error in pairs]
 
@@ -266,9 +262,7 @@ def _grid(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _job(cell: "Cell", method: "Method") -> Job:
-    from asyncsim.clusters.cluster_text import describe
-
+def _job(cell: Cell, method: Method) -> Job:
     return measurement(
         f"{describe(cell.cluster)}, {method.name}",
         _measured,
@@ -284,7 +278,7 @@ def _momentum_told(tables: Tables) -> str:
     return f"momentum {row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
 
 
-def _measured(cell: "Cell", method: "Method") -> dict[str, list[dict[str, Any]]]:
+def _measured(cell: Cell, method: Method) -> dict[str, list[dict[str, Any]]]:
     """Return, by their tables, the estimate of a cell and method, the mean path by commits, and what each seed did."""
     with cell.config.computing_device():
         found = central_paths(cell, method, cell.config.steps)
@@ -295,7 +289,7 @@ def _measured(cell: "Cell", method: "Method") -> dict[str, list[dict[str, Any]]]
     return dict(zip((*TABLES, results.SUMMARY), rows, strict=True))
 
 
-def _of_cell(cell: "Cell") -> dict[str, Any]:
+def _of_cell(cell: Cell) -> dict[str, Any]:
     return {
         "compute": str(cell.values["compute"]),
         "workers": cell.cluster.workers,
@@ -303,9 +297,7 @@ def _of_cell(cell: "Cell") -> dict[str, Any]:
     }
 
 
-def _estimated(cell: "Cell", method: "Method", found: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:
-    from asyncsim.theory import implicit_momentum
-
+def _estimated(cell: Cell, method: Method, found: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:
     enough = len(found.values) >= _FEWEST
     estimate = estimate_momentum(found.values) if enough else Estimate(*[np.nan] * len(Estimate._fields))
     mean, error, theory = (np.array([point[name] for point in path]) for name in ("mean", "standard_error", "theory"))
@@ -325,10 +317,8 @@ def _estimated(cell: "Cell", method: "Method", found: Paths, path: list[dict[str
     }
 
 
-def _path(cell: "Cell", method: "Method", values: np.ndarray) -> list[dict[str, Any]]:
+def _path(cell: Cell, method: Method, values: np.ndarray) -> list[dict[str, Any]]:
     """Return mean, standard error and theory of the central variable after each commit."""
-    from asyncsim.theory import implicit_momentum_path
-
     step = _commit_step(cell, method)
     commits = values.shape[1] - 1
     theory = np.full(commits + 1, np.nan)
@@ -344,27 +334,23 @@ def _path(cell: "Cell", method: "Method", values: np.ndarray) -> list[dict[str, 
     ]
 
 
-def _commit_step(cell: "Cell", method: "Method") -> float:
+def _commit_step(cell: Cell, method: Method) -> float:
     """Return how far one commit goes of what was read, NaN for a method that theory does not know."""
-    from asyncsim.theory import window_step
-
     if not _is_known(cell, method):
         return np.nan
     return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
 
 
-def _is_known(cell: "Cell", method: "Method") -> bool:
+def _is_known(cell: Cell, method: Method) -> bool:
     """Return whether theory knows how far a commit of the method goes: that of plain steps of the cell's own rate."""
     rate = method.hyperparameters.get("learning_rate")
     return method.name in _AVERAGED and _steps_plainly(method) and rate == cell.config.learning_rate
 
 
-def _steps_plainly(method: "Method") -> bool:
+def _steps_plainly(method: Method) -> bool:
     """Return whether the local steps are gradient descent; optax's own ``sgd``, by its name, is just that."""
     return method.hyperparameters.get("optimizer", "sgd") == "sgd"
 
 
-def _assumptions_hold(cell: "Cell") -> bool:
-    from asyncsim.theory.queueing import memoryless
-
+def _assumptions_hold(cell: Cell) -> bool:
     return memoryless(cell.cluster) and cell.cluster.service.mean == 0

@@ -21,11 +21,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
+import pandas as pd
+
+from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
-from asyncsim.base.files import plain, read_table, write_csv
+from asyncsim.base.files import plain, read_table
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
@@ -33,19 +35,18 @@ from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
+from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
-from asyncsim.study.executor import Executor, Local, Processes
-from asyncsim.study.finished import figures
+from asyncsim.study.executor import Executor, Local, LocalProcesses
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
-from asyncsim.study.ranking import Measure, at_the_edge, tuned
+from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import check_values
-from asyncsim.study.target import TargetOptions, say_at_start, until_target
+from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.traces.columns import package_versions
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.traces.trace import Trace
 
 #: The table of the combinations, and of the runs of the best few.
 PLAN, REPLAYS = "plan.csv", "replays.csv"
@@ -204,7 +205,7 @@ def _executor(config: Config) -> Iterator[Executor]:
         with opened(config, ()) as executor:
             yield executor
     else:
-        yield Processes(measure_all, Local())
+        yield LocalProcesses(measure_all, Local())
 
 
 @each_note_once()
@@ -265,7 +266,7 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
             raise InputError("compression: a sum of compressed messages is not compressed, so an all-reduce takes none")
         policy = dataclasses.replace(policy, collective=collective)
     if policy.collective is not None:  # and no server
-        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo"}
+        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
         for name in ("bandwidth", "far_bandwidth"):
             own[name] = _narrower(name, getattr(config, name))
     own["policy"] = policy
@@ -338,7 +339,6 @@ def _calibrated(config: Config) -> Cluster | None:
     if config.recording is None:
         return None
     from asyncsim.calibration import calibrate
-    from asyncsim.traces.trace import Trace
 
     ignored = ("compute", "service", "latency", "discipline", "sites", "far_latency", "far_bandwidth")
     config.say_ignored(ignored, "beside --recording")
@@ -347,7 +347,7 @@ def _calibrated(config: Config) -> Cluster | None:
     return dataclasses.replace(cluster, workers=config.workers) if more else cluster
 
 
-def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.DataFrame") -> "pd.DataFrame":
+def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.DataFrame) -> pd.DataFrame:
     """Return one row per combination, the best first: means over its seeds.
 
     Columns: the choices and ``name``, those of them that differ; ``seconds``, ``gradients`` and ``versions`` at the
@@ -397,7 +397,7 @@ def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
     return ", ".join(one for one in said if one != NONE) or f"no {differing[0]}"
 
 
-def chosen(table: "pd.DataFrame", count: int) -> "pd.DataFrame":
+def chosen(table: pd.DataFrame, count: int) -> pd.DataFrame:
     """Return the rows to replay: of the front, evenly from its fastest to its least stale, then the fastest others."""
     front, others = table[table["front"]], table[~table["front"]]
     if len(front) > count:
@@ -406,7 +406,7 @@ def chosen(table: "pd.DataFrame", count: int) -> "pd.DataFrame":
     return table.loc[[*front.index, *others.index[: count - len(front)]]]
 
 
-def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> list[Job]:
+def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> list[Job]:
     """Return the runs of the best few, whose rows go into a table of their own."""
     from asyncsim.methods import Timing, batch_sgd
     from asyncsim.study.cell import Cell, jobs_of
@@ -453,47 +453,34 @@ def _apart(job: Job) -> Job:
     )
 
 
-def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.DataFrame":
+def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Add the best rate of each replayed combination, its time to the target (s), and the rounds until then.
 
     ``rounds_to_target``: commits of each worker, on average; the fewest of a seed.
     """
-    import pandas as pd
-
     runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
         return table
     if said := say_at_start(runs, config.goal):
         note(said)
-    rows, tried = [], ["method", "learning_rate"]
-    best = tuned(runs, ["name"], Measure("time_to_target"), tried)
-    for (name, method, rate), group in best.groupby(["name", *tried], sort=False):
-        times = group["time_to_target"]
-        rows.append(
-            {
-                "name": name,
-                "method": method,
-                "learning_rate": rate,
-                "diverged": int((group["status"] == "diverged").sum()),
-                **until_target(times),
-                "time_low": times.min(),
-                "time_high": times.max(),
-                "rounds_to_target": group["gradients_to_target"].min(),
-                "final_loss": group["final_loss"].mean(),
-            }
-        )
-    table = table.merge(pd.DataFrame(rows), how="left", on="name")
+    best = tuned(runs, ["name"], Measure("time_to_target"), ["method", "learning_rate"])
+    by = ["name", "method", "learning_rate"]
+    ends = best.groupby(by, sort=False).agg(
+        time_low=("time_to_target", "min"),
+        time_high=("time_to_target", "max"),
+        rounds_to_target=("gradients_to_target", "min"),
+        final_loss=("final_loss", "mean"),
+    )
+    replayed = means(best, by, ["time_to_target"]).drop(columns="seeds").merge(ends, on=by)
+    table = table.merge(replayed, how="left", on="name")
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 
-def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
-    write_csv(folder / PLAN, table)
-    figures("plan").draw(folder)
     assumed, links = _assumptions(candidates)
-    print("\n".join(filter(None, [assumed, links, _text(config, table)])))
-    print(f"\n{answer(config, table, links)}")
+    present(folder, {PLAN: table}, assumed, links, _text(config, table), f"\n{answer(config, table, links)}")
 
 
 def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
@@ -508,7 +495,8 @@ def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
     if not first.shared_bandwidth:
         return text, "links: each worker has one of its own to the server, together more than an all-reduce has"
     far = ", and each other site one to it" if first.far_bandwidth is not None else ""
-    return text, f"links: the server has one{far}; workers share them, as an all-reduce does"
+    server = "the server" if first.servers == 1 else "each server"
+    return text, f"links: {server} has one{far}; workers share them, as an all-reduce does"
 
 
 #: Units of times, the first of which there are two or more is taken.
@@ -519,38 +507,29 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next(unit for unit in _UNITS if seconds >= 2 * unit[1] or unit[1] == 1)
 
 
-def _text(config: Config, table: "pd.DataFrame") -> str:
-    import pandas as pd
-
+def _text(config: Config, table: pd.DataFrame) -> str:
     horizon, shown = config.horizon, table.head(config.show)
     unit, each = _unit(table["cost"].median())
+    in_time = horizon.of == "seconds"
     times = zip(shown["cost"] / each, shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
     known = zip(shown["theory"] / each, shown["theory_name"], shown["exact"], strict=True)
-    columns = {
-        "combination": shown["name"],
-        f"time ({unit})" if horizon.of != "seconds" else f"{unit} per 1,000 gradients": [_band(*one) for one in times],
-        "theory": [f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
-        "behind": shown["behind"],
-        "staleness": shown["staleness_mean"],
-        **{name: shown[name] for name in ("computing", "sending", "waiting", "held", "away")},
-        "in vain": shown["in_vain"],
-        "goodput": shown["goodput"],
-        "GB": shown["gigabytes"],
-        "worker hours": shown["worker_hours"],
-    }
-    if config.price is not None:
-        columns["money"] = shown["money"]
-    if horizon.of == "seconds":
-        columns["gradients"] = shown["gradients"]
-    if "time_to_target" in table:
-        columns |= {
-            "to target (s)": shown["time_to_target"],
-            "rounds": shown["rounds_to_target"],
-            "rate": shown["learning_rate"],
-        }
-    frame = pd.DataFrame(columns)
-    small = [name for name in ("sending", "waiting", "held", "away", "in vain") if not frame[name].max() >= LEAST_SHARE]
-    small += ["computing"] if "in vain" in small else []  # which the goodput is then
+    shown = shown.assign(
+        cost=[_band(*seconds) for seconds in times],
+        theory=[f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
+    )
+    shares = [name for name in ("sending", "waiting", "held", "away", "in_vain") if shown[name].max() >= LEAST_SHARE]
+    time = f"{unit} per 1,000 gradients" if in_time else f"time ({unit})"
+    columns: list[str | Column] = [
+        Column("name", "combination"),
+        Column("cost", time),
+        *("theory", "behind", "staleness_mean"),
+        *(["computing"] if "in_vain" in shares else []),  # which the goodput is else
+        *(*shares, "goodput"),
+        Column("gigabytes", "GB"),
+        *("worker_hours", "money", *(["gradients"] if in_time else [])),
+        Column("time_to_target", "to target (s)"),
+        *("rounds_to_target", "learning_rate"),
+    ]
     beyond = int((table["extrapolated"] > 0).sum())
     far = (
         f"; {beyond} of {len(table)} beyond {config.simulate:,} commits, at the rate after the start-up"
@@ -564,11 +543,11 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
     return (
         f"{horizon}, {counted(config.workers, 'worker')}, {over}{far}\n"
         "computing, sending, ...: parts of the workers' time; goodput: the part that went into gradients taken up\n"
-        f"{table_text(frame.drop(columns=small))}{more}"
+        f"{text_of(shown, columns)}{more}"
     )
 
 
-def answer(config: Config, table: "pd.DataFrame", links: str) -> str:
+def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     """Return one sentence: which is the fastest, which cannot be told from it, and what less staleness costs.
 
     With replays also which reaches the target first, and in a second line which best rates are at the edge.
@@ -603,7 +582,7 @@ def answer(config: Config, table: "pd.DataFrame", links: str) -> str:
     return f"{text}; {_first(config, ended)}." + (f"\n{edge}" if edge else "")
 
 
-def _first(config: Config, ended: "pd.DataFrame") -> str:
+def _first(config: Config, ended: pd.DataFrame) -> str:
     """Say which of the replayed combinations reaches the target first; ``ended``: sorted by the time until then."""
     met = ended[ended["time_to_target"] < math.inf]
     goal, count = f"{config.goal} on {config.problem}", f"{len(ended)} replayed"

@@ -13,21 +13,23 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted, note, table_text
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import write_csv
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.study.cell import meet
+from asyncsim.study.columns import Column, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
-from asyncsim.study.finished import Known, beside, figures, trace_means
+from asyncsim.study.finished import Known, beside, present, trace_means
+from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.clusters.cluster import Cluster
+from asyncsim.theory import throughput_theory
+from asyncsim.traces.trace_summary import Phases
 
 #: The tables of the policies, of the methods under each, and of all their learning rates, beside the summary.
 POLICIES, TIMES, TUNING = "policies.csv", "times.csv", "tuning.csv"
@@ -84,8 +86,6 @@ SCALES = {
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    from asyncsim.study.cell import meet
-
     config.check()
     if not config.methods:
         config.say_ignored([field.name for field in dataclasses.fields(TargetOptions)], "without methods")
@@ -107,7 +107,7 @@ def run(config: Config) -> Result:
         return run_cells("policies", config, cells, conclude)
 
 
-def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Cluster]") -> "pd.DataFrame":
+def policy_table(summary: pd.DataFrame, clusters: dict[tuple[Any, ...], Cluster]) -> pd.DataFrame:
     """Return what each policy costs: a row for each, with means over its traces.
 
     Columns: ``workers``, ``window``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that
@@ -116,11 +116,6 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Clust
     in which they compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits
     of a worker relative to the mean; ``staleness_mean``, ``staleness_q99``.
     """
-    import pandas as pd
-
-    from asyncsim.theory import throughput_theory
-    from asyncsim.traces.trace_summary import Phases
-
     rows = []
     traces = summary.drop_duplicates([*_CLUSTER, "seed"])
     for names, group in traces.groupby(list(_CLUSTER), sort=False):
@@ -146,7 +141,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Clust
     return pd.DataFrame(rows)
 
 
-def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]":
+def times_tables(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return how long each method needs under each policy at its best learning rate, and at every learning rate.
 
     The best policy and window of a method on so many workers come first. Columns: those of
@@ -154,11 +149,7 @@ def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]"
     ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``. The first
     table has those of `asyncsim.study.ranking.ranked`, too, of the clusters with as many workers, method by method.
     """
-    import pandas as pd
-
-    from asyncsim.study.ranking import Measure, grid, ranked
-
-    measure = Measure("time_to_target", title="time (s)")
+    measure = Measure("time_to_target")
     summary = summary.assign(learning_rate=summary.get("method.learning_rate", float("nan")))
     summary = summary.drop_duplicates([*_RUNS, "seed"])
     every = grid(summary, _RUNS, ("final_loss", "train_loss", "test_accuracy", "simulated_seconds"), measure)
@@ -171,78 +162,47 @@ def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]"
     return pd.concat([group for group in groups if len(group)], ignore_index=True), every
 
 
-def _conclude(
-    clusters: "dict[tuple[Any, ...], Cluster]", config: Config, folder: Path, summary: "pd.DataFrame"
-) -> None:
+def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: Path, summary: pd.DataFrame) -> None:
     policies = policy_table(summary, clusters)
-    write_csv(folder / POLICIES, policies)
-    learning = "method" in summary
-    if learning:
-        times, every = times_tables(summary)
-        write_csv(folder / TIMES, times)
-        write_csv(folder / TUNING, every)
-    figures("policies").draw(folder)
-    print(_policies_text(policies, summary["seed"].nunique()))
-    if learning:
-        print(_times_text(times, config))
-        if said := say_at_start(summary, config.goal):
-            note(said)
+    tables, texts = {POLICIES: policies}, [_policies_text(policies, summary["seed"].nunique())]
+    if "method" in summary:
+        tables[TIMES], tables[TUNING] = times_tables(summary)
+        texts.append(_times_text(tables[TIMES], config))
+    present(folder, tables, *texts)
+    if "method" in summary and (said := say_at_start(summary, config.goal)):
+        note(said)
 
 
-def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
-    from asyncsim.traces.trace_summary import Phases
-
-    first = [*_CLUSTER, "throughput", "versions", "staleness_mean", "staleness_q99"]
-    shown = policies[[*first, *policies.columns.difference(first, sort=False)]]
-    shown = shown.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
-    shown = shown.drop(columns=[phase for phase in Phases._fields if shown[phase].max() < LEAST_SHARE])
-    if shown["window"].nunique() == 1:
-        shown = shown.drop(columns="window")
+def _policies_text(policies: pd.DataFrame, traces: int) -> str:
+    parts = [part for part in (*Phases._fields, "in_vain") if part == "in_vain" or policies[part].max() >= LEAST_SHARE]
+    window = ("window",) if policies["window"].nunique() > 1 else ()
+    columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
+    shown = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
     known = [
         Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]
     rows = zip(known, policies["throughput"], policies["steps"], strict=True)
     shown["theory"] = [beside(one, throughput, 2, steps)[1] or "-" for one, throughput, steps in rows]
     shown["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
-    titles = {"throughput": "commits/s", "versions": "versions/s", "in_vain": "in vain"}
-    titles |= {"staleness_mean": "staleness", "staleness_q99": "99 % of it"}
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
         "staleness in versions; commits of a worker relative to the mean\n"
-        f"{table_text(shown.rename(columns=titles), file=POLICIES)}\n"
+        f"{table_text(shown, file=POLICIES)}\n"
     )
 
 
-def _times_text(times: "pd.DataFrame", config: Config) -> str:
-    from asyncsim.study.ranking import Measure, at_the_edge, marks, order_columns, spread, verdict
-
-    measure, texts = Measure("time_to_target", title="time (s)"), []
-    titles = {
-        "learning_rate": "rate",
-        "first_touch": "first touch (s)",
-        "simulated_seconds": "in all (s)",
-        "final_loss": "minibatch loss",
-    }
+def _times_text(times: pd.DataFrame, config: Config) -> str:
+    measure, texts = Measure("time_to_target"), []
     for (workers, method), group in times.groupby(["workers", "method"], sort=False):
         table = group.reset_index(drop=True)
         one = table["window"].nunique() == 1
         names = [row.policy if one else f"{row.policy} with window {row.window}" for row in table.itertuples()]
-        place, *intervals = order_columns(table).items()
-        shown = table[["policy", "window", "learning_rate"]].copy()
-        shown.insert(0, *place)
-        shown[measure.shown] = spread(table, measure.name)
-        shown = shown.assign(**dict(intervals))
-        for name in ("reached", "diverged"):
-            shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-        rest = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
-        shown = shown.assign(**{name: table[name] for name in rest if name in table})
-        if one:
-            shown = shown.drop(columns="window")
-        shown = shown.rename(columns={name: titles.get(name, name.replace("_", " ")) for name in shown})
+        by = ["policy", *([] if one else ["window"]), "learning_rate"]
+        more = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
         edge = at_the_edge(table, config.tune, names)
         texts.append(
             f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.held()}\n"
-            f"{table_text(shown, file=TIMES)}\n{marks(table)}\n{verdict(table, names, measure, 'policy')}"
+            f"{ranked_text(table, by, measure, more, TIMES)}\n{verdict(table, names, measure, 'policy')}"
             + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)

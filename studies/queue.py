@@ -9,16 +9,15 @@ At paper scale about 230,000 commits of MNIST's network: twenty minutes on two c
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from asyncsim.base.console import table_text
-from asyncsim.base.files import write_csv
+import pandas as pd
+
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import Discipline, LawLike, MethodLike
-from asyncsim.study.finished import Finished, read, report
+from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.traces.trace_summary import per_worker
 
 #: The table of the workers, and its columns besides those that tell the traces apart.
 _RANKS = "ranks.csv"
@@ -56,15 +55,11 @@ def run(config: Config) -> Result:
         return run_cells("queue", config, sweep(config, grid), _conclude)
 
 
-def ranks(finished: Finished) -> "pd.DataFrame":
+def ranks(finished: Finished) -> pd.DataFrame:
     """Return one row per trace and worker: its share of the commits, mean staleness and mean wait (s).
 
     All commits count, those at the start too.
     """
-    import pandas as pd
-
-    from asyncsim.traces.trace_summary import per_worker
-
     tables = []
     for row in finished.summary.drop_duplicates("trace_file").to_dict("records"):
         table = per_worker(finished.trace(row["trace_file"]), warm_up=0).rename(columns=_COLUMNS)
@@ -73,9 +68,8 @@ def ranks(finished: Finished) -> "pd.DataFrame":
     return pd.concat(tables, ignore_index=True)
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     table = ranks(read(folder, "queue"))
-    write_csv(folder / _RANKS, table)
     lowest = table["worker"] < table["workers"] / 2
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
     # Of a worker that never commits there is nothing to average.
@@ -86,5 +80,5 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     ].sum()
     means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
     shown = means.join(sums[["share", "never_commit"]] / table["seed"].nunique())
-    print(f"means over commits; never_commit: workers without any\n{table_text(shown.reset_index())}\n")
-    report("queue", folder, summary, ("workers", "discipline", "method"))
+    text = f"means over commits; never commit: workers without any\n{text_of(shown.reset_index())}\n"
+    present(folder, {_RANKS: table}, text, outcomes(folder, summary, ("workers", "discipline", "method")))

@@ -12,20 +12,23 @@ import functools
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from asyncsim.base.console import counted, note, table_text
-from asyncsim.base.files import write_csv
+import numpy as np
+import optax
+import pandas as pd
+
+from asyncsim.base.console import counted, note
+from asyncsim.clusters.policy import barrier
+from asyncsim.methods import METHODS, Timing, averaging
+from asyncsim.problems import Problem
+from asyncsim.problems.problem import measures
+from asyncsim.study.cell import Cell
+from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import LawLike, MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read
+from asyncsim.study.finished import present, read
+from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, check_rates
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.problems import Problem
-    from asyncsim.study.cell import Cell
 
 #: The table of each method at its best learning rate, beside the summary of all runs.
 TABLE = "replicas.csv"
@@ -55,10 +58,8 @@ class Config(StudyConfig):
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed for each timing."""
 
-    def goal(self, problem: "Problem") -> Target:
+    def goal(self, problem: Problem) -> Target:
         """Return what is to be reached."""
-        from asyncsim.problems.problem import measures
-
         of = "test_accuracy" if "test_accuracy" in measures(problem) else "train_loss"
         usual = 0.975 if of == "test_accuracy" else 0.3
         return Target(usual if self.target is None else self.target, of)
@@ -81,7 +82,7 @@ def run(config: Config) -> Result:
         return run_cells("replicas", config, cells, functools.partial(_conclude, config, goal))
 
 
-def results_table(folder: Path) -> "pd.DataFrame":
+def results_table(folder: Path) -> pd.DataFrame:
     """Return a row per method at its best learning rate, in the order of the study.
 
     Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
@@ -89,10 +90,6 @@ def results_table(folder: Path) -> "pd.DataFrame":
     infinite if a seed did not meet it), ``test_error``, ``test_loss`` and ``train_loss`` at the end, as far as they are
     measured, and ``rounds`` and ``simulated_seconds`` of the whole run.
     """
-    import numpy as np
-
-    from asyncsim.study.ranking import Measure, means, tuned
-
     finished = read(folder, "replicas")
     summary = finished.summary
     goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
@@ -111,13 +108,8 @@ def results_table(folder: Path) -> "pd.DataFrame":
     return table.assign(test_error=1 - table["test_error"]) if "test_error" in table else table
 
 
-def _complete(cell: "Cell") -> "Cell":
+def _complete(cell: Cell) -> Cell:
     """Return a cell with data-parallel SGD, and with Nesterov momentum in the methods that take an optimizer."""
-    import optax
-
-    from asyncsim.clusters.policy import barrier
-    from asyncsim.methods import METHODS, Timing, averaging
-
     rate, momentum = cell.config.learning_rate, cell.config.momentum
     methods = [*cell.methods, averaging(rate)._replace(name=PARALLEL, timing=Timing(window=1, policy=barrier()))]
     if cell.config.optimizer is None:
@@ -129,20 +121,12 @@ def _complete(cell: "Cell") -> "Cell":
     return cell._replace(methods=methods)
 
 
-def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
-    from asyncsim.study.ranking import at_the_edge
-
+def _conclude(config: Config, goal: Target, folder: Path, summary: pd.DataFrame) -> None:
     table = results_table(folder)
-    write_csv(folder / TABLE, table)
-    figures("replicas").draw(folder)
-    shown = table.drop(columns=["seeds", "diverged"])
-    shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
-    titles = {name: name.removesuffix("_to_target").replace("_", " ") for name in shown if name.endswith("_to_target")}
-    titles |= {"time_to_target": "time (s)", "rounds": "rounds in all", "simulated_seconds": "in all (s)"}
-    shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
-    print(
-        f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications; gradients, "
-        f"rounds of communication and time until {goal}\n{table_text(shown)}"
-    )
+    workers = f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications"
+    rounds = Column("rounds", "rounds in all")
+    columns = [rounds if name == "rounds" else name for name in table if name not in ("seeds", "diverged")]
+    text = f"{workers}; gradients, rounds of communication and time until {goal}\n{text_of(table, columns)}"
+    present(folder, {TABLE: table}, text)
     if edge := at_the_edge(table, config.tune, table["method"]):
         note(edge)

@@ -9,24 +9,23 @@ figure. Data that differ among workers: --problem "digits(dirichlet=0.1)".
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.calls import Call, read
 from asyncsim.base.console import counted, note, table_text
-from asyncsim.base.errors import InputError, require_count, require_fraction, require_list, require_positive
-from asyncsim.base.files import write_csv
+from asyncsim.base.errors import InputError, require_count, require_fraction, require_positive
+from asyncsim.byzantine.aggregation import parse_rule
+from asyncsim.byzantine.attacks import Attack, parse_attack
+from asyncsim.methods import Method, robust
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import figures
-from asyncsim.study.sweep import Result, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.byzantine.attacks import Attack
-    from asyncsim.methods import Method
-    from asyncsim.study.cell import Cell
+from asyncsim.study.finished import present
+from asyncsim.study.finished import read as finished_of
+from asyncsim.study.ranking import Measure, at_the_edge, tuned
+from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 
 #: Accuracies of all runs, means over the seeds; and each rule's worst cases at its best rate.
 ACCURACY, WORST = "accuracy.csv", "worst.csv"
@@ -66,9 +65,7 @@ class Config(StudyConfig):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         for name in ("rules", "attacks", "tune", *(("byzantine",) if self.byzantine is not None else ())):
-            given = require_list(name, getattr(self, name))
-            if len(set(given)) < len(given):
-                raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
+            check_values(name, getattr(self, name))
         for count in self.counts:
             require_count("byzantine", count)
         for rate in self.tune:
@@ -101,10 +98,8 @@ def run(config: Config) -> Result:
         return run_cells("robustness", config, cells, conclude)
 
 
-def _method(config: Config, base: "Cell", text: str, count: int) -> "Method":
+def _method(config: Config, base: Cell, text: str, count: int) -> Method:
     """Return a rule's method at a rate, made for so many Byzantine workers; its name is the rule's text."""
-    from asyncsim.byzantine.aggregation import parse_rule
-    from asyncsim.methods import robust
 
     def rule_for(f: int) -> str:
         return _with(text, "rules", lambda name: f if name == "f" else None)
@@ -138,7 +133,7 @@ def _with(text: str, option: str, value: Any) -> str:
     return str(filled(call))
 
 
-def _cell(base: "Cell", count: int, attack: str, methods: "list[Method]") -> "Cell":
+def _cell(base: Cell, count: int, attack: str, methods: list[Method]) -> Cell:
     """Return a cell of a number of Byzantine workers that make an attack."""
     values = {"byzantine": count, "attack": attack, **base.values}
     config = base.config
@@ -148,10 +143,8 @@ def _cell(base: "Cell", count: int, attack: str, methods: "list[Method]") -> "Ce
     return base._replace(name=name, values=values, config=config, methods=methods)
 
 
-def _attack(text: str, count: int) -> "Attack":
+def _attack(text: str, count: int) -> Attack:
     """Return an attack by so many workers from its text without them."""
-    from asyncsim.byzantine.attacks import parse_attack
-
     call = read(text, "an attack", "alie")
     if not isinstance(call, Call):
         raise InputError(f"attacks = {text!r}: must be an attack without its workers, alie say")
@@ -173,7 +166,7 @@ def _require_attacks(config: Config) -> None:
             raise InputError(f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack")
 
 
-def scored(summary: "pd.DataFrame") -> "pd.DataFrame":
+def scored(summary: pd.DataFrame) -> pd.DataFrame:
     """Give diverged runs an accuracy of 0 and count them as finished: a worst case is one of accuracy.
 
     The added column ``diverged`` tells them.
@@ -183,17 +176,15 @@ def scored(summary: "pd.DataFrame") -> "pd.DataFrame":
     return summary.assign(diverged=diverged, test_accuracy=accuracy, status="finished")
 
 
-def worst_runs(runs: "pd.DataFrame") -> "pd.DataFrame":
+def worst_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Select the runs of each method and number of Byzantine workers under the worst attack, at the best rate for it.
 
     ``runs``: those of `scored`. The rule is that of `asyncsim.study.ranking.tuned`.
     """
-    from asyncsim.study.ranking import Measure, tuned
-
     return tuned(runs, ["method", "byzantine"], Measure("test_accuracy", "most"), cases=["attack"])
 
 
-def accuracy_table(runs: "pd.DataFrame") -> "pd.DataFrame":
+def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the accuracy of each method, attack, number of Byzantine workers and rate, means over the seeds.
 
     ``runs``: those of `scored`. Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``,
@@ -205,10 +196,8 @@ def accuracy_table(runs: "pd.DataFrame") -> "pd.DataFrame":
     ).reset_index()
 
 
-def _weights(folder: Path, runs: "pd.DataFrame") -> list[float]:
+def _weights(folder: Path, runs: pd.DataFrame) -> list[float]:
     """Return how much Byzantine messages counted, over their part of all, in the runs of each worst case."""
-    from asyncsim.study.finished import read as finished_of
-
     finished, weights = finished_of(folder, "robustness"), []
     for (_, byzantine), rows in runs.groupby(["method", "byzantine"], sort=False):
         commits = [finished.run(name).commits for name in rows["run_folder"]]
@@ -218,30 +207,27 @@ def _weights(folder: Path, runs: "pd.DataFrame") -> list[float]:
     return weights
 
 
-def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
     if "test_accuracy" not in summary:
         raise InputError("problem: has no test accuracy to compare rules by; choose digits or mnist")
-    from asyncsim.study.ranking import at_the_edge
 
     runs = scored(summary)
     attacks = zip(runs["attack"], runs["byzantine"], strict=True)
     weak = [attack != NONE and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
     at_worst = worst_runs(runs[~np.array(weak)])
     worst = accuracy_table(at_worst).assign(chosen=_weights(folder, at_worst))
-    write_csv(folder / ACCURACY, accuracy_table(runs))
-    write_csv(folder / WORST, worst)
-    figures("robustness").draw(folder)
     shown = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
     table = shown.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
     table.columns = ["no attack", *(f"{count} Byzantine" for count in table.columns[1:])]
     table["no attack"] = [text.removesuffix(f" {NONE}") for text in table["no attack"]]
     last = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")["chosen"]
     table["their weight"] = last.reindex(table.index)
-    print(
+    text = (
         f"{counted(config.workers, 'worker')}, {config.steps} rounds: accuracy on the test data in the worst case over "
         "the attacks, each rule at its best rate\ntheir weight: how much a Byzantine message counted at the last, "
         f"relative to an equal share\n{table_text(table.reset_index())}"
     )
+    present(folder, {ACCURACY: accuracy_table(runs), WORST: worst}, text)
     names = [f"{row.method} with {row.byzantine} Byzantine" for row in worst.itertuples()]
     if edge := at_the_edge(worst, config.tune, names):
         note(edge)

@@ -15,18 +15,21 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import pandas as pd
 
 from asyncsim.base.console import table_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles, hybrid_bytes
 from asyncsim.clusters.laws import Gamma
+from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
-from asyncsim.study.finished import figures
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.study.columns import Column, text_of
+from asyncsim.study.finished import present
+from asyncsim.study.sweep import check_values
+from asyncsim.theory import barrier_time
 
 #: Files beside the summary: the layers, the published speed-ups, and overheads that may explain them.
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
@@ -71,13 +74,10 @@ class Config:
 
     def check(self) -> None:
         """Check the options."""
-        if not self.nodes:
-            raise InputError("nodes: none given; give one or more")
+        check_values("nodes", self.nodes)
         for count in self.nodes:
             if require_count("nodes", count) > _MOST_NODES:
                 raise InputError(f"nodes = {count}: must be at most {_MOST_NODES:,}")
-        if len(set(self.nodes)) < len(self.nodes):
-            raise InputError(f"nodes = {', '.join(map(str, self.nodes))}: one comes twice; give each once")
         require_count("examples", self.examples)
         require_positive("flops", self.flops, "operations/s")
         require_positive("bandwidth", self.bandwidth, "bytes/s")
@@ -86,12 +86,8 @@ class Config:
             raise InputError(f"overlap = {self.overlap:g}: is a part; give at most 1")
 
 
-def run(config: Config) -> "pd.DataFrame":
+def run(config: Config) -> pd.DataFrame:
     """Run the study; return its summary, a row per number of nodes and way to divide the work."""
-    import pandas as pd
-
-    from asyncsim.pages.page import on_a_page
-
     config.check()
     layers = NETWORKS[config.network]
     with results.new_folder(config.out, "scaling") as folder:
@@ -114,20 +110,17 @@ def run(config: Config) -> "pd.DataFrame":
         results.write_made(folder)
         results.remember(folder)
         with on_a_page(folder):
-            figures("scaling").draw(folder)
-            print(_text(config, tables[-1], summary, published))
+            present(folder, {}, _text(config, tables[-1], summary, published))
     results.say_written(folder)
     return summary
 
 
-def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> "pd.DataFrame":
+def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
     """Return one row per layer in the order of the forward pass.
 
     Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, as many as nodes where the layer is data parallel;
     ``computing`` (s), ``bytes`` that each node moves, ``communicating`` (s) and ``bubble`` (s).
     """
-    import pandas as pd
-
     minibatch = nodes * config.examples
     seconds = [_PASSES * layer.operations * config.examples / config.flops for layer in layers]
     groups = [
@@ -153,7 +146,7 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
     )
 
 
-def _iteration(config: Config, table: "pd.DataFrame") -> dict[str, object]:
+def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
     """Return the row of the summary for the layers of one cluster."""
     computing, bubble, nodes = table["computing"].sum(), table["bubble"].sum(), int(table["nodes"].iloc[0])
     efficiency = computing / (computing + bubble)
@@ -170,16 +163,12 @@ def _iteration(config: Config, table: "pd.DataFrame") -> dict[str, object]:
     }
 
 
-def explanations() -> "pd.DataFrame":
+def explanations() -> pd.DataFrame:
     """Return the speed-ups that overheads per iteration predict, each with one constant fitted at 64 nodes.
 
     An overhead is relative to the time that a node computes. Columns: ``overhead``, how it grows; ``constant``, fitted;
     ``nodes``; ``speed_up``, at 64 nodes the published one by construction.
     """
-    import pandas as pd
-
-    from asyncsim.theory import barrier_time
-
     fitted, speed_up = _FITTED
     growths: dict[str, Callable[[int], float]] = {
         "bandwidth: constant": lambda count: 1.0,
@@ -200,17 +189,18 @@ def explanations() -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
-def _text(config: Config, layers: "pd.DataFrame", summary: "pd.DataFrame", published: "pd.DataFrame") -> str:
+def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame) -> str:
     """Return what the study prints."""
-    import pandas as pd
-
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
     by_stage = merged.groupby("stage", sort=False)[["computing", "bytes", "communicating", "bubble"]].sum()
     by_stage.insert(0, "groups", merged.groupby("stage", sort=False)["groups"].min())
     by_stage[["computing", "communicating", "bubble"]] *= 1e3
     by_stage["bytes"] /= 1e6
-    titles = {name: f"{name} (ms)" for name in ("computing", "communicating", "bubble")} | {"bytes": "MB a node"}
+    columns: list[str | Column] = [
+        *(Column("stage", "layer"), "groups", Column("computing", "computing (ms)"), Column("bytes", "MB a node")),
+        *(Column(name, f"{name} (ms)") for name in ("communicating", "bubble")),
+    ]
     wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
     shown = {
         f"{what.replace('_', '-')}, {way}": wide[what, way]
@@ -221,13 +211,13 @@ def _text(config: Config, layers: "pd.DataFrame", summary: "pd.DataFrame", publi
     implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[[64, 128]]
     implied = implied.reset_index().rename(columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"})
     implied = implied.sort_values("at 128 (published: 90)", ascending=False)
-    points = published.rename(columns={"speed_up": "speed-up"}).drop(columns="examples")
+    points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
     return (
         f"{config.network}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
         f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, hybrid\n"
-        f"{table_text(by_stage.rename(columns=titles).reset_index(names='layer'))}\n\n{table_text(table)}\n\n"
-        f"published (Das et al. 2016)\n{table_text(points)}\n\n"
+        f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}\n\n"
+        f"published (Das et al. 2016)\n{text_of(published, points)}\n\n"
         "what the two points of VGG-A imply: both have 4 examples a node, so that a node computes and moves as much at "
         "64 as at 128. Bandwidth alone predicts one efficiency for both; the second needs iterations "
         f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:\n"

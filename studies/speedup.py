@@ -15,21 +15,20 @@ MNIST's network, most of small batches: half an hour to an hour on two cores.
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from asyncsim.base.console import note, table_text
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.clusters.laws import as_law, scaled
+from asyncsim.study.cell import Cell, commits_within
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike
-from asyncsim.study.finished import Finished, read, report
+from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.study.target import Target, until_target
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.study.cell import Cell
+from asyncsim.study.target import Target
 
 #: How much sooner more workers met the target, beside the summary of all runs.
 TABLE = "speedup.csv"
@@ -120,7 +119,7 @@ def run(config: Config) -> Result:
         return run_cells("speedup", config, cells, conclude)
 
 
-def _that_divide(cells: "list[Cell]") -> "list[Cell]":
+def _that_divide(cells: list[Cell]) -> list[Cell]:
     """Return the cells; of several workers without the methods of one, which would leave most of a batch uncomputed."""
     alone = [method.name for method in cells[0].methods if method.timing.workers == 1]
     several = [cell for cell in cells if cell.cluster.workers > 1]
@@ -136,7 +135,7 @@ def _that_divide(cells: "list[Cell]") -> "list[Cell]":
     return [cell for cell in kept if cell.methods]
 
 
-def speedups(finished: Finished, target: float) -> "pd.DataFrame":
+def speedups(finished: Finished, target: float) -> pd.DataFrame:
     """Return how much sooner more workers met a target: a row for each method and number of workers.
 
     Columns: ``method``, ``workers``, ``batch_size``, ``seeds``, ``target``, ``reached`` (seeds that met it),
@@ -144,45 +143,32 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     ``most_time`` of the seeds, and ``speedup``, that time of the fewest workers whose seeds all met it over this one;
     NaN of those that did not.
     """
-    import numpy as np
-    import pandas as pd
-
-    rows = []
-    for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
-        times = group["time_to_target"]
-        rows.append(
-            {
-                "method": method,
-                "workers": workers,
-                "batch_size": group["batch_size"].iloc[0],
-                "seeds": len(times),
-                "target": target,
-                **until_target(times),
-                "least_time": min(times),
-                "most_time": max(times),
-            }
-        )
-    table = pd.DataFrame(rows).sort_values(["method", "workers"], kind="stable", ignore_index=True)
+    table = finished.summary.groupby(["method", "workers"], as_index=False).agg(
+        batch_size=("batch_size", "first"),
+        seeds=("seed", "size"),
+        reached=("time_to_target", lambda seconds: np.isfinite(seconds).sum()),
+        time_to_target=("time_to_target", "mean"),
+        least_time=("time_to_target", "min"),
+        most_time=("time_to_target", "max"),
+    )
+    table.insert(4, "target", target)
     finite = table["time_to_target"].where(np.isfinite(table["time_to_target"]))
     return table.assign(speedup=finite.groupby(table["method"]).transform("first") / finite)
 
 
-def _conclude(target: float, divided: bool, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame) -> None:
     table = speedups(read(folder, "speedup"), target)
-    write_csv(folder / TABLE, table)
-    shown = table[["method", "workers", "batch_size", "reached", "time_to_target", "speedup"]]
-    shown = shown.rename(columns={"time_to_target": "time (s)"})
-    shown["reached"] = [f"{row.reached} of {row.seeds}" for row in table.itertuples()]
-    print(f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it")
-    print(table_text(shown))
-    if divided and table["batch_size"].nunique() > 1:
-        print("a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps")
-    print()
-    report("speedup", folder, summary, ("workers", "batch_size", "method"))
+    steps = "a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps"
+    present(
+        folder,
+        {TABLE: table},
+        f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it",
+        text_of(table, ("method", "workers", "batch_size", "reached", "time_to_target", "speedup")),
+        steps if divided and table["batch_size"].nunique() > 1 else "",
+        f"\n{outcomes(folder, summary, ('workers', 'batch_size', 'method'))}",
+    )
 
 
-def _long_enough(cell: "Cell", seconds: float) -> "Cell":
+def _long_enough(cell: Cell, seconds: float) -> Cell:
     """Return a cell with as many steps as its cluster makes in some simulated seconds."""
-    from asyncsim.study.cell import commits_within
-
     return cell.with_options(steps=max(1, commits_within(cell.cluster, seconds) // cell.cluster.workers))

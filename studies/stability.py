@@ -18,20 +18,22 @@ which --limits adds there, take three to six more.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from asyncsim.base.calls import write
 from asyncsim.base.console import counted, note, number_text, tell
 from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.replays.replay import replay
+from asyncsim.replays.run import Run
+from asyncsim.simulation.simulate import simulate
+from asyncsim.study.cell import Cell
 from asyncsim.study.finished import read, report
 from asyncsim.study.jobs import Job, Tables, measurement
+from asyncsim.study.outcome import FINAL_SHARE
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.runs.run import Run
-    from asyncsim.study.cell import Cell
 
 #: The limits, and the runs that they follow from.
 TABLES = ("limits.csv", "limit_runs.csv")
@@ -124,7 +126,7 @@ def _counts(most: int) -> list[int]:
     return sorted({max(1, round(most * 2 ** (-power / 4))) for power in powers})
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     if (folder / TABLES[0]).exists():
         finished = read(folder, "stability")
         print(f"{limits_report(finished.config['problem'], finished.table(TABLES[0]))}\n")
@@ -134,7 +136,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
                 f"{', '.join(slow)}: not stable with fewer workers, or at a lower rate, than somewhere where stable; "
                 "limits take stability to end once: where runs are too short to learn, give more steps"
             )
-    report("stability", folder, summary, ("learning_rate", "method", "workers"))
+    report(folder, summary, ("learning_rate", "method", "workers"))
 
 
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
@@ -167,7 +169,7 @@ class Search(NamedTuple):
 
 
 def searches(
-    cells: "Mapping[tuple[int, float], Cell]", counts: Sequence[int], rates: Sequence[float], **at: Sequence[Any]
+    cells: Mapping[tuple[int, float], Cell], counts: Sequence[int], rates: Sequence[float], **at: Sequence[Any]
 ) -> list[Search]:
     """Return the bisections over ``counts`` of workers ``at`` each ``learning_rate``, then those over ``rates``.
 
@@ -244,10 +246,7 @@ def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]
     return dict(zip(TABLES, ([limits], tried), strict=True))
 
 
-def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
-    from asyncsim.replays.replay import replay
-    from asyncsim.simulation.simulate import simulate
-
+def _try(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
     config, (method,) = cell.config, cell.methods
     cluster, commits = cell.own(method)
     trace = simulate(cluster, commits, seed)
@@ -269,13 +268,11 @@ def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
     return {**row, "first_loss": first, "final_loss": last, "stable": stable}
 
 
-def too_slow(tried: "pd.DataFrame") -> list[str]:
+def too_slow(tried: pd.DataFrame) -> list[str]:
     """Return the methods that are stable with more workers, or at a higher rate, than somewhere where they are not.
 
     There they may be too slow to learn in so many steps, and bisection, which takes stability to end once, be wrong.
     """
-    import numpy as np
-
     found = []
     for method, runs in tried.groupby("method", sort=False):
         stable = runs.groupby(["workers", "learning_rate"])["stable"].all()
@@ -285,10 +282,8 @@ def too_slow(tried: "pd.DataFrame") -> list[str]:
     return found
 
 
-def limits_report(problem: str, table: "pd.DataFrame") -> str:
+def limits_report(problem: str, table: pd.DataFrame) -> str:
     """Return ``limits.csv`` as the study prints it, with what its signs mean in a line of their own."""
-    import pandas as pd
-
     shown = pd.DataFrame([_told(row) for row in table.to_dict("records")])
     seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # a search that failed has none
     told = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
@@ -300,7 +295,6 @@ def limits_report(problem: str, table: "pd.DataFrame") -> str:
 
 def _told(row: Mapping[Any, Any]) -> dict[str, str]:
     """Return the texts of a row of ``limits.csv``; none of the missing values stands for another."""
-    import pandas as pd
 
     def text(value: Any) -> str:
         return f"{value:,.0f}" if row["question"] == "workers" else number_text(value)
@@ -316,10 +310,8 @@ def _told(row: Mapping[Any, Any]) -> dict[str, str]:
     return dict(zip(names, (row["method"], question, at, *ends), strict=True))
 
 
-def first_and_last(run: "Run", commits: int) -> tuple[float, float]:
+def first_and_last(run: Run, commits: int) -> tuple[float, float]:
     """Return the mean minibatch loss of the workers' first steps, and of the last tenth of a trace."""
-    from asyncsim.study.outcome import FINAL_SHARE
-
     loss = run.commits["loss"]
     first = loss[run.commits["worker_step"] == 0].mean()
     return float(first), float(loss.tail(max(1, round(FINAL_SHARE * commits))).mean())

@@ -8,20 +8,20 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
+from asyncsim.methods import Method
+from asyncsim.study.cell import timings
 from asyncsim.study.config import StudyConfig
-from asyncsim.study.finished import Known, beside, figures, trace_means
+from asyncsim.study.finished import Known, beside, present, trace_means
+from asyncsim.study.outcome import averaged, outcome_table
 from asyncsim.study.sweep import Result, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.methods import Method
-    from asyncsim.theory import StalenessTheory
+from asyncsim.theory import StalenessTheory, queue_theory, saturating_workers, staleness_theory, throughput_theory
+from asyncsim.traces.trace_summary import IN_WORDS
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,8 @@ def run(config: Config) -> Result:
         return run_cells("staleness", config, [cell], conclude)
 
 
-def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:
+def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame) -> str:
     """Return the tables that the study prints: each timing against theory, and the methods side by side."""
-    from asyncsim.study.cell import timings
-    from asyncsim.study.outcome import averaged, outcome_table
-
     groups = timings(cluster, methods)
     lines = []
     for timing, names in groups.items():
@@ -56,21 +53,13 @@ def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "
     return "\n".join([*lines, f"{problem}, {averaged(summary)}", outcome_table(summary)])
 
 
-def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(cluster: Cluster, methods: list[Method], problem: str, folder: Path, summary: pd.DataFrame) -> None:
     """Draw the figures and print the tables of the runs that there are."""
-    figures("staleness").draw(folder)
-    print(report(cluster, methods, problem, summary))
+    present(folder, {}, report(cluster, methods, problem, summary))
 
 
-def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
+def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Return name, measured value and theory of each quantity of the traces."""
-    from asyncsim.theory import (
-        queue_theory,
-        saturating_workers,
-        staleness_theory,
-        throughput_theory,
-    )
-
     mean = trace_means(traces, cluster.workers)
     steps = mean["steps"]
     expected = staleness_theory(cluster, computations=steps)
@@ -102,15 +91,13 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     return [("", "measured", "theory, in the long run"), *rows]
 
 
-def _other_shares(mean: "pd.Series") -> list[tuple[str, str, str]]:
+def _other_shares(mean: pd.Series) -> list[tuple[str, str, str]]:
     """Return what workers do beside computing, and in which part of their time, where that is not next to nothing."""
-    from asyncsim.traces.trace_summary import IN_WORDS
-
     shares = ((doing, mean[f"{phase}_share"]) for phase, doing in IN_WORDS.items() if phase != "computing")
     return [(f"  {doing}", f"{share:.3f}", "") for doing, share in shares if share >= LEAST_SHARE]
 
 
-def _mean(expected: "StalenessTheory", traces: "pd.DataFrame") -> str:
+def _mean(expected: StalenessTheory, traces: pd.DataFrame) -> str:
     low, high = expected.mean_bounds
     if high == float("inf"):
         return ""
@@ -120,7 +107,7 @@ def _mean(expected: "StalenessTheory", traces: "pd.DataFrame") -> str:
     return f"{round(low, 2):g} ({expected.mean_law}{', counting workers that never commit' if starved else ''})"
 
 
-def _spread(expected: "StalenessTheory") -> str:
+def _spread(expected: StalenessTheory) -> str:
     if expected.std is None:
         return ""
     return f"{expected.std:.2f} ({expected.law}{'' if expected.queue_free else ', without the queue'})"

@@ -8,20 +8,19 @@ GPU; small scale is the perceptron of the digits.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jax
+import pandas as pd
 
 from asyncsim.base.console import tensor_label
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.base.files import write_csv
+from asyncsim.methods.check import check_method
+from asyncsim.replays.run import Run
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.runs.run import Run
-    from asyncsim.study.cell import Cell
 
 TABLE = "tensors.csv"
 #: Parts of a run in the printed table.
@@ -80,18 +79,14 @@ def run(config: Config) -> Result:
         return run_cells("tensors", config, cells, _conclude)
 
 
-def _require_pi(cell: "Cell") -> None:
-    import jax
-
-    from asyncsim.methods.check import check_method
-
+def _require_pi(cell: Cell) -> None:
     params = jax.eval_shape(cell.problem.init, jax.random.key(0))
     for method in cell.methods:
         if "pi" not in check_method(method, params):
             raise InputError(f"methods = {method.name!r}: has no diagnostic pi, which this study is of; choose gem")
 
 
-def medians(run: "Run") -> "pd.DataFrame":
+def medians(run: Run) -> pd.DataFrame:
     """Return the median of pi of each tensor at each diagnosed commit of a run.
 
     ``commit`` counts server updates; tensors are in the network's order.
@@ -106,7 +101,7 @@ def medians(run: "Run") -> "pd.DataFrame":
     return table
 
 
-def report(table: "pd.DataFrame") -> str:
+def report(table: pd.DataFrame) -> str:
     """Return the mean of the medians over each quarter of the runs, of each tensor."""
     ends = table.groupby(["workers", "method"])["commit"].transform("max") + 1
     quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
@@ -117,9 +112,7 @@ def report(table: "pd.DataFrame") -> str:
     return shown.to_string(index=False, float_format="{:.3f}".format, na_rep="-")
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     """Write and print the medians, and draw the figures of the runs that there are."""
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
-    write_csv(folder / TABLE, table)
-    print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
-    draw("tensors", folder)
+    present(folder, {TABLE: table}, f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")

@@ -11,19 +11,28 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import note, number_text, table_text, tell
+from asyncsim.base.console import note, number_text, tell
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.base.files import write_csv, write_json
+from asyncsim.benchmark import contenders, turns
+from asyncsim.benchmark.usual_model import UsualModel
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant, Gamma
+from asyncsim.methods import METHODS
+from asyncsim.pages.page import on_a_page
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.finished import figures
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.study.columns import Column, text_of
+from asyncsim.study.finished import present
+from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn", "mlp")
+#: Titles of columns that are not their names.
+_TITLES = {"per_second_min": "least", "per_second_max": "most"}
 #: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
 MOST_MLP_WORKERS = 100
 #: Visits of a trace: at least so many, and so many for each worker.
@@ -50,12 +59,10 @@ class Config:
     """Folder for the results, new or empty; None: results/throughput, then results/throughput-2, ..."""
 
 
-def run(config: Config) -> "pd.DataFrame":
+def run(config: Config) -> pd.DataFrame:
     """Run the study; return its summary, a row per case and contender (see `asyncsim.benchmark.turns.COLUMNS`)."""
     tasks, workers, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
-        import pandas as pd
-
         options = {**asdict(config), "tasks": tasks, "workers": workers, "methods": methods}
         options.pop("out")
         write_json(folder / results.CONFIG, {"study": "throughput", **options})
@@ -65,24 +72,20 @@ def run(config: Config) -> "pd.DataFrame":
             parts.append(part)
             summary = pd.concat(parts, ignore_index=True)
             write_csv(folder / results.SUMMARY, summary)
-        from asyncsim.pages.page import on_a_page
 
         results.write_made(folder)
         results.remember(folder)
         with on_a_page(folder):
-            figures("throughput").draw(folder)
-            named = {"per_second": "per second", "per_second_min": "least", "per_second_max": "most"}
-            shown = summary.drop(columns="amount").rename(columns=named)
-            print("ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most")
-            print(f"{table_text(shown)}\n\n{verdict(summary)}")
+            named = {name: Column(name, title) for name, title in _TITLES.items()}
+            columns = [named.get(name, name) for name in summary if name != "amount"]
+            text = "ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most"
+            present(folder, {}, text, text_of(summary, columns), f"\n{verdict(summary)}")
     results.say_written(folder)
     return summary
 
 
 def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     """Return the tasks, the numbers of workers and the methods; note what is left out."""
-    from asyncsim.methods import METHODS
-
     tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
     made = {name: make() for name, make in METHODS.items()}
     several = [name for name, one in made.items() if one.timing.workers is None and not (one.mix or one.meet)]
@@ -90,15 +93,9 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
     workers = [require_count("workers", count) for count in workers]
-    for name, values, remedy in (
-        ("tasks", tasks, f"choose from {', '.join(TASKS)}"),
-        ("methods", methods, "choose from downpour, gem, all"),
-        ("workers", workers, "give at least one number"),
-    ):
-        if not values:
-            raise InputError(f"{name}: none given; {remedy}")
-        if len(set(values)) < len(values):
-            raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+    check_values("tasks", tasks, f"choose from {', '.join(TASKS)}")
+    check_values("methods", methods, "choose from downpour, gem, all")
+    check_values("workers", workers, "give at least one number")
     require_count("repeats", config.repeats)
     require_positive("seconds", config.seconds, "s")
     if "mlp" in tasks and min(workers) > MOST_MLP_WORKERS:
@@ -110,14 +107,8 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     return tasks, workers, methods
 
 
-def _measure(tasks: list[str], workers: list[int], methods: list[str], config: Config) -> "Iterator[pd.DataFrame]":
+def _measure(tasks: list[str], workers: list[int], methods: list[str], config: Config) -> Iterator[pd.DataFrame]:
     """Measure case by case; yield the summary of each."""
-    from asyncsim.benchmark import contenders, turns
-    from asyncsim.benchmark.usual_model import UsualModel
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.clusters.laws import Constant, Gamma
-    from asyncsim.simulation.simulate import simulate
-
     torch_loop = None
     if tasks != ["trace"] and importlib.util.find_spec("torch") is not None:
         torch_loop = importlib.import_module("asyncsim.benchmark.pytorch").TorchLoop
@@ -145,7 +136,7 @@ def _measure(tasks: list[str], workers: list[int], methods: list[str], config: C
                 yield turns.measure(case, sides, config.repeats)
 
 
-def verdict(summary: "pd.DataFrame") -> str:
+def verdict(summary: pd.DataFrame) -> str:
     """Return one line: how the replay, or the simulation, compares, from the least to the most of all cases."""
     said = []
     for name, words in (

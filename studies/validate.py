@@ -14,24 +14,24 @@ study's folder with all that was recorded; --resume goes on with them.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import tyro
 
 from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.files import folder_name, plain, write_csv
+from asyncsim.calibration.prediction import extrapolate, predict
+from asyncsim.methods import Method
+from asyncsim.problems import Problem
+from asyncsim.real.agreement import agreement
 from asyncsim.real.options import RealConfig
+from asyncsim.real.supervisor import require_ray, require_timing
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.methods import Method
-    from asyncsim.problems import Problem
 
 _RECORDINGS = "recordings"
 _AGREEMENT = "agreement.csv"
@@ -81,8 +81,6 @@ def run(config: Config) -> Result:
         Passed on; what was recorded is there then, and can be gone on with.
     """
     config.check()
-    from asyncsim.real.supervisor import require_ray, require_timing
-
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     for method in methods:
@@ -105,15 +103,12 @@ def run(config: Config) -> Result:
     return run_jobs("validate", config, record, jobs, config.one_by_one(processes), _conclude)
 
 
-def _folder_of(method: "Method", seed: int) -> str:
+def _folder_of(method: Method, seed: int) -> str:
     return f"{_RECORDINGS}/{folder_name(f'{method.name}-seed{seed}')}"
 
 
-def _measured(folder: Path, config: Config, method: "Method", problem: "Problem", seed: int) -> dict[str, Any]:
+def _measured(folder: Path, config: Config, method: Method, problem: Problem, seed: int) -> dict[str, Any]:
     """Return the row of a recording, which is made, or gone on with, and compared; write its tables and figures."""
-    from asyncsim.calibration.prediction import extrapolate, predict
-    from asyncsim.real.agreement import agreement
-
     folder = folder / _folder_of(method, seed)
     recorded = config.recorded(method, problem, folder, seed, keep_states=True)
     found = agreement(recorded, method, problem)
@@ -155,14 +150,13 @@ def _said(tables: Tables) -> str:
     return f"{rate}; {row['held_to']} replay {far:.1e} away, {holds}"
 
 
-def table(summary: "pd.DataFrame") -> "pd.DataFrame":
+def table(summary: pd.DataFrame) -> pd.DataFrame:
     """Return one row per method: the largest differences of each replay, and in how many recordings the bar held."""
     far = {
         name: summary[[f"loss_{name}", f"params_{name}"]].max(axis=1).groupby(summary["method"], sort=False).max()
         for name in ("free", "perturbed", "forced")
     }
     groups = summary.groupby("method", sort=False)
-    import pandas as pd
 
     return pd.DataFrame(
         {
@@ -174,7 +168,6 @@ def table(summary: "pd.DataFrame") -> "pd.DataFrame":
     ).reset_index()
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
-    figures("validate").draw(folder)
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     shown = table(summary).to_string(index=False, float_format="{:.1e}".format)
-    print(f"replays of the recorded order: largest difference of losses and parameters\n{shown}")
+    present(folder, {}, f"replays of the recorded order: largest difference of losses and parameters\n{shown}")

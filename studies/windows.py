@@ -21,22 +21,20 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_positive
-from asyncsim.base.files import read_table, write_csv
+from asyncsim.problems.problem import measures
+from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.study.cell import Cell
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import warm_up_of
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: What the tables by workers and windows print, and its column in grid.csv.
@@ -102,8 +100,6 @@ SCALES = {
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    from asyncsim.problems.problem import measures
-
     config.check()
     if config.steps and config.epochs != SCALES[config.scale].epochs:
         note("--epochs changes nothing beside --steps")
@@ -118,7 +114,7 @@ def run(config: Config) -> Result:
         return run_cells("windows", config, cells, _conclude)
 
 
-def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame") -> float:
+def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
     """Return how much more accuracy over time one run has had than another, until the first of the two ends.
 
     ::
@@ -138,14 +134,14 @@ def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame") -> float:
     return _area(a, end) / other if other else math.nan
 
 
-def _area(run: "pd.DataFrame", end: float) -> float:
+def _area(run: pd.DataFrame, end: float) -> float:
     time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", "train_accuracy"))
     known = time < end
     time_until = np.append(time[known], end)
     return float(np.trapezoid(np.interp(time_until, time, value), time_until))
 
 
-def _say_rounded(cells: "Sequence[Cell]", epochs: float) -> None:
+def _say_rounded(cells: Sequence[Cell], epochs: float) -> None:
     """Say aloud how many clusters train for others than these epochs, and for how many the one that is furthest off."""
     found = [_epochs_of(cell) for cell in cells]
     off = sum(abs(one / epochs - 1) > _OFF for one in found)
@@ -159,30 +155,26 @@ def _say_rounded(cells: "Sequence[Cell]", epochs: float) -> None:
         )
 
 
-def _epochs_of(cell: "Cell") -> float:
+def _epochs_of(cell: Cell) -> float:
     """Return the passes through the training data that a cell makes."""
     examples = cell.config.steps * sum(cell.cluster.windows) * (cell.problem.batch_size or 1)
     return examples / cell.problem.examples
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     """Write the tables, print two of them, and draw the figures of the runs that there are."""
-    import pandas as pd
-
     finished = read(folder, "windows")
     evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
-    write_csv(folder / TABLES[0], pd.DataFrame(_grid(summary, evaluations, counts)))
+    grid = pd.DataFrame(_grid(summary, evaluations, counts))
     # Of one method there are no pairs, but still the columns.
-    write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY))
-    write_csv(folder / TABLES[2], pd.DataFrame(_staleness(summary, counts)))
-    print(report(finished))
-    draw("windows", folder, "agn")
+    efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
+    tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
+    present(folder, dict(zip(TABLES, tables, strict=True)), report(finished, grid, efficiency))
 
 
-def report(finished: Finished) -> str:
-    """Return what the study prints, made from the tables in its folder."""
-    grid = read_table(finished.folder / TABLES[0])
+def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:
+    """Return what the study prints of the accuracies at the end and of the temporal efficiencies."""
     problem, seeds = finished.config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
     told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
@@ -192,7 +184,6 @@ def report(finished: Finished) -> str:
             continue
         table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
         parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
-    efficiency = read_table(finished.folder / TABLES[1])
     if len(efficiency):
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
@@ -200,12 +191,12 @@ def report(finished: Finished) -> str:
     return "\n\n".join(parts)
 
 
-def _text(table: "pd.DataFrame", form: str = "{:.2f}") -> str:
+def _text(table: pd.DataFrame, form: str = "{:.2f}") -> str:
     return table.to_string(float_format=form.format, na_rep="-")
 
 
 def _grid(
-    summary: "pd.DataFrame", evaluations: "Mapping[str, pd.DataFrame]", counts: Mapping[str, np.ndarray]
+    summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame], counts: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
     """Yield how a method ended on each cluster, means over its seeds."""
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
@@ -224,7 +215,7 @@ def _grid(
         }
 
 
-def _efficiencies(summary: "pd.DataFrame", evaluations: "Mapping[str, pd.DataFrame]") -> Iterator[dict[str, Any]]:
+def _efficiencies(summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
     """Yield the temporal efficiency of each method over those that come after it, means over the seeds."""
     methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
@@ -241,7 +232,7 @@ def _efficiencies(summary: "pd.DataFrame", evaluations: "Mapping[str, pd.DataFra
                     yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
 
 
-def _staleness(summary: "pd.DataFrame", counts: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+def _staleness(summary: pd.DataFrame, counts: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yield which share of a cluster's commits had each staleness, over its seeds."""
     shared = summary[~summary["own_trace"]]
     for (n, window), rows in shared.groupby(["workers", "window"], sort=False):
@@ -250,10 +241,8 @@ def _staleness(summary: "pd.DataFrame", counts: Mapping[str, np.ndarray]) -> Ite
             yield {"workers": n, "window": window, "staleness": staleness, "share": share}
 
 
-def _counts(trace: "Trace") -> np.ndarray:
+def _counts(trace: Trace) -> np.ndarray:
     """Return how many commits had each staleness, after the warm-up of the trace."""
-    from asyncsim.traces.trace_summary import warm_up_of
-
     return np.bincount(trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, None) :])
 
 

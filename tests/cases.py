@@ -22,7 +22,7 @@ from asyncsim import (
     recorders,
     simulate,
 )
-from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim.methods import Applied, Method, completing, gradient_steps, present
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.replays.replay import Replay
 
@@ -105,13 +105,6 @@ PROBLEMS = {
     "cifar10, resnet20": lambda: tiny_cifar10("resnet20"),
     "cifar10, alexnet": lambda: tiny_cifar10("alexnet"),
 }
-#: Convolutions in float64 take a second per some ten gradients: short traces, and not every combination.
-HEAVY = {"cifar10, small", "cifar10, resnet20", "cifar10, alexnet"}
-#: Two examples a minibatch and no normalisation: larger steps diverge.
-GENTLE = {
-    ("downpour", "write_then_read"): lambda: methods.downpour(learning_rate=0.001),
-    ("gem", "exchange"): lambda: methods.gem(learning_rate=0.001),
-}
 METHODS = {
     "downpour": methods.downpour,
     "adaptive_staleness": methods.adaptive_staleness,
@@ -123,8 +116,6 @@ METHODS = {
     "dana_zero": lambda: methods.dana_zero(learning_rate=0.01),
     "ringleader": methods.ringleader,
 }
-#: The protocols that a method can be replayed under begin like this; all, unless stated.
-NEEDS = {"gem, paper": "read_then_write"} | dict.fromkeys(("sgd", "dana_zero", "ringleader", "lsgd"), "exchange")
 
 
 # One of each, so that what is compiled for them is compiled once.
@@ -209,6 +200,37 @@ def damped_buffer(rate=0.05):
         return jnp.zeros_like(central), jnp.int32(0)
 
     return Method("damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
+
+
+def combining(rate=0.01):
+    """Combine trees by their losses and a draw; averages of each worker's messages wait in their place."""
+
+    def message(worker, update, start, central, visit):
+        return {"update": update, "scale": jnp.ones((), update.dtype)}, worker, {}
+
+    def receive(memory, message, visit):
+        average = 0.5 * memory + message["update"]
+        return message | {"update": average}, average
+
+    def combine(server, central, messages, visits):
+        weight = jnp.where(present(messages, visits), messages["scale"] / (1 + visits.loss**2), 0)
+        step = weight @ messages["update"] / weight.sum()
+        step = step / (1 + completing(visits).worker_step.astype(step.dtype))
+        velocity = 0.5 * server + step + 0.01 * jax.random.normal(visits.key, step.shape, step.dtype)
+        return Applied(central + velocity, velocity)
+
+    return Method(
+        "combining",
+        {"rate": rate},
+        gradient_steps(rate),
+        message=message,
+        combine=combine,
+        receive=receive,
+        init_server=jnp.zeros_like,
+        init_memory=jnp.zeros_like,
+        sees_loss=True,
+        needs_key=True,
+    )
 
 
 def momentum_each(rate=0.02, mu=0.8):

@@ -1,12 +1,18 @@
 """Strict JAX for all tests: no implicit promotion between types; one device unless a test asks for more."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import Phase, settings
 
 from asyncsim.replays import programs, tuning
 
+# The same draws each time, and no time spent on a smaller example: what was drawn is in the error.
+PHASES = [Phase.explicit, Phase.generate]
+settings.register_profile("drawn", deadline=None, derandomize=True, database=None, phases=PHASES)
+settings.load_profile("drawn")
 # Before anything asks JAX for its devices.
 jax.config.update("jax_num_cpu_devices", 3)
 
@@ -80,6 +86,16 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def quick_figures(monkeypatch):
+    """Let the files of figures be of one byte, where it is not what they show that matters."""
+
+    def write(figure, file, **_):
+        file.write(b"x") if hasattr(file, "write") else Path(file).write_bytes(b"x")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", write)
+
+
+@pytest.fixture
 def anew():
     """Share no program with other tests."""
     programs._build.cache_clear()
@@ -88,6 +104,16 @@ def anew():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory):
-    """Studies that tests start as processes of their own never write to the user's cache."""
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
+def compiled_once(tmp_path_factory):
+    """Compiled programs are shared with the other processes of these tests, and never with the user's studies.
+
+    ``ASYNCSIM_TEST_CACHE`` names a folder that keeps them until the next tests, which then take half of the time.
+    """
+    base = tmp_path_factory.getbasetemp()
+    together = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(together / "compiled")
+    values = {"compilation_cache_dir": folder, "persistent_cache_min_compile_time_secs": 0}
+    values["persistent_cache_min_entry_size_bytes"] = -1
+    for name, value in values.items():
+        os.environ[f"JAX_{name.upper()}"] = str(value)  # for the processes that tests start
+        jax.config.update(f"jax_{name}", value)

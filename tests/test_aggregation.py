@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsim.base.errors import InputError
 from asyncsim.byzantine.aggregation import parse_rule
 
 RULE_TEXTS = [
@@ -137,7 +136,7 @@ def test_messages_that_are_not_there_do_not_count(text):
 
 # Messages that are mixed from the same ones are equal but for round-off, so that Krum's choice among them is free.
 @pytest.mark.parametrize("text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**16))
 def test_rules_move_with_their_messages(compiled, text, seed):
     """Permutation equivariance of all rules; translation equivariance of those without a point or norm of their own."""
@@ -218,24 +217,6 @@ def test_buckets_are_of_all_that_are_there():
     np.testing.assert_allclose(found, 1.5, rtol=1e-6)
     assert rule.largest(11) == 0
     assert parse_rule("bucketing(median(), size=2)").largest(11) == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "n", "message"),
-    [
-        ("krum(f=5)", 11, "rule = 'krum(f=5)': f = 5 is too large: the largest for 11 messages is f = 4"),
-        ("bulyan(f=3)", 11, "the largest for 11 messages is f = 2"),
-        ("krum(f=0)", 2, "2 messages are too few"),
-        ("nnm(median())", 11, "nnm: f is missing, and median() has none"),
-        ("krum", 11, 'f missing; write krum(f, score="paper")'),
-        ("krun(f=2)", 11, "did you mean 'krum(f"),
-        ("krum(f=2, score=mine)", 11, "score = 'mine': unknown; did you mean"),
-    ],
-)
-def test_bad_rules(text, n, message):
-    with pytest.raises(InputError) as error:
-        parse_rule(text)(np.ones((n, 2)))
-    assert message in str(error.value)
 
 
 #: What ByzFL 0.0.11 (aggregators and pre-aggregators, on NumPy arrays) makes of these messages, where its form is the

@@ -163,14 +163,6 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
         dataclasses.replace(config, learning_rate=None).make_methods()
 
 
-@pytest.mark.parametrize("name", ["lbfgs", "noisy_sgd", "linear_schedule", "nothing"])
-def test_what_is_no_optimizer_for_local_steps_is_refused(name):
-    with pytest.raises(InputError, match=f"optimizer = '{name}': unknown; .*choose from"):
-        methods.named_optimizer(name, 0.1)
-    with pytest.raises(InputError, match="learning_rate: is a schedule"):
-        methods.named_optimizer("adam", lambda visit: 0.1)
-
-
 # The figures
 
 

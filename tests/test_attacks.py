@@ -209,35 +209,6 @@ def test_several_devices_are_attacked():
     np.testing.assert_allclose(several, one, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("attack", "message"),
-    [
-        ("alie(workers=9)", "worker 8 is outside the cluster, whose 8 workers are 0 to 7"),
-        ("zero(workers=8)", "all 8 workers are Byzantine; leave one or more honest"),
-        ("zero(workers=[1, 1])", "must hold at least one worker, each once"),
-        ("zero(workers=0)", "workers = 0: must be at least 1"),
-        ("zeros(workers=1)", "did you mean 'zero(workers)'"),
-        ("zero", "workers missing"),
-        ("mimic(workers=2, target=1)", "target = 1: is Byzantine itself"),
-        ("label_flip(workers=1)", "has no whole numbers in train['label']"),
-        (3, "must be an attack"),
-    ],
-)
-def test_bad_attacks(attack, message):
-    with pytest.raises(InputError) as error:
-        replay(trace(), methods.robust("median()"), quadratic(), attack=attack)
-    assert message in str(error.value)
-
-
-def test_rules_that_ask_for_more_workers_are_refused():
-    with pytest.raises(InputError, match="largest for 8 messages is f = 2"):
-        replay(trace(), methods.robust("krum(f=3)"), quadratic())
-    with pytest.raises(InputError, match="largest for 5 messages is f = 1"):
-        methods.robust("krum(f=2)", policy="first_of(count=5)")
-    with pytest.raises(InputError, match="a version needs several messages"):
-        methods.robust("median()", policy="asynchronous()")
-
-
 @pytest.mark.full
 def test_what_is_published_of_momentum_and_attacks():
     """Momentum at the workers repairs what it does not at the server; far messages break asynchronous SGD."""

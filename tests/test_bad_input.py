@@ -197,6 +197,14 @@ gossip --dirichlet 0.1 0.1 | dirichlet = 0.1, 0.1: one comes twice
 gossip --dirichlet 0.1 --problem quadratic | dirichlet = 0.1: problem = 'quadratic' says its own, or cannot be
 gossip --dirichlet none 0.1 --problem digits(dirichlet=0.1) | dirichlet = none, 0.1: problem = 'digits(dirichlet=0.1)'
 compare --methods dpsgd | or run the study gossip
+gossip --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'
+gossip --topology | topology: none given
+gossip --topology ring ring() | one comes twice
+gossip --tune 0.1 -1.0 | tune = -1
+gossip --target 1.5 | target = 1.5: an accuracy is at most 1
+gossip --slow 0 | slow = 0
+gossip --discipline random | there is no server; leave discipline out
+gossip --methods downpour --topology ring() | none can be run on topology
 gossip --slow-link 0 | slow_link = 0.0: must be above zero
 gossip --slow-link 5 | its links take no time, so that none can be slow; give latency
 gossip --topology slow_links(ring(),[[0,9,5]]) --workers 4 --latency 1 | there is no link between 0 and 9

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from asyncsim import Cluster, InputError, Trace, barrier, calibrate, prescribed, recorded, simulate
+from asyncsim import Cluster, InputError, Trace, calibrate, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
 from asyncsim.calibration.fitting import FAMILIES, fit, uncensored, without
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
@@ -365,32 +365,6 @@ def shifted(name, row, by):
     frame = GOOD.frame.copy()
     frame.loc[row, name] += by
     return without_cluster(GOOD, frame)
-
-
-@pytest.mark.parametrize(
-    ("trace", "options", "message"),
-    [
-        (prescribed(3, 100, 4), {}, r"trace: a prescribed trace, which has no times"),
-        (simulate(Cluster(4, 1.0, policy=barrier(2)), 50), {}, r"trace: made under the policy barrier.*asynchronous"),
-        (GOOD.frame, {}, r"must be a Trace"),
-        (simulate(Cluster(3, "gamma(1, 0.3)"), 15), {}, r"trace: \d+ durations for the law of .*; record at least 20"),
-        (
-            shifted("send_time", 7, -5.0),
-            {},
-            r"a computation from start_time to send_time of row 7 lasts -.* one clock",
-        ),
-        (shifted("start_time", 7, np.nan), {}, r"the way down .* of row 7 lasts nan s; it must be finite"),
-        (GOOD, {"latency_up": 100.0}, r"latency_up = constant\(value=100\): longer than the"),
-        (GOOD, {"latency_up": "exponential(100)"}, r"latency_up = exponential\(mean=100\): longer on average"),
-        (GOOD, {"law": "empirical"}, r"law = 'empirical': a computation is a sum of 2 local steps here"),
-        (GOOD, {"law": "normal"}, r"law = 'normal': unknown; .*choose from best, empirical, exponential, gamma"),
-        (GOOD, {"discipline": "lifo"}, r"discipline = 'lifo': unknown"),
-        (GOOD, {"warm_up": -1}, r"warm_up = -1: must be at least 0"),
-    ],
-)
-def test_refused(trace, options, message):
-    with pytest.raises(InputError, match=message):
-        calibrate(trace, **options)
 
 
 def test_a_server_of_several_threads_is_refused():

@@ -148,26 +148,6 @@ def test_the_option_of_a_study_reaches_the_problem(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-BAD = {
-    "heads = 3: must divide width = 8": {"heads": 3},
-    "context = 0": {"context": 0},
-    "width = 0": {"width": 0},
-    "layers = 0": {"layers": 0},
-    "stride = 0": {"stride": 0},
-    "batch_size = 0": {"batch_size": 0},
-    "text = 3: must be a path": {"text": 3},
-    "text = 'no/such': cannot be read": {"text": "no/such"},
-    "context = 2000": {"context": 2000},
-    "batch_size = 100000: train has only": {"batch_size": 100_000},
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_bad_input(message):
-    with pytest.raises(InputError, match=message):
-        characters(**TINY | BAD[message])
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

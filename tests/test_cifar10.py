@@ -9,9 +9,8 @@ import pytest
 from cases import tiny_cifar10
 from jax import lax
 
-from asyncsim import InputError, methods, prescribed, replay
+from asyncsim import methods, prescribed, replay
 from asyncsim.problems import layers
-from asyncsim.study.config import StudyConfig
 
 KEY = jax.random.key(3)
 DEEP = ("resnet20", "alexnet")
@@ -193,15 +192,3 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    ("problem", "network", "message"),
-    [
-        ("cifar10", "resnet", "network = 'resnet': unknown; did you mean 'resnet20'.*small, resnet20, alexnet"),
-        ("mnist", "small", "network = 'small': unknown; .*choose from cnn, mlp"),
-    ],
-)
-def test_an_unknown_network_is_refused_before_any_data_are_read(problem, network, message):
-    with pytest.raises(InputError, match=message):
-        StudyConfig(problem=f"{problem}(network={network}, data_dir='no/such/folder')").make_problem()

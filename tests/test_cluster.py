@@ -7,64 +7,9 @@ import numpy as np
 import pytest
 
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
+from asyncsim.clusters.cluster import Cluster, Policy, asynchronous
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture, Uniform
-from asyncsim.clusters.policy import barrier
-
-REFUSED = [
-    ({"workers": 0}, r"workers = 0: must be at least 1"),
-    ({"workers": -3}, r"workers = -3: must be at least 1"),
-    ({"workers": 2.0}, r"workers = 2.0: must be a whole number"),
-    ({"workers": np.array([1, 2])}, r"workers = array\(\[1, 2\]\): must be a whole number"),
-    ({"window": 0}, r"window = 0: must be at least 1"),
-    ({"compute": 0.0}, r"compute = .*: a local step must take some time; give a mean above zero"),
-    ({"compute": -1.0}, r"compute: .*-1"),
-    ({"compute": "gama(mean=1, cv=2)"}, r"gama"),
-    ({"compute": [1.0, 2.0]}, r"compute = a list of 2 laws: .*there are 3; give one law for all"),
-    ({"compute": "[1]*4"}, r"compute = a list of 4 laws: .*there are 3"),
-    ({"compute": []}, r"compute = a list of 0 laws: .*there are 3"),
-    ({"compute": [1.0, 0.0, 1.0]}, r"compute\[1\] = .*: a local step must take some time"),
-    ({"service": -0.1}, r"service.*-0.1"),
-    ({"service": [0.1, 0.2]}, r"service = .*: must be one law"),
-    ({"latency": (0.1, 0.2, 0.3)}, r"latency = a list of 3 laws: must be one law, or a pair"),
-    ({"latency": (0.1, -0.2)}, r"latency\[1\].*-0.2"),
-    ({"bandwidth": 1e9}, r"bandwidth = 1000000000.0: says nothing without message_bytes; give both or neither"),
-    ({"message_bytes": 4}, r"message_bytes = 4: says nothing without bandwidth; give both or neither"),
-    ({"bandwidth": 0, "message_bytes": 4}, r"bandwidth = 0: must be above zero \(bytes/s\)"),
-    ({"bandwidth": 1, "message_bytes": -4}, r"message_bytes = -4: must be above zero \(bytes\)"),
-    ({"bandwidth": np.True_, "message_bytes": 4}, r"bandwidth = .*True.*: must be a number"),
-    ({"protocol": np.array([1, 2])}, r"protocol = array\(\[1, 2\]\): unknown; choose from"),
-    ({"bandwidth": 1, "message_bytes": np.array([4, 0])}, r"message_bytes\[1\] = 0: must be above zero \(bytes\)"),
-    ({"bandwidth": 1, "message_bytes": (4, 0)}, r"message_bytes\[1\] = 0: must be above zero \(bytes\)"),
-    (
-        {"bandwidth": 1, "message_bytes": (4, 4, 4)},
-        r"message_bytes = a list of 3 numbers: must be one number, or a pair: .* up",
-    ),
-    ({"shared_bandwidth": True}, r"shared_bandwidth = True: there is no bandwidth to share"),
-    ({"shared_bandwidth": 1}, r"shared_bandwidth = 1: must be True or False"),
-    ({"protocol": "exchanges"}, r"protocol = 'exchanges': unknown; did you mean 'exchange'\? choose from"),
-    ({"exclusive": False}, r"exclusive = False: an exchange is always one atomic visit"),
-    ({"exclusive": "no"}, r"exclusive = 'no': must be True or False"),
-    ({"discipline": "lifo"}, r"discipline = 'lifo': unknown; .*choose from fifo, lowest_rank, random, lock_free"),
-    ({"read_blocks": 0}, "read_blocks = 0"),
-    ({"read_blocks": 4, "protocol": "write_then_read"}, "read_blocks = 4: nobody commits while a read is made"),
-    ({"read_blocks": 4, "discipline": "lock_free"}, "read_blocks = 4: nobody commits while a read is made"),
-    ({"policy": "barier(2)"}, r"policy = 'barier\(2\)': .*did you mean 'barrier\(count, "),
-    ({"compute": "foo(1)"}, r"compute: 'foo': unknown law"),
-    ({"latency": "[1, foo(2)]"}, r"latency = '\[1, foo\(2\)\]': 'foo': unknown law"),
-    ({"policy": None}, r"policy = None: must be a policy; write asyncsim.asynchronous\(\)"),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
-def test_refused(given, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(**{"workers": 3, "compute": 1.0, **given})
-
-
-def test_a_policy_that_was_not_called():
-    with pytest.raises(InputError, match=r"must be a policy; call it, as in asyncsim.barrier\(count, "):
-        Cluster(3, 1.0, policy=barrier)
+from asyncsim.clusters.workers import HeterogeneityWarning
 
 
 def test_laws_from_numbers_and_texts():

@@ -7,9 +7,9 @@ import pytest
 
 from asyncsim import Trace, methods, problems, study
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import command
+from asyncsim.pages import command
 from asyncsim.pages.page import two_runs
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
 from asyncsim.study.target import Target, time_to_target
@@ -54,7 +54,7 @@ def test_the_page_animates_the_best_of_the_table_and_the_axis_holds_every_target
     finished = read(folder, "compare")
     rows = summary.merge(table[["method", "learning_rate"]])
     reached = rows["time_to_target"][np.isfinite(rows["time_to_target"])]
-    assert len(reached) and figures.curves(finished, table).axes[0].get_xlim()[1] > reached.max()
+    assert len(reached) and figures.curves(finished).axes[0].get_xlim()[1] > reached.max()
 
 
 @pytest.mark.full
@@ -225,7 +225,7 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     given = {"workers": 3, "steps": 100, "seeds": 2, "problem": "quadratic", "methods": ("sgd", "gem"), **options}
     folder, summary = compare.run(compare.Config(**given))
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
-    figure = figures.curves(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
+    figure = figures.curves(read(folder, "compare"))
     diverged = (summary["status"] == "diverged").any()
     assert diverged == ("learning_rate" in options)
     assert np.isfinite(figure.axes[0].get_ylim()).all()
@@ -273,7 +273,7 @@ def test_figures_draw_the_measure_in_one_panel_and_name_curves_that_coincide():
     twins = [methods.downpour()._replace(name=name) for name in ("one", "other")]
     options = {"workers": 2, "steps": 30, "seeds": 2, "methods": tuple(twins), "problem": "digits(hidden=[8])"}
     folder, _ = compare.run(compare.Config(**options, measure="test_accuracy", compute="1"))
-    figure = figures.curves(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
+    figure = figures.curves(read(folder, "compare"))
     assert len(figure.axes) == 1 and figure.axes[0].get_ylabel() == "accuracy on the test data"
     assert "one and other coincide" in figure.get_suptitle().replace("\n", " ")
     table = pd.read_csv(folder / compare.TABLE)

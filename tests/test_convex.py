@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from asyncsim import InputError, Uniform, methods, prescribed, replay
+from asyncsim import Uniform, methods, prescribed, replay
 from asyncsim.problems import least_squares, logistic
 from asyncsim.problems.convex import make_shards
 from asyncsim.study.config import StudyConfig
@@ -155,35 +155,3 @@ def test_the_options_of_a_study_reach_the_problem(capsys):
     assert (problem.shards, problem.config["heterogeneity"], problem.batch_size) == (4, 0.5, 32)
     assert config.record([methods.sgd()], problem)["workers"] == 4
     assert capsys.readouterr().err == ""
-
-
-BAD = {
-    "heterogeneity = -1": {"heterogeneity": -1},
-    "heterogeneity = nan": {"heterogeneity": float("nan")},
-    "workers = 0": {"workers": 0},
-    "workers = 2.5": {"workers": 2.5},
-    "dimension = 0": {"dimension": 0},
-    "examples = 0": {"examples": 0},
-    "condition = 0.5: must be one or above": {"condition": 0.5},
-    "data_seed = -1": {"data_seed": -1},
-    "batch_size = 0": {"batch_size": 0},
-}
-
-
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-@pytest.mark.parametrize("message", BAD)
-def test_bad_input(make, message):
-    with pytest.raises(InputError, match=message):
-        make(**BAD[message])
-
-
-def test_other_bad_input():
-    with pytest.raises(InputError, match="label_noise = -1"):
-        least_squares(label_noise=-1)
-    with pytest.raises(InputError, match="regularisation = 0"):
-        logistic(regularisation=0)
-    problem = least_squares(6, 8, examples=10)
-    with pytest.raises(InputError, match=r"workers = 4: least_squares was made for 6 workers.*divides 6"):
-        problem.batch_indices(0, 4)
-    with pytest.raises(InputError, match="batch_size = 11: the smallest of 6 shards"):
-        least_squares(6, 11, examples=10).batch_indices(0, 6)

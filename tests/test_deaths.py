@@ -13,7 +13,7 @@ from asyncsim.calibration import examine
 from asyncsim.calibration.prediction import LOST, predict
 from asyncsim.real import Processes
 from asyncsim.real.recording import Header, load
-from asyncsim.real.server import Server, Worker
+from asyncsim.real.server import RealWorker, Server
 from asyncsim.traces.columns import COLUMNS, OUTCOMES
 from asyncsim.traces.durations import deaths
 
@@ -127,12 +127,12 @@ def test_real_workers_that_die_are_calibrated_and_predicted(tmp_path):
     started: list[threading.Thread] = []
 
     def start(index):
-        worker = Worker(index, method, problem, header)
+        worker = RealWorker(index, method, problem, header)
         started.append(threading.Thread(target=worker.run, args=(server, True)))
         started[-1].start()
 
     for index in range(4):
-        Worker(index, method, problem, header).warm_up()
+        RealWorker(index, method, problem, header).warm_up()
     server.start()
     for index in range(4):
         start(index)

@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 import test_figures
 from gem_results import ranks, write_all, write_study
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from test_agn import agn, write_windows
-from test_gem_figures import gem
+from test_gem_figures import gem, published_in
 from test_leaders_study import lsgd, write_leaders
 
 from asyncsim import Cluster
@@ -120,15 +122,35 @@ def flat(numbers) -> list[float]:
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
+    """Every figure by its name."""
     with look.style():
-        return {name: shown(figure) for name, figure in drawn(tmp_path_factory.mktemp("drawn"))}
+        return dict(drawn(tmp_path_factory.mktemp("drawn")))
 
 
 @pytest.mark.parametrize("name", json.loads(KEPT.read_text()))
 def test_figures_show_what_they_did(figures, name):
-    expected = json.loads(KEPT.read_text())[name]
-    assert np.shape(flat(figures[name])) == np.shape(flat(expected)), "python tests/test_drawn.py writes them anew"
-    np.testing.assert_allclose(flat(figures[name]), flat(expected), rtol=1e-6, atol=1e-12)
+    expected, found = json.loads(KEPT.read_text())[name], shown(figures[name])
+    assert np.shape(flat(found)) == np.shape(flat(expected)), "python tests/test_drawn.py writes them anew"
+    np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", gem.FIGURES)
+def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
+    figure = figures[f"gem {name}"]
+    with look.style():
+        FigureCanvasAgg(figure).draw()
+    assert any(axes.lines or axes.collections for axes in figure.axes)
+    # The digits have no published curves; in grey are those of the digits to which a cluster was fitted.
+    told, grey = published_in(figure)
+    assert told == [] and (grey == 0 or name == "forensics")
+    renderer, (width, height) = figure.canvas.get_renderer(), figure.canvas.get_width_height()
+    # Ticks beyond the limits of an axis are there, but not drawn.
+    both = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    ticks = [label for axis in both for label in axis.get_ticklabels(which="both")]
+    for text in figure.findobj(Text):
+        if text.get_text() and text.get_visible() and text not in ticks:
+            box = text.get_window_extent(renderer)
+            assert min(box.x0, box.y0) > -2 and box.x1 < width + 2 and box.y1 < height + 2, text.get_text()
 
 
 def test_every_figure_is_kept(figures):

@@ -8,7 +8,6 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    InputError,
     barrier,
     bounded_staleness,
     buffered,
@@ -225,12 +224,6 @@ def test_a_server_saturates_at_the_knee():
     assert saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02, protocol="write_then_read")) == 26
     for unknown in ({"service": 0.0}, {"discipline": "lock_free"}, {"policy": barrier()}):
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
-
-
-@pytest.mark.parametrize("function", [throughput_theory, queue_theory, staleness_theory, saturating_workers])
-def test_theory_is_of_a_cluster(function):
-    with pytest.raises(InputError, match=r"^cluster = 8: must be a Cluster"):
-        function(8)
 
 
 def test_a_pull_is_no_computing():

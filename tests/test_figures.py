@@ -12,7 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate
-from asyncsim.drawing import command, look
+from asyncsim.drawing import look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
@@ -21,7 +21,8 @@ from asyncsim.drawing.curves import (
     mark_below,
 )
 from asyncsim.methods import METHODS
-from asyncsim.study import load_file, shipped
+from asyncsim.pages import command
+from asyncsim.study import finished, load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.columns import OUTCOMES, Source
 
@@ -262,6 +263,24 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name):
     with pytest.raises(InputError, match=f"holds the study compare, not {name}; make some with: python -m asyncsim"):
         module.draw(folder)
     assert sorted(folder.iterdir()) == before
+
+
+def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"study": "failures"}))
+    cells = {"workers": 2, "policy": "barrier", "deaths": [0.0, 20.0]}
+    runs = cells | {"method": "gem", "status": "finished", "run_folder": "", "seed": 0}
+    pd.DataFrame(runs).to_csv(tmp_path / "summary.csv", index=False)
+    failures = load_file("asyncsim.figures.failures", shipped("figures") / "failures.py")
+    parts = {"counted_share": [0.9, 0.6], "lost_to_waiting": [0.1, 0.1], "lost_to_failed": [0.0, 0.3]}
+    unused = dict.fromkeys(("lost_to_sending", "lost_to_discarded", "lost_to_restoring"), 0.0)
+    table = pd.DataFrame({**cells, "throughput": [2.0, 1.0], **parts, **unused})
+    table.to_csv(tmp_path / "goodput.csv", index=False)
+    figure = failures.goodput(finished.read(tmp_path, "failures"))
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["gradients that counted", "waiting", "failed"]
+    (axes,) = figure.axes
+    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], np.ravel(list(parts.values())))
+    assert [text.get_text() for text in axes.texts] == ["2.00 commits/s", "1.00 commits/s"]
 
 
 def test_looks_are_stable_and_distinct():

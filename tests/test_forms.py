@@ -1,7 +1,5 @@
 """Every form of computing, on one and on several devices: the same numbers as the loop over events."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,28 +7,27 @@ import pytest
 from cases import (
     EVERY,
     FORCED,
-    NEEDS,
-    OWN,
     PROTOCOLS,
-    counting,
     make_method,
     make_problem,
-    make_torn,
     make_trace,
     stateful_problem,
 )
 from event_loop import RECORDED, forced_deviation
 
 import asyncsim.replays.pieces as pieces
-from asyncsim import Cluster, Exponential, Gamma, InputError, barrier, methods, recorders, replay_ensemble, simulate
+from asyncsim import (
+    InputError,
+    methods,
+    problems,
+    recorders,
+    replay_ensemble,
+)
 from asyncsim.replays import tuning
 from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
 
 STEPS = 300
-#: Form and number of devices; three divide neither the commits of a piece nor the parameters evenly.
-FORMS = {"single": ("single", 1), "batch": ("batch", 1), "dispatched": ("dispatched", 1)}
-DIVIDED = {"two devices": ("batch", 2), "three devices": ("batch", 3)}
 
 
 @pytest.fixture(autouse=True)
@@ -43,96 +40,6 @@ def computed(trace, method, problem, form, count=1, **options):
     stops, devices = np.arange(EVERY, len(trace) + 1, EVERY), jax.devices()[:count]
     options = {"record": [recorders.energy()], "stops": stops, "devices": devices} | options
     return Replay(trace, method, problem, precision="float64", form=form, **options)
-
-
-def assert_the_loop(trace, method, problem, form, count=1):
-    with jax.enable_x64(True):
-        running = computed(trace, method, problem, form, count)
-        assert running.running._plan.layout(method).form == form
-        found = forced_deviation(running, EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-def combinations():
-    default = {
-        ("single", "aeasgd", "exchange"),
-        ("batch", "gem", "read_then_write, two visits"),
-        ("dispatched", "gem", "write_then_read"),
-        ("two devices", "gem, paper", "read_then_write, two visits"),
-    }
-    by_protocol = set(itertools.product(FORMS, ["gem"], PROTOCOLS))
-    by_protocol |= {("three devices", "gem", protocol) for protocol in ("exchange", "prescribed")}
-    # One of each mechanism: replicas, replies, the server's memories, and those that all see.
-    mechanisms = ("aeasgd", "dana_zero", "ringleader", "lsgd")
-    by_method = {(form, method, NEEDS.get(method, "exchange")) for form in FORMS for method in mechanisms}
-    by_device = {("two devices", method, NEEDS.get(method, "exchange")) for method in ("aeasgd", "lsgd", "dana_zero")}
-    for case in sorted(default | by_protocol | by_method | by_device):
-        if case[:2] != ("dispatched", "lsgd"):  # which sees the memories of all workers
-            yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
-
-
-@pytest.mark.parametrize(("form", "method", "protocol"), list(combinations()))
-def test_every_form_is_the_loop_teacher_forced(form, method, protocol):
-    trace = make_trace(protocol, commits=STEPS)
-    assert_the_loop(trace, make_method(method), make_problem("quadratic"), *(FORMS | DIVIDED)[form])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("form", FORMS | DIVIDED)
-def test_longer_vectors(form):
-    assert_the_loop(make_trace(commits=STEPS), make_method("gem"), make_problem("digits"), *(FORMS | DIVIDED)[form])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("case", "form"),
-    [
-        *itertools.product(OWN, ["batch", "dispatched"]),
-        *((case, "three devices") for case in ("server memory, velocity", "a tree as message", "draws")),
-    ],
-)
-def test_own_methods(case, form, lenient):
-    make, protocol, window = OWN[case]
-    trace = make_trace(protocol, window, commits=STEPS)
-    assert_the_loop(trace, make(), make_problem("quadratic"), *(FORMS | DIVIDED)[form])
-
-
-def shared_reads():
-    """Workers that all go on from the version that a barrier made."""
-    return make_trace(workers=6, commits=STEPS, policy=barrier())
-
-
-def differing_windows():
-    return simulate(Cluster(6, Gamma(1.0, cv=0.5), Exponential(0.05), window=[1, 2, 4, 1, 2, 4]), STEPS)
-
-
-@pytest.mark.parametrize(
-    ("make_rule", "trace", "form"),
-    [
-        (methods.lgd, shared_reads, "batch"),  # which sees losses
-        (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "batch"),
-        (methods.easgd, shared_reads, "dispatched"),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (
-                (methods.lgd, shared_reads, "dispatched"),
-                (methods.lgd, shared_reads, "single"),
-                (methods.aeasgd, differing_windows, "batch"),
-                (methods.aeasgd, differing_windows, "dispatched"),
-                (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "single"),
-            )
-        ),
-    ],
-)
-def test_shared_and_torn_reads_losses_and_differing_windows(make_rule, trace, form):
-    assert_the_loop(trace(), make_rule(), make_problem("quadratic"), form)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("make_rule", [lambda: make_method("gem"), counting])
-@pytest.mark.parametrize("form", FORMS | DIVIDED)
-def test_a_state_of_the_problem_and_numbers_of_workers(make_rule, form):
-    assert_the_loop(make_trace(window=3, commits=STEPS), make_rule(), stateful_problem(), *(FORMS | DIVIDED)[form])
 
 
 @pytest.mark.full
@@ -166,7 +73,7 @@ def test_forms_repeat_and_record_alike(precision):
             return running.result()
 
     expected, tolerance = run("single", 1), 1e-4 if precision == "float32" else 1e-10
-    for form, count in (("batch", 1), ("dispatched", 1), ("batch", 2)):
+    for form, count in (("batch", 1), ("single", 1), ("batch", 2)):
         found, again = run(form, count), run(form, count)
         for table in ("commits", "evaluations", "diagnostics"):
             rows, wanted = getattr(found, table), getattr(expected, table)
@@ -187,7 +94,9 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
     monkeypatch.setattr(pieces, "_put", reversed_put)
     monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
-    assert_the_loop(trace, make_method(method), make_problem("quadratic"), "batch")
+    with jax.enable_x64(True):
+        found = forced_deviation(computed(trace, make_method(method), make_problem("quadratic"), "batch"), EVERY)
+    assert max(found.values()) < FORCED, found
 
 
 # Several devices
@@ -234,17 +143,55 @@ def test_all_accelerators_unless_one_is_chosen_or_there_is_little_to_divide(monk
         assert len(tuning.default_devices(10_000)) == 1  # a CPU's cores are one device
 
 
-def test_the_form_by_parameters_timing_and_devices(monkeypatch):
-    problem, trace, torn = make_problem("digits"), make_trace(commits=40), make_torn(3)
-
-    def form(trace, rule, count=1):
-        return tuning.form_of(trace, make_method(rule), problem, jax.devices()[:count])
-
-    assert [form(trace, "gem"), form(trace, "gem", 2)] == ["batch", "batch"]  # of 1,210 parameters
+def test_the_form_by_parameters_and_devices(monkeypatch):
+    problem, devices = make_problem("digits"), jax.devices()
+    assert tuning.form_of(problem, devices[:1]) == "batch"  # of 1,210 parameters
     monkeypatch.setattr(tuning, "_FEW_PARAMETERS", 100)
-    assert form(trace, "gem") == "single"
-    monkeypatch.setattr(tuning, "_LONG_VECTOR", 1_000)
-    assert [form(trace, "gem"), form(torn, "gem"), form(trace, "lsgd")] == ["dispatched", "single", "single"]
+    assert [tuning.form_of(problem, devices[:count]) for count in (1, 2)] == ["single", "batch"]
+
+
+@pytest.mark.parametrize("form", ["single", "batch"])
+def test_a_state_can_be_gone_on_from(form):
+    trace, method, problem = make_trace(commits=2 * EVERY), make_method("aeasgd"), make_problem("quadratic")
+    with jax.enable_x64(True):
+        one, other = (computed(trace, method, problem, form) for _ in range(2))
+        one.advance(EVERY)
+        other.advance(EVERY)
+        moved = jax.tree.map(jnp.array, one.state)
+        moved = moved._replace(central=moved.central + 1)
+        before = np.array(moved.central)
+        for running in (one, other):
+            running.go_on_from(moved)
+            running.advance(2 * EVERY)
+        assert np.array_equal(one.state.central, other.state.central)
+        assert np.array_equal(moved.central, before)  # the argument is not used up
+
+
+def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
+    with jax.enable_x64(True):
+        running = computed(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"), "single")
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(running.running, "_take", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            running.advance(EVERY)
+        for use in (lambda: running.advance(EVERY), lambda: running.state, running.evaluate):
+            with pytest.raises(InputError, match="interrupted amid its commits, and cannot go on; make a new one"):
+                use()
+
+
+def test_a_gradient_that_raises_ends_the_replay():
+    def refuse(x):
+        raise ValueError("no more examples")
+
+    def loss(params, batch, key):
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), params["x"].dtype), 0.0) + jnp.sum(params["x"])
+
+    problem = problems.custom(lambda key: {"x": jnp.ones(4)}, loss, name="refusing")
+    with jax.enable_x64(True), pytest.raises(Exception, match="no more examples"):
+        computed(make_trace(commits=EVERY), make_method("gem"), problem, "single").advance(EVERY)
 
 
 # Trees as vectors
@@ -260,8 +207,6 @@ def test_written_in_parts_or_joined_it_is_the_same():
     assert vector.dtype == joined.ravel(TREE).dtype
     assert np.array_equal(vector, joined.ravel(TREE))
     assert jax.tree.all(jax.tree.map(np.array_equal, written.unravel(vector), TREE))
-    rows = jax.jit(joined.set_row)(jnp.zeros((3, vector.size)), TREE, jnp.int32(1))
-    assert np.array_equal(rows, jnp.stack([0 * vector, vector, 0 * vector]))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")

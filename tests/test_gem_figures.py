@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from gem_results import METHODS, limits, write_all, write_study
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from asyncsim import InputError, Run
@@ -38,39 +37,10 @@ def results(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("results"))
 
 
-@pytest.fixture(scope="module")
-def figures(results):
-    """Every figure by its name."""
-    drawn = {}
-    with look.style():
-        for name, drawing in gem.FIGURES.items():
-            drawn[name] = drawing.draw(read(results / drawing.folder, gem.STUDIES[drawing.folder].name))
-            FigureCanvasAgg(drawn[name]).draw()
-    return drawn
-
-
 def test_the_table_has_all_figures_and_what_makes_them():
     assert list(gem.FIGURES) == PAPER + OWN
     assert {drawing.folder for drawing in gem.FIGURES.values()} == set(gem.STUDIES)
     assert gem.PAPER.remedy("2").startswith("make them with: python -m asyncsim.study staleness --problem mnist")
-
-
-@pytest.mark.parametrize("name", PAPER + OWN)
-def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
-    figure = figures[name]
-    assert any(axes.lines or axes.collections for axes in figure.axes)
-    # The digits have no published curves; in grey are those of the digits to which a cluster was fitted.
-    told, grey = published_in(figure)
-    assert told == [] and (grey == 0 or name == "forensics")
-    renderer, (width, height) = figure.canvas.get_renderer(), figure.canvas.get_width_height()
-    # Ticks beyond the limits of an axis are there, but not drawn.
-    ticks = [
-        one for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for one in axis.get_ticklabels(which="both")
-    ]
-    for text in figure.findobj(Text):
-        if text.get_text() and text.get_visible() and text not in ticks:
-            box = text.get_window_extent(renderer)
-            assert min(box.x0, box.y0) > -2 and box.x1 < width + 2 and box.y1 < height + 2, text.get_text()
 
 
 def published_in(figure) -> tuple[list[str], int]:

@@ -67,29 +67,7 @@ def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsy
     config = read(out, "gossip").config
     assert (config["target"], config["target_of"]) == (0.3, "train_loss")
     said = capsys.readouterr().out
-    assert "until a train loss of 0.3" in said and "learning_rate" in said and "consensus_distance" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"topology": ("rnig()",)}, r"topology = 'rnig\(\)': unknown; did you mean 'ring\(\)'"),
-        ({"topology": "ring()"}, "must be a list"),
-        ({"topology": ()}, "topology: none given"),
-        ({"topology": ("ring", "ring()")}, "one comes twice"),
-        ({"tune": (0.1, -1.0)}, "tune = -1"),
-        ({"target": 1.5}, "target = 1.5: an accuracy is at most 1"),
-        ({"slow": 0.0}, "slow = 0"),
-        ({"slow_link": -1.0}, "slow_link = -1"),
-        ({"slow_link": 5.0}, "its links take no time, so that none can be slow; give latency"),
-        ({"discipline": "random"}, "there is no server; leave discipline out"),
-        ({"methods": ("downpour",)}, "none can be run on topology"),
-    ],
-)
-def test_bad_options(options, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        gossip.run(gossip.Config(out=tmp_path / "gossip", **options))
-    assert not (tmp_path / "gossip").exists()
+    assert "until a train loss of 0.3" in said and " rate " in said and "consensus distance" in said
 
 
 def test_a_slow_link_is_one_of_worker_0():

@@ -1,22 +1,16 @@
-"""Time without a server: topologies, traces against a plain loop, conservation of shares, and refusals."""
+"""Time without a server: topologies, theory, records, and refusals."""
 
-import heapq
 import math
-from collections import deque
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from world import MESSAGES
 
 from asyncsim import Cluster, Gamma, InputError, Trace, plots, recorded, simulate, theory, topologies
-from asyncsim.base.streams import Streams
-from asyncsim.simulation.delays import delays
 
 TOPOLOGIES = ["ring()", "exponential()", "one_peer_exponential()", "complete()", "base2()", "random_regular(2, seed=3)"]
-MESSAGES = ["asynchronous()", "neighbours()", "neighbours(beside)", "overlap(1)", "overlap(3)"]
 
 
 def product(topology, workers):
@@ -147,166 +141,6 @@ def test_handshakes_travel():
     assert simulate(apart, 3_000).summary()["throughput"] <= theory.throughput_theory(apart).commits
 
 
-ARRIVE, APPLY, GO_ON = range(3)
-
-
-def plain(cluster, commits, seed):
-    """The usual loop: an event for each arrival, and a look at who may go on after each."""
-    n, policy = cluster.workers, cluster.policy
-    matrices = cluster.topology.matrices(n)
-    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-    latency = delays([cluster.latency_up] * n, seed, "latency up")
-    beside = policy.mix == "beside"
-    events, rows, number = [], [], [0] * n
-    box, idle, start, end = [[] for _ in range(n)], {}, [0.0] * n, [0.0] * n
-    taken = [[] for _ in range(n)]
-
-    def compute(i, now):
-        start[i], end[i] = now, now + duration(i)
-        heapq.heappush(events, (end[i], APPLY if not beside else GO_ON, i, None))
-
-    def may_go_on(i):
-        if policy.name == "asynchronous":
-            return True
-        job = number[i] - 1 - (policy.steps or 0)
-        if job < 0:
-            return True
-        needed = np.count_nonzero(matrices[job % len(matrices)][i]) - (matrices[job % len(matrices)][i, i] > 0)
-        return sum(k == job for _, k, _ in received[i]) == needed
-
-    received = [[] for _ in range(n)]  # whatever has come: (row, job, share)
-    for i in range(n):
-        compute(i, 0.0)
-    while len(rows) < commits:
-        now, kind, i, message = heapq.heappop(events)
-        if kind == ARRIVE:
-            box[i].append(message)
-            received[i].append(message)
-            if i in idle and may_go_on(i):
-                del idle[i]
-                heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
-        elif kind == GO_ON and message is None:  # a gradient beside the messages, or a worker done: go on if it can
-            if may_go_on(i):
-                heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
-            else:
-                idle[i] = True
-        else:
-            if kind == GO_ON or beside:
-                job = number[i] - 1
-                taken[i] = sorted(m for m in box[i] if policy.name != "neighbours" or m[1] == job)
-                box[i] = [m for m in box[i] if m not in taken[i]]
-            if kind == GO_ON:
-                compute(i, now)
-                continue
-            shares = matrices[number[i] % len(matrices)][:, i]
-            for taker in np.flatnonzero(shares):
-                if taker != i:
-                    arrives = now + latency(i)
-                    heapq.heappush(events, (arrives, ARRIVE, int(taker), (len(rows), number[i], shares[taker])))
-            rows.append((i, start[i], end[i], now, [m[0] for m in taken[i]], [m[2] for m in taken[i]], -1))
-            taken[i], number[i] = [], number[i] + 1
-            if beside:
-                compute(i, now)
-            else:
-                heapq.heappush(events, (now, GO_ON, i, None))
-    return rows
-
-
-def plain_pairs(cluster, commits, seed):
-    """Exchanges that queue at both replicas, and begin when they are the first at both."""
-    n = cluster.workers
-    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-    latency = delays([cluster.latency_up] * n, seed, "latency up")
-    near = cluster.topology.neighbours(n)
-    queues, events, rows, number = [deque() for _ in range(n)], [], [], [0] * n
-    start, end = [0.0] * n, [0.0] * n
-
-    def compute(i, now):
-        start[i], end[i] = now, now + duration(i)
-        heapq.heappush(events, (end[i], 1, i, None))
-
-    def begin(pair, now):
-        if queues[pair[0]][0] == pair == queues[pair[1]][0]:
-            heapq.heappush(events, (now + latency(pair[0]) + latency(pair[0]), 0, pair[0], pair))
-
-    for i in range(n):
-        compute(i, 0.0)
-    while len(rows) < commits:
-        now, kind, i, pair = heapq.heappop(events)
-        if kind == 1:
-            block, place = divmod(number[i], 64)
-            drawn = Streams(seed, "partner").generator(i, block).integers(len(near[i]), size=64)
-            pair = (i, near[i][drawn[place]], number[i])
-            queues[i].append(pair)
-            queues[pair[1]].append(pair)
-            begin(pair, now)
-        else:
-            rows.append((i, start[i], end[i], now, [], [], pair[1]))
-            number[i] += 1
-            for queue in (queues[i], queues[pair[1]]):
-                queue.popleft()
-            for first in {queue[0] for queue in (queues[i], queues[pair[1]]) if queue}:
-                begin(first, now)
-            compute(i, now)
-    return rows
-
-
-@pytest.mark.parametrize("policy", [*MESSAGES, "handshake()"])
-@pytest.mark.parametrize("latency", ["0", "0.3", "exponential(2)"])
-def test_traces_are_those_of_a_plain_loop(policy, latency):
-    for topology, workers in (("ring()", 5), ("one_peer_exponential()", 6), ("base2()", 5), ("complete()", 1)):
-        if policy == "handshake()" and (topology.startswith("one") or workers == 1):
-            continue
-        for law in (["gamma(1, 0.5)", "exponential(3)"] * 3)[:workers], "1":
-            if law == "1" and policy == "handshake()" and latency != "0":
-                continue  # exchanges that end at one instant may be written down in either order
-            law = law if len(law) > 1 else law[0]
-            cluster = Cluster(workers, law, latency=latency, policy=policy, topology=topology)
-            frame = simulate(cluster, 150, seed=4).frame
-            names = ["worker", "start_time", "send_time", "commit_time", "sources", "weights", "partner"]
-            expected = (plain_pairs if policy == "handshake()" else plain)(cluster, 150, 4)
-            pd.testing.assert_frame_equal(frame[names], pd.DataFrame(expected, columns=names), check_exact=True)
-
-
-@st.composite
-def gossips(draw):
-    """A cluster with a random, strongly connected graph."""
-    workers = draw(st.integers(1, 6))
-    policy = draw(st.sampled_from([*MESSAGES, "handshake()"]))
-    matrix = np.array(draw(st.lists(st.integers(0, 1), min_size=workers**2, max_size=workers**2)))
-    matrix = matrix.reshape(workers, workers) | np.eye(workers, k=1, dtype=int)
-    matrix[-1, 0] = 1
-    if policy == "handshake()" or draw(st.booleans()):
-        matrix = matrix | matrix.T
-    latency = draw(st.sampled_from(["0", "0.7", "exponential(1.5)", "uniform(0, 2)"]))
-    law = draw(st.sampled_from(["1", "gamma(1, 0.3)", "exponential(1)", "empirical([0, 1, 2])"]))
-    topology = topologies.adjacency(matrix)
-    return Cluster(workers, law, latency=latency, window=draw(st.integers(1, 2)), policy=policy, topology=topology)
-
-
-@settings(max_examples=60, deadline=None)
-@given(gossips(), st.integers(1, 80), st.integers(0, 5))
-def test_shares_are_conserved(cluster, commits, seed):
-    """The weights of push-sum, sent along the trace, sum to the number of workers with what is in flight."""
-    trace = simulate(cluster, commits, seed)
-    frame, longer = trace.frame, simulate(cluster, commits + 40, seed)
-    pd.testing.assert_frame_equal(longer.frame.head(commits), frame, check_exact=True)
-    weight, sent = np.ones(cluster.workers), np.zeros(commits)
-    last = np.full(cluster.workers, -1)
-    for row in frame.itertuples():
-        inbox = sum(share * sent[source] for source, share in zip(row.sources, row.weights, strict=True))
-        weight[row.worker] = sent[row.commit] = row.kept * weight[row.worker] + inbox
-        last[row.worker] = row.commit
-    kept = np.where(last >= 0, trace.kept_after[last], 1.0)
-    flying = (trace.in_flight["weight"] * sent[trace.in_flight["row"]]).sum()
-    assert kept @ weight + flying == pytest.approx(cluster.workers, abs=1e-12)
-    # Rows of others since the own last one: each version ages all reads but one.
-    ages = commits - trace.open_reads["read_version"]
-    assert frame["staleness"].sum() + ages.sum() - commits * (cluster.workers - 1) == 0 or trace.workers == 1
-    for part in ("computing_share", "waiting_share"):
-        assert math.isnan(trace.summary()[part]) or 0 <= trace.summary()[part] <= 1
-
-
 @pytest.mark.parametrize(
     ("policy", "lasts"),
     [
@@ -400,45 +234,11 @@ def test_contradictory_records_are_refused(change, message):
         recorded(log | {"kept": [1, 1]} | change, protocol="gossip")
 
 
-def test_a_trace_is_saved_and_loaded(tmp_path):
-    for policy in ("overlap(2)", "neighbours(beside)", "handshake()"):
-        cluster = Cluster(6, Gamma(1, 0.3), latency="exponential(2)", policy=policy, topology="ring()")
-        trace = simulate(cluster, 100)
-        again = Trace.load(trace.save(tmp_path / f"{policy}.parquet"))
-        pd.testing.assert_frame_equal(again.frame, trace.frame, check_exact=True)
-        assert again.in_flight.equals(trace.in_flight) and again.source == trace.source
-        assert again.takes_up == ("read" if policy == "overlap(2)" else "commit") and "Trace of 100" in repr(again)
-
-
 def damaged(trace, name, row, value):
     frame = trace.frame.copy()
     frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
     frame.at[row, name] = value
     return lambda: Trace(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("sources", [60, 3], "sources of row 50 is .*must be earlier rows"),
-        ("sources", [-1, 3], "must be earlier rows"),
-        ("sources", 3, "must be a list"),
-        ("sources", [0.5, 1.5], "lists of rows"),
-        ("sources", [3], "has 1 sources and 2 weights"),
-        ("sources", [3, 3], "sources of row 50 is"),
-        ("weights", [0.9, 0.1], "more, or less, than all"),
-        ("weights", [1 / 3, -0.1], "above 0 and at most 1"),
-        ("kept", 0.5, "more, or less, than all"),
-        ("kept", -0.5, "must be from 0 to 1"),
-        ("partner", 9, "from 0 to 5, or -1"),
-        ("read_version", 0, "own last row|versions since the read"),
-        ("outcome", "buffered", "must be"),
-    ],
-)
-def test_contradictory_traces_are_refused(name, value, message):
-    trace = simulate(Cluster(6, Gamma(1, 0.3), policy="neighbours()", topology="ring()"), 100)
-    with pytest.raises(InputError, match=message):
-        damaged(trace, name, 50, value)()
 
 
 def test_contradictory_messages_in_flight_are_refused():
@@ -448,49 +248,3 @@ def test_contradictory_messages_in_flight_are_refused():
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):
             Trace(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
-
-
-RING = {"workers": 4, "compute": 1, "topology": "ring()"}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"service": 0.1}, "service = .*there is no server"),
-        ({"discipline": "random"}, "discipline = 'random'.*leave discipline out"),
-        ({"protocol": "write_then_read"}, "protocol = "),
-        ({"protocol": "read_then_write", "exclusive": False}, "exclusive|protocol"),
-        ({"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": 2}, "there is no server"),
-        ({"latency": (0, 1)}, "one way"),
-        ({"bandwidth": 1, "message_bytes": (1, 2)}, "one way"),
-        ({"bandwidth": 1, "message_bytes": 1, "shared_bandwidth": True}, "shared_bandwidth = True"),
-        ({"policy": "barrier()"}, "policy = barrier.*is a server's.*handshake"),
-        ({"policy": "bounded_staleness(3)"}, "is a server's"),
-        ({"policy": "handshake()", "topology": "exponential()"}, "directed"),
-        ({"policy": "overlap(0)"}, "steps = 0: must be at least 1"),
-        ({"policy": "neighbours(mix=behind)"}, "mix = 'behind'"),
-        ({"policy": "neighbours()", "topology": None}, "without a server; give a topology"),
-        ({"policy": "handshake()", "topology": None}, "without a server; give a topology"),
-        ({"topology": "rng()"}, "did you mean 'ring"),
-        ({"topology": "ring(3)"}, "parameters given"),
-        ({"topology": topologies.ring}, r"call it, as in topologies.ring\(\)"),
-        ({"topology": 3}, "must be a topology"),
-        ({"topology": "random_regular(4)"}, "at most 3"),
-        ({"topology": "random_regular(3)", "workers": 5}, "odd number"),
-        ({"topology": "random_regular(1)"}, "no connected graph"),
-        ({"topology": "adjacency([[0, 1], [1, 0]])"}, "a graph of 2 workers, and there are 4"),
-        ({"topology": "adjacency([[0, 1, 0], [1, 0, 0], [0, 0, 0]])"}, "not connected: worker 2"),
-        ({"topology": "adjacency([[0, 1, 0], [1, 0, 0], [1, 0, 0]])"}, "not strongly connected.*from worker 2"),
-        (
-            {"topology": "adjacency([[0, 0, 1], [1, 0, 0], [0, 1, 0]], metropolis)"},
-            "directed graph; give weights='uniform'",
-        ),
-        ({"topology": "adjacency([[0.5, 0.6], [0.5, 0.5]], given)"}, "column 1 sums to 1.1"),
-        ({"topology": "adjacency([[0, 1]])"}, "must be square"),
-        ({"topology": "adjacency([[0, -1], [1, 0]])"}, "zero or above"),
-        ({"topology": "adjacency([[0, x], [1, 0]])"}, "numbers"),
-    ],
-)
-def test_bad_input(values, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(**{**RING, **values})

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from asyncsim.base.errors import InputError
 from asyncsim.clusters.laws import (
     LAWS,
     Constant,
@@ -230,86 +229,6 @@ def test_many_samples_are_not_all_shown():
     assert parse(str(many)) == many
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: Constant(-1), ["constant", "value", "-1", "zero or above"]),
-        (lambda: Constant(math.nan), ["constant", "value", "nan", "finite"]),
-        (lambda: Constant("a"), ["constant", "value", "'a'", "number"]),
-        (lambda: Constant(10**400), ["constant", "value", "finite"]),
-        (lambda: Exponential(0), ["exponential", "mean", "0", "above zero"]),
-        (lambda: Exponential(math.inf), ["exponential", "mean", "inf", "finite"]),
-        (lambda: Gamma(1, -0.2), ["gamma", "cv", "-0.2"]),
-        (lambda: Gamma(1, 0), ["gamma", "cv", "0", "constant"]),
-        (lambda: Gamma(1, 1e9), ["gamma", "cv", "1000000000", "between"]),
-        (lambda: Gamma(1, math.nan), ["gamma", "cv", "nan", "finite"]),
-        (lambda: LogNormal(-1, 1), ["lognormal", "mean", "-1", "above zero"]),
-        (lambda: LogNormal(1, 0), ["lognormal", "cv", "constant"]),
-        (lambda: Uniform(2, 1), ["uniform", "high", "1", "low", "2"]),
-        (lambda: Uniform(1, 1), ["uniform", "high", "constant"]),
-        (lambda: Uniform(-1, 1), ["uniform", "low", "-1"]),
-        (lambda: Weibull(1, 0.001), ["weibull", "shape", "0.001", "between"]),
-        (lambda: Pareto(1, 1), ["pareto", "shape", "1", "mean is infinite", "above 1"]),
-        (lambda: Pareto(1, -3), ["pareto", "shape", "-3", "above zero"]),
-        (lambda: Empirical([]), ["empirical", "samples", "at least one"]),
-        (lambda: Empirical([1, -2]), ["empirical", "samples[1]", "-2"]),
-        (lambda: Empirical([1e308, 1e308]), ["empirical", "samples", "1e+308", "finite"]),
-        (lambda: Empirical(3), ["empirical", "samples", "3", "list"]),
-        (lambda: Empirical(np.array(2.0)), ["empirical", "samples", "array(2.)", "list"]),
-        (lambda: Empirical(b"12"), ["empirical", "samples", "b'12'", "list"]),
-        (lambda: Exponential(np.True_), ["exponential", "mean", "True", "number"]),
-        (lambda: Empirical([[1, 2]]), ["empirical", "samples[0]", "number"]),
-        (lambda: Mixture([Constant(1)], [1, 2]), ["mixture", "weights", "2 for 1"]),
-        (lambda: Mixture([Constant(1)], [0]), ["mixture", "weights[0]", "0", "above zero"]),
-        (lambda: Mixture([None], [1]), ["mixture", "laws[0]", "None", "law"]),
-        (lambda: Mixture([], []), ["mixture", "laws", "at least one"]),
-    ],
-)
-def test_nonsense_parameters_are_refused(build, words):
-    with pytest.raises(InputError) as caught:
-        build()
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["''", "gamma(mean=1, cv=0.2)"]),
-        ("gama(mean=1, cv=1)", ["'gama'", "did you mean 'gamma'", "weibull"]),
-        ("log_normal(1, 1)", ["'log_normal'", "did you mean 'lognormal'"]),
-        ("gamma(mean=1, cw=1)", ["gamma", "'cw'", "did you mean 'cv'"]),
-        ("gamma(mean=1)", ["gamma", "cv missing", "gamma(mean=..., cv=...)"]),
-        ("gamma(1, 2, 3)", ["gamma", "3 parameters", "gamma(mean=..., cv=...)"]),
-        ("gamma(1, 2, cv=3)", ["gamma", "cv", "twice"]),
-        ("gamma", ["gamma", "write gamma(mean=..., cv=...)"]),
-        ("exponential(inf)", ["exponential", "mean", "inf", "finite"]),
-        ("exponential(mean=nan)", ["exponential", "mean", "nan", "finite"]),
-        ("exponential(-1)", ["exponential", "mean", "-1", "above zero"]),
-        ("exponential([1])", ["exponential", "mean", "number"]),
-        ("exponential(**{})", ["exponential", "'**'", "mean"]),
-        ("exponential(*[1])", ["*[1]", "not a law"]),
-        ("-1", ["constant", "value", "-1"]),
-        ("True", ["True", "not a law"]),
-        ("5 seconds", ["5 seconds", "unknown unit 'seconds'; choose from ns, us, ms, s, min, h"]),
-        ("gamma(1, 0.2 s)", ["cv = '0.2 s'", "without a unit"]),
-        ("1 + 2", ["1 + 2", "not a law"]),
-        ("2 * 3", ["2 * 3", "only a list can be repeated"]),
-        ("[1] * 1.5", ["[1] * 1.5", "whole number"]),
-        ("[1] * 1000000000000", ["[1] * 1000000000000", "repeat fewer"]),
-        ("[gamma(1, 1), [2]]", ["entry 1", "one law"]),
-        ("__import__('os').getcwd()", ["__import__", "not a law"]),
-        ("open('x')", ["'open'", "unknown"]),
-        ("gamma(mean=(lambda: 1)(), cv=1)", ["lambda", "not a law"]),
-        ("(" * 1000, ["not a law"]),
-        ("\0", ["not a law"]),
-    ],
-)
-def test_bad_texts_are_refused(text, words):
-    with pytest.raises(InputError) as caught:
-        parse(text)
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
 def test_a_sum_of_many_lists():
     assert parse(" + ".join(["[1]*1", "[2]*1"] * 400)) == [Constant(1.0), Constant(2.0)] * 400
 
@@ -319,12 +238,6 @@ def test_as_law():
     assert as_law("service", law) is law
     assert as_law("service", "gamma(1, 0.2)") == law
     assert as_law("service", 2) == as_law("service", np.float64(2)) == Constant(2)
-
-
-@pytest.mark.parametrize("value", [None, True, -1, math.nan, "[1, 2]", "gama(1, 1)", [1], 1j])
-def test_as_law_names_its_argument(value):
-    with pytest.raises(InputError, match="service"):
-        as_law("service", value)
 
 
 def test_laws_load_without_heavy_packages():

@@ -65,7 +65,9 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     assert data["title"] == "compare: quadratic" and data["question"].startswith("Which method is best")
     assert "downpour" in data["answer"] and data["command"].startswith("python -m asyncsim.study compare --workers=2")
     assert [name for name, _ in data["figures"]] == ["curves"]
-    assert [table["name"] for table in data["tables"]][-1] == "summary.csv"
+    summary = data["tables"][-1]
+    assert summary["name"] == "summary.csv"
+    assert dict(zip(summary["columns"], summary["words"], strict=True))["train_loss"] == "loss on the training data"
     assert sorted(one["title"] for one in data["animation"]["films"]) == ["downpour, seed 0", "gem, seed 0"]
     assert page.write_page(animated).read_text().count("<svg") == 0  # figures are images, apart from the page
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Trace, simulate, study, theory
-from asyncsim.study.executor import Local, Processes
+from asyncsim.study.executor import Local, LocalProcesses
 from asyncsim.study.finished import figures, read
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, known_cost, measure, measure_all, pareto
 
@@ -257,7 +257,7 @@ def test_other_processes_give_the_same():
     some = [Candidate({"policy": str(n)}, Cluster(n, "gamma(1, 0.2)"), SIZE) for n in (2, 3, 4)]
     jobs = [(measure_all, [one], Horizon("versions", 50), 100, 2, "t") for one in some]
     here, there = ({done.place: done.value for done in executor.map(_call, jobs)} for executor in
-                   (Local(), Processes(measure_all, Local(), processes=2)))  # fmt: skip
+                   (Local(), LocalProcesses(measure_all, Local(), processes=2)))  # fmt: skip
     assert here == there
 
 

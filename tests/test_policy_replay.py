@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import damped_buffer, make_method, make_problem, make_trace
-from test_oracle import POLICIES
+from hypothesis import given, settings
+from world import SEEDS, gates
 
 from asyncsim import (
     Cluster,
@@ -41,18 +42,14 @@ COMMITS = 400
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-DEFAULT = {barrier(4)}
-
-
-@pytest.mark.parametrize(
-    "policy", [pytest.param(p, id=str(p), marks=[] if p in DEFAULT else pytest.mark.full) for p in POLICIES]
-)
-def test_replay_is_the_policy_itself(policy):
+@settings(max_examples=6)
+@given(policy=gates(7), seed=SEEDS)
+def test_replay_is_the_policy_itself(policy, seed):
     """Against a server that computes with the messages as they come: no trace, no waves, nothing of the package."""
     cluster = Cluster(7, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
     curvature, rate = np.linspace(0.1, 1, 16), 0.05
     versions, total, count = [np.ones(16)], np.zeros(16), 0
-    for *_, read_version, _, version, outcome, _ in UsualModel(cluster, COMMITS).rows:
+    for *_, read_version, _, version, outcome, _ in UsualModel(cluster, COMMITS, seed).rows:
         if outcome in ("discarded", "cancelled"):
             continue
         staleness = len(versions) - 1 - read_version
@@ -62,14 +59,9 @@ def test_replay_is_the_policy_itself(policy):
             versions.append(versions[-1] + total / count)
             total, count = np.zeros(16), 0
         assert version == len(versions) - 1
-    run = replay(
-        simulate(cluster, COMMITS),
-        damped_buffer(rate),
-        problems.quadratic(curvature),
-        precision="float64",
-        evaluate_every=1,
-        progress=False,
-    )
+    method, problem = damped_buffer(rate), problems.quadratic(curvature)
+    options = {"precision": "float64", "evaluate_every": 1, "progress": False}
+    run = replay(simulate(cluster, COMMITS, seed), method, problem, **options)
     np.testing.assert_allclose(run.params, versions[-1], rtol=1e-10)
     assert len(run.commits) == COMMITS
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from test_calibration import stretched, without_cluster
 
-from asyncsim import Cluster, InputError, prescribed, simulate
+from asyncsim import Cluster, simulate
 from asyncsim.calibration.prediction import extrapolate, predict
 
 #: Enough for a band: the same cluster is outside once in ten with these.
@@ -88,20 +88,3 @@ def test_laws_of_each_worker_are_repeated():
     assert prediction.holds
     means = [law.mean for law in prediction.cluster.compute_laws]
     assert means[3] == means[7] == pytest.approx(0.15, rel=0.1)
-
-
-def test_refused():
-    with pytest.raises(InputError, match=r"recorded: a prescribed trace"):
-        predict(prescribed(3, 100, 4))
-    with pytest.raises(InputError, match=r"again: must be|again = None: must be a Trace"):
-        extrapolate(TRACE, None)
-    with pytest.raises(
-        InputError, match=r"again: protocol is 'read_then_write', and in the first recording 'exchange'"
-    ):
-        extrapolate(TRACE, twice(protocol="read_then_write"))
-    with pytest.raises(InputError, match=r"runs = 1: must be at least 2"):
-        predict(TRACE, runs=1)
-    with pytest.raises(InputError, match=r"seed = -1: must be at least 0"):
-        predict(TRACE, seed=-1)
-    with pytest.raises(InputError, match=r"record at least 20"):
-        predict(simulate(CLUSTER, 30))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from asyncsim.base.errors import InputError
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture
 from asyncsim.traces.prescription import prescribed
 
@@ -84,26 +83,3 @@ def test_source():
     summary = trace.summary(warm_up=0)
     assert (summary["duration"], summary["throughput"]) == (3.0, 2.0)
     assert np.isnan(summary["utilisation"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"staleness": -1}, r"staleness.*-1"),
-        ({"staleness": 1.5}, r"staleness = 1.5: must be a whole number of versions; .*give a law"),
-        ({"staleness": "gauss(3)"}, r"gauss"),
-        ({"staleness": None}, r"staleness = None: must be one law, .* or a number of versions"),
-        ({"staleness": -3}, r"staleness: constant: value = -3: must be zero or above \(versions\)"),
-        ({"staleness": [1, 2]}, r"staleness = a list of 2: must hold one per commit, and there are 5"),
-        ({"staleness": [1, 2, -1, 0, 0]}, r"staleness\[2\] = -1: must be at least 0"),
-        ({"staleness": [1, 2, 0.5, 0, 0]}, r"staleness\[2\] = 0.5: must be a whole number"),
-        ({"commits": 0}, r"commits = 0: must be at least 1"),
-        ({"commits": 10**13}, r"commits = 10000000000000: .* needs at least .* GiB of memory .*; simulate fewer"),
-        ({"workers": 0}, r"workers = 0: must be at least 1"),
-        ({"window": -1}, r"window = -1: must be at least 1"),
-        ({"seed": -1}, r"seed = -1: must be at least 0"),
-    ],
-)
-def test_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        prescribed(**{"staleness": 1, "commits": 5, "workers": 2, **arguments})

@@ -9,7 +9,7 @@ from asyncsim import methods, prescribed, problems, replay
 from asyncsim.base.tracing import whole_products
 from asyncsim.methods import Method
 from asyncsim.real import Processes
-from asyncsim.real.computing import Computing, Job
+from asyncsim.real.computing import Computation, Computing
 from asyncsim.real.recording import Header
 
 
@@ -75,7 +75,7 @@ def test_so_does_a_real_process(problem, method, told):
     computing = Computing(method, problem, Header(Processes(2), 1, 0, "float32", {}, {}, False))
     told.clear()
     first = computing.first_job()
-    computing.run(0, Job(0, 0, np.asarray(first.start), first.learner))
+    computing.run(0, Computation(0, 0, np.asarray(first.start), first.learner))
     assert told == {"loss": {"float32"}, "backward": {"float32"}}
 
 

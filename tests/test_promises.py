@@ -84,7 +84,7 @@ def kill():
     return killed
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [29, pytest.param(2, marks=pytest.mark.full)])
 def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step):
     study(out="whole")
     number = 0
@@ -133,7 +133,7 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
 # Damaged files
 
 
-@pytest.mark.parametrize("flips", [8, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("flips", [5, pytest.param(200, marks=pytest.mark.full)])
 def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
     study(out="whole")
     whole = files("whole")

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
-from cases import noisy
+from cases import combining, noisy
 
 from asyncsim import Cluster, InputError, Trace, methods, problems, recorders, replay, simulate, study
 from asyncsim.base.files import write_json
@@ -24,8 +24,9 @@ from asyncsim.drawing import look
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.recording import HEADER, LOG, Header, Log
-from asyncsim.real.server import Server, ServerActor, Worker
+from asyncsim.real.server import RealWorker, Server, ServerActor
 from asyncsim.real.supervisor import _prepare, ray_cluster
+from asyncsim.study import finished
 
 ROOT = study.shipped("studies").parent
 WORKERS = 3
@@ -74,7 +75,7 @@ def in_threads(folder, method, processes, commits, task, until=None, keep_states
             enter(event)
 
         server._enter = break_off
-    workers = [Worker(index, method, task, asked) for index in range(processes.workers)]
+    workers = [RealWorker(index, method, task, asked) for index in range(processes.workers)]
     server.start()
     threads = [threading.Thread(target=worker.run, args=(server, True)) for worker in workers]
     for thread in threads:
@@ -84,7 +85,7 @@ def in_threads(folder, method, processes, commits, task, until=None, keep_states
             time.sleep(0.001)
         server.lost(worker, "process died")
         threads[worker].join()
-        again = threading.Thread(target=Worker(worker, method, task, asked).run, args=(server, True))
+        again = threading.Thread(target=RealWorker(worker, method, task, asked).run, args=(server, True))
         threads.append(again)
         again.start()
     trouble = server.wait()
@@ -119,10 +120,13 @@ def close(found, expected):
         ("read_then_write, two visits", methods.gem),
         ("write_then_read", methods.aeasgd),
         ("exchange", lambda learning_rate: noisy(learning_rate, replies=True)),
+        ("exchange", lambda learning_rate: methods.lsgd(learning_rate, groups=2)),
+        ("write_then_read", lambda learning_rate: methods.lgd(learning_rate, policy=None)),
+        ("exchange", combining),
     ],
 )
 def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):
-    task, method = problem(), method(learning_rate=0.01)
+    task, method = problem(), method(0.01)
     processes = Processes(WORKERS, delay="exponential(0.001)", window=2, **PROTOCOLS[protocol])
     in_threads(tmp_path, method, processes, 100, task, until=70)
     before = (tmp_path / LOG).read_bytes()
@@ -274,7 +278,7 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
 
 
 def test_without_ray_the_remedy_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncsim.real.supervisor.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("asyncsim.real.processes.importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install \"asyncsim\[ray\]\""):
         record(methods.downpour(), problem(), Processes(2), 5, folder=tmp_path / "none")
     validate = study.load("validate")
@@ -340,7 +344,7 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
     write_json(tmp_path / "config.json", {"study": "validate"})
     assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
     with look.style():
-        drawn = figure("validate")._agreement(*figure("validate")._read(tmp_path))
+        drawn = figure("validate").agreement(finished.read(tmp_path, "validate", figure("validate")._COLUMNS))
     ticks = dict(
         zip(drawn.axes[0].get_yticks(), (one.get_text() for one in drawn.axes[0].get_yticklabels()), strict=True)
     )

@@ -184,22 +184,6 @@ def test_methods_that_workers_alone_cannot_run(method, given, message, tmp_path)
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"topology": "ring()", "service": 0.1}, "service = .*there is no server"),
-        ({"topology": "ring()", "discipline": "random"}, "leave discipline out"),
-        ({"policy": "barrier()"}, "a real server takes up all that comes"),
-        ({"policy": "neighbours()"}, "without a server; give a topology"),
-        ({"topology": "slow_links(ring(), [[0, 1, 5]])"}, "real links are as slow as they are"),
-        ({"topology": "exponential()", "policy": "handshake()", "workers": 5}, "directed"),
-    ],
-)
-def test_processes_that_cannot_be(given, message):
-    with pytest.raises(InputError, match=message):
-        Processes(**{"workers": 3, **given})
-
-
 def test_a_recorded_trace_says_itself_when_messages_were_taken_up(tmp_path):
     method, topology, policy = CASES["D-PSGD"]
     in_threads(tmp_path, method, Processes(2, topology=topology, policy=policy), 8)

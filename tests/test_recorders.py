@@ -12,7 +12,7 @@ from cases import PROTOCOLS, make_method, make_problem, make_trace, momentum_eac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import InputError, methods, problems, recorders, replay, replay_ensemble
+from asyncsim import methods, problems, recorders, replay, replay_ensemble
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.replays import replay as replay_module
 from asyncsim.replays import tuning
@@ -223,9 +223,7 @@ def distance():
     return recorders.Recorder(("moved", "at"), observe, init=lambda method, central: central)
 
 
-@pytest.mark.parametrize(
-    "form", ["batch", *(pytest.param(form, marks=pytest.mark.full) for form in ("single", "dispatched"))]
-)
+@pytest.mark.parametrize("form", ["batch", pytest.param("single", marks=pytest.mark.full)])
 def test_a_users_own_in_every_form(form):
     trace, record = make_trace(commits=120), [cosine(), recorders.energy(), distance()]
     with jax.enable_x64(True):
@@ -271,51 +269,6 @@ def test_a_number_that_is_undefined_ends_no_run():
 
 def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
     return [recorders.Recorder(("a",), observe, **rest)]
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ("energy", r"record = 'energy': must be a list of recorders, \[recorders\.energy\(\)\]"),
-        ([recorders.energy], r"record: .* is not a recorder; call it, recorders\.energy\(\)"),
-        ([recorders.energy(), recorders.energy(0.5)], "record: two columns are called 'central_energy'"),
-        ([recorders.Recorder(("loss",))], "record: two columns are called 'loss'"),
-        ([recorders.Recorder("cosine")], r"record: columns = 'cosine': must be a tuple of names, \('cosine',\)"),
-        ([recorders.Recorder(("a",), init=lambda central: central)], r"record: init\(method, central\): failed: "),
-        (one_of(lambda state, commit: commit.loss), r"of a returned float32\[\]: must return the new state and a list"),
-        (one_of(lambda state, commit: (state, [])), r"returned \[\]: must return a scalar for each"),
-        (one_of(lambda state, commit: (state, [commit.step])), r"returned \[float32\[16\]\]: must return a scalar"),
-        (
-            one_of(lambda state, commit: (commit.loss, [commit.loss])),
-            r"returned the state float32\[\]: must have the sh",
-        ),
-        (
-            one_of(lambda state, commit: (state, [commit.norm])),
-            r"of a: failed: AttributeError: .*test_recorders\.py, li",
-        ),
-        (
-            one_of(lambda state, commit: (state, [1.0 if commit.loss > 1 else 0.0])),
-            "choose between values with jax.numpy.where",
-        ),
-        (
-            one_of(look=lambda state, commit: commit.step),
-            r"look\(state, commit\) returned float32\[16\]: must return a d",
-        ),
-        (
-            one_of(look=lambda state, commit: {"loss": commit.loss}),
-            r"returned {'loss': float32\[\]}: must return a dict",
-        ),
-    ],
-)
-def test_what_is_no_recorder_is_refused(record, message):
-    with pytest.raises(InputError, match=message):
-        replay(make_trace(commits=30), make_method("downpour"), make_problem("quadratic"), record=record)
-
-
-@pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"momentum": "high"}, {"tensors": -1}])
-def test_options_of_energy_are_checked(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        recorders.energy(**wrong)
 
 
 # Quantiles

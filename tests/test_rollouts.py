@@ -1,6 +1,6 @@
 """Rollouts: clocks against conservation, closed forms and a calculation by hand; replays against a plain loop."""
 
-import functools
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -187,6 +187,7 @@ def test_rollouts_that_cannot_be(change, message):
         ({"failures": ["crash(9, 1)"]}, "hits slots or learners? give on='slots' or on='learners'"),
         ({"failures": ["outage(9, 1)"]}, "is not for a cluster with rollouts"),
         ({"topology": "ring()"}, "has no server that publishes versions"),
+        ({"servers": 2}, "with rollouts one server publishes versions; leave servers out"),
         ({"policy": "barrier"}, "every update makes a version; leave policy out"),
         ({"failures": ["crash(9, 1, workers=[8], on=slots)"]}, "numbered from 0 to 7"),
         ({"rollouts": 3}, "must be asyncsim.Rollouts"),
@@ -202,7 +203,7 @@ def test_slots_and_learners_are_told_apart_only_with_rollouts():
     with pytest.raises(InputError, match="the cluster has no rollouts; leave on out"):
         Cluster(2, 1.0, failures=[crash(9, 1, on="slots")])
     with pytest.raises(InputError, match="groups in a row were too stale"):
-        learner(9, 0.01, slots=512, length="exponential(1)", group=8, batch=16, queue="discard(0)")
+        learner(9, slots=16, length="exponential(1)", batch=4, queue="discard(0)", publish=2)
 
 
 def test_a_cluster_with_rollouts_survives_its_text():
@@ -230,8 +231,7 @@ def trained_apart(trace):
             "outcome": "trained",
         }
     )
-    tables = trace.rollouts._replace(samples=samples)
-    return type(trace)(trace.frame, trace.source, rollouts=tables)
+    return dataclasses.replace(trace, rollouts=trace.rollouts._replace(samples=samples))
 
 
 def test_pace_zero_is_synchronous_training_byte_for_byte():

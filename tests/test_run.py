@@ -12,7 +12,7 @@ import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Run, methods, prescribed, problems, replay, simulate
 from asyncsim.base.files import sealed
-from asyncsim.runs.run import FORMAT
+from asyncsim.replays.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
 

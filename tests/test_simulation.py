@@ -1,18 +1,14 @@
-"""The simulation: hand-computed runs, exact invariants, the usual SimPy model, and queueing theory."""
+"""The simulation: runs by hand, random numbers and queueing theory; `test_world` has what holds of every trace."""
 
 import ciw
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
+from world import LAWS
 
-from asyncsim.base.errors import InputError
 from asyncsim.base.streams import Streams
-from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
-from asyncsim.clusters import policy
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
+from asyncsim.clusters.laws import Constant, Exponential, Gamma, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
@@ -22,7 +18,6 @@ from asyncsim.traces.trace_summary import IN_WORDS
 K_SIGMA = 5.0
 BATCHES = 40
 
-PROTOCOLS = [("exchange", True), ("read_then_write", True), ("read_then_write", False), ("write_then_read", True)]
 TIMES = ["start_time", "arrive_time", "serve_time", "commit_time"]
 
 
@@ -160,97 +155,6 @@ def test_random_serves_all_who_wait_alike():
     assert set(gaps) >= {2, 3, 4, 5, 6, 7, 8}
 
 
-LAWS = [
-    Constant(1.0),
-    Constant(2.0),
-    Exponential(1.0),
-    Gamma(1.0, 0.2),
-    Pareto(1.0, 1.5),
-    Empirical([0.0, 1.0, 2.0]),
-    Mixture([Uniform(0.5, 1.0), Constant(8.0)], [0.8, 0.2]),
-]
-SHORT = [Constant(0.0), Constant(1.0), Exponential(0.1), Uniform(0.0, 0.5), Empirical([0.0, 1.0])]
-
-
-#: Whole numbers of seconds only: several events in almost every instant.
-CROWDED = [Constant(1.0), Constant(2.0), Empirical([0.0, 1.0]), Empirical([0.0, 1.0, 2.0, 3.0])]
-
-
-@st.composite
-def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6)):
-    workers = draw(st.integers(*sizes))
-    law, short = st.sampled_from(laws), st.sampled_from(short)
-    compute = draw(st.lists(law, min_size=workers, max_size=workers))
-    if len(set(compute)) == 1 or draw(st.booleans()):
-        compute = compute[0]
-    protocol, exclusive = draw(st.sampled_from(PROTOCOLS))
-    network = draw(
-        st.sampled_from(
-            [{}, *({"bandwidth": speed, "message_bytes": size} for speed, size in ((4.0, 2.0), (1, 1), (2, (1, 4))))]
-        )
-    )
-    return Cluster(
-        workers=workers,
-        compute=compute,
-        service=draw(short),
-        latency=draw(st.one_of(short, st.tuples(short, short))),
-        shared_bandwidth=bool(network) and draw(st.booleans()),
-        window=draw(st.integers(1, 3)),
-        protocol=protocol,
-        exclusive=exclusive,
-        discipline=draw(st.sampled_from(["fifo", "lowest_rank", "random"])),
-        **network,
-    )
-
-
-def policies(cluster):
-    """The policies that a cluster can have."""
-    counts, limits = st.integers(1, cluster.workers), st.integers(1, 4)
-    possible = [
-        st.just(policy.asynchronous()),
-        st.just(policy.rounds()),
-        st.builds(policy.buffered, st.integers(1, 2 * cluster.workers)),
-        st.builds(policy.discard_stale, limits, counts),
-    ]
-    if cluster.protocol != "read_then_write":
-        possible += [
-            st.builds(policy.bounded_staleness, st.integers(0, 3)),
-            st.builds(policy.first_of, counts),
-            st.builds(policy.barrier, st.none() | counts),
-            st.builds(policy.cancel_stale, limits, counts),
-        ]
-    return st.one_of(possible)
-
-
-runs = given(cluster=clusters(), commits=st.integers(1, 50), seed=st.integers(0, 2**32))
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@runs
-def test_the_usual_model_has_the_same_events(cluster, commits, seed):
-    assert_usual(cluster, commits, seed)
-
-
-@pytest.mark.full
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(cluster=clusters(CROWDED, [Constant(0.0), *CROWDED], sizes=(4, 7)), seed=st.integers(0, 2**32))
-def test_the_usual_model_has_the_same_order_of_simultaneous_events(cluster, seed):
-    assert_usual(cluster, 60, seed)
-
-
-def assert_usual(cluster, commits, seed):
-    trace = simulate(cluster, commits, seed)
-    usual = UsualModel(cluster, commits, seed)
-    columns = dict(zip(COLUMNS, zip(*usual.rows, strict=True), strict=True))
-    for name in ("worker", *TIMES, "read_version", "read_time", "version", "outcome"):
-        np.testing.assert_array_equal(trace.frame[name], columns[name], err_msg=name)
-    held = trace.open_reads[["worker", "read_version", "read_time"]].itertuples(index=False)
-    assert sorted(map(tuple, held)) == [(i, *read) for i, reads in enumerate(usual.reads) for read in sorted(reads)]
-    # The general staleness identity; the right-hand side is counted one increment at a time.
-    ages = commits - trace.open_reads["read_version"]
-    assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
-
-
 def test_repeats_and_seeds():
     cluster = Cluster(4, Gamma(1, 0.5), Exponential(0.1), discipline="random")
     first, again, other = (simulate(cluster, 100, seed) for seed in (5, 5, 6))
@@ -262,16 +166,6 @@ def test_repeats_and_seeds():
 
 def by_job(trace, name):
     return trace.frame.set_index(["worker", "job"])[name]
-
-
-def test_another_worker_changes_nobody_elses_times():
-    # Without a queue the times themselves stay, to the last bit.
-    few, more = (simulate(Cluster(n, Gamma(1, 0.5), latency=Exponential(0.2)), 100 * n, seed=1) for n in (4, 5))
-    for name in TIMES:
-        alone = by_job(few, name)
-        common = alone.index.intersection(by_job(more, name).index)
-        assert len(common) > 350
-        assert alone[common].equals(by_job(more, name)[common])
 
 
 def test_another_discipline_or_service_leaves_the_computations():
@@ -314,19 +208,6 @@ def test_delays_of_several_steps_are_sums_of_draws():
     np.testing.assert_array_equal(drawn, np.concatenate(expected))
     constant = delays([Constant(0.25), Constant(1.5)], 3, "compute", steps=3)
     assert [constant(0), constant(1), constant(0)] == [0.75, 4.5, 0.75]
-
-
-def test_refused():
-    cluster = Cluster(2, 1.0)
-    with pytest.raises(InputError, match=r"cluster = 3: must be an asyncsim.Cluster"):
-        simulate(3, 10)
-    for arguments, message in (
-        ({"commits": 0}, r"commits = 0: must be at least 1"),
-        ({"commits": 1e4}, r"commits = 10000.0: must be a whole number"),
-        ({"commits": 5, "seed": -1}, r"seed = -1: must be at least 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            simulate(cluster, **arguments)
 
 
 # Theory

@@ -4,10 +4,7 @@ import dataclasses
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asyncsim import (
     Cluster,
@@ -38,16 +35,6 @@ FORMS = (
     {"topology": "complete()", "policy": "handshake()"},
     {"topology": "one_peer_exponential()", "policy": "asynchronous()"},
 )
-NETWORKS = (
-    {"latency": "exponential(0.3)", "bandwidth": 8.0, "message_bytes": 2.0},
-    {"latency": 0.25},
-    {"latency": "gamma(200 ms, 0.5)"},
-)
-
-
-def columns(cluster, seed=3):
-    trace = simulate(cluster, 60, seed)
-    return trace.frame, trace.open_reads
 
 
 @pytest.mark.parametrize(
@@ -70,27 +57,6 @@ def test_quantities_are_the_nearest_floats(text, units, number):
     assert quantity("x", text, units) == number
 
 
-@pytest.mark.parametrize(
-    ("text", "units", "told"),
-    [
-        ("100 Mb/s", RATES, r"unknown unit 'Mb/s'; bits or bytes\? write Mbit/s or MB/s; choose from B/s, kB/s"),
-        ("1 Gbps", RATES, r"bits or bytes\? write Gbit/s or GB/s"),
-        ("1 mbit", RATES, r"unknown unit 'mbit'; choose from"),
-        ("10 MB", RATES, r"a rate is per second: write MB/s"),
-        ("10 MB/s", BYTES, r"a size is not per second: write MB;"),
-        ("3 kb", BYTES, r"write kbit or kB"),
-        ("4 msec", SECONDS, r"unknown unit 'msec'; choose from ns, us, ms, s, min, h"),
-        ("fast", SECONDS, r"x = 'fast': must be a number, or one with a unit such as '40 ms'"),
-        ("1e999999999999 ms", SECONDS, r"x = '1e999999999999 ms': must be finite; give a number below 1e308 sec"),
-        ("1__0e99999999999999999999999 B", BYTES, r"must be finite; give a number below 1e308 bytes"),
-        ("1e400", RATES, r"must be finite; give a number below 1e308 bytes/s"),
-    ],
-)
-def test_texts_that_are_no_quantities_are_refused(text, units, told):
-    with pytest.raises(InputError, match=told):
-        quantity("x", text, units)
-
-
 def test_laws_have_units_where_they_have_times():
     assert parse("gamma(mean=40 ms, cv=.2)") == Gamma("40 ms", 0.2) == Gamma(0.04, 0.2)
     assert parse("[1 ms, exponential(2 s)]*2")[2] == Constant(0.001)
@@ -100,30 +66,6 @@ def test_laws_have_units_where_they_have_times():
             parse(wrong)
     with pytest.raises(InputError, match="zero or above"):
         parse("-1 ms")
-
-
-@settings(deadline=None)
-@given(st.sampled_from(NETWORKS), st.sampled_from(FORMS[:-3]), st.integers(0, 99))
-def test_per_worker_of_equal_values_and_near_as_far_change_nothing(network, form, seed):
-    plain = Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form})
-    alike = {name: per_worker([network[name]] * 6) for name in ("latency", "bandwidth") if name in network}
-    assert Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form, **alike}) == plain
-    sites = {"sites": [2, 3, 1], "far_latency": network["latency"]}
-    expected = columns(plain, seed)
-    for far in (sites, {"sites": [2, 4]}, {**sites, "far_every": 3}, {**sites, "far_bandwidth": 8.0}):
-        if "far_bandwidth" in far and "bandwidth" not in network:
-            continue
-        found = columns(Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form, **far}), seed)
-        for one, other in zip(found, expected, strict=True):
-            pd.testing.assert_frame_equal(one, other, check_exact=True)
-
-
-@pytest.mark.parametrize("form", FORMS[-3:])
-def test_near_as_far_changes_nothing_without_a_server(form):
-    plain = Cluster(6, "gamma(1, 0.3)", latency="exponential(0.3)", **form)
-    same = Cluster(6, "gamma(1, 0.3)", latency="exponential(0.3)", sites=[3, 3], far_latency="exponential(0.3)", **form)
-    for one, other in zip(columns(same), columns(plain), strict=True):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -213,21 +155,6 @@ def test_all_reduces_know_of_sites():
     assert cluster.latency_down == Constant(expected) and cluster.ways[0].latency[3] == Constant(0.0)
     with pytest.raises(InputError, match=r"far_latency = exponential\(mean=1\): policy = barrier"):
         Cluster(4, 1.0, **near, sites=[2, 2], far_latency="exponential(1)")
-
-
-def test_what_cannot_be_is_refused():
-    for given_, told in (
-        ({"sites": [2, 1]}, "sites = 2, 1: have 3 workers, and workers = 4"),
-        ({"far_latency": 1}, "far_latency = 1: is between sites, and there is one"),
-        ({"sites": [2, 2], "far_latency": per_worker([1] * 4)}, "is between sites, and the same for all workers"),
-        ({"sites": [2, 2], "far_bandwidth": 1}, "far_bandwidth = 1.0: says nothing without message_bytes"),
-        ({"latency": per_worker([1, 2])}, "latency = per_worker of 2: must hold one per worker, and there are 4"),
-        ({"latency": "per_worker"}, r"needs its values; write per_worker\(values\)"),
-        ({"far_every": 2}, "far_every = 2: needs sites"),
-        ({"latency": per_worker([1, 2, 3, (4, 5)]), "topology": "ring()", "policy": "neighbours()"}, "one way"),
-    ):
-        with pytest.raises(InputError, match=told):
-            Cluster(4, 1.0, **given_)
 
 
 def test_a_bandwidth_for_which_messages_take_for_ever_is_questioned():

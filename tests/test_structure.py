@@ -1,9 +1,10 @@
-"""The structure of the package: dependencies point one way, and nothing heavy is below the cluster side."""
+"""The structure of the package: imports point down, class names are unique, and nothing heavy is below the clusters."""
 
 import ast
 import functools
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,52 +16,105 @@ MODULES = {
     ".".join(("asyncsim", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
+#: Folders from the bottom up; a module imports from its own line and those above.
+ORDER = """
+base
+clusters
+traces
+simulation theory
+methods problems byzantine
+replays
+study
+drawing
+pages calibration real benchmark
+runs
+"""
+RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
+#: A class and the functions of its summary, or its parts, name each other in annotations.
+FOR_TYPES = {
+    ("asyncsim.traces.trace_summary", "asyncsim.traces.trace"),
+    ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
+    ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
+}
 
 
-def walk(node, inside=False, typing=False):
-    """Yield the imports of a module, and whether they are inside a function; those for type checkers are none."""
-    for child in ast.iter_child_nodes(node):
-        for_types = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
-        if isinstance(child, ast.Import | ast.ImportFrom) and not for_types:
-            yield child, inside
-        yield from walk(child, inside or isinstance(child, ast.FunctionDef), for_types)
+def imported(tree):
+    """Return the names of modules in a file: imports anywhere in it, also for type checkers, and texts."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inside if inside <= set(MODULES) else {node.module, *inside}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return names
 
 
 @functools.cache
 def imports():
-    """What each module imports of ours, wherever it does."""
-    found = {}
-    for module, path in MODULES.items():
-        names = set()
-        for node, _ in walk(ast.parse(path.read_text())):
-            base = getattr(node, "module", "")
-            names |= {base, *(f"{base}.{one.name}".lstrip(".") for one in node.names)}
-        found[module] = (names & set(MODULES)) - {module, "asyncsim"}
-    return found
+    """Return the modules of the package that each module imports, without the package itself."""
+    return {
+        module: (imported(ast.parse(path.read_text())) & set(MODULES)) - {module, "asyncsim"}
+        for module, path in MODULES.items()
+    }
 
 
 def reached(module):
     seen, waiting = set(), [module]
     while waiting:
-        new = imports()[waiting.pop()] - seen
+        last = waiting.pop()
+        new = {name for name in imports()[last] if (last, name) not in FOR_TYPES} - seen
         seen |= new
         waiting += new
     return seen
+
+
+def folder_of(module):
+    return module.split(".")[1] if module.count(".") else ""
+
+
+def test_a_hidden_import_is_seen():
+    hidden = """
+    if TYPE_CHECKING:
+        from asyncsim.theory import queueing
+    def plot(): return importlib.import_module("asyncsim.drawing.plots")
+    def run(): from asyncsim.study.jobs import run_jobs
+    """
+    found = imported(ast.parse("if True:\n" + hidden)) & set(MODULES)
+    assert found == {"asyncsim.theory.queueing", "asyncsim.drawing.plots", "asyncsim.study.jobs"}
 
 
 def test_there_are_no_circles_of_imports():
     assert [module for module in MODULES if module in reached(module)] == []
 
 
+def test_imports_point_down():
+    """Only the package itself, its command line and the modules that start it are above all folders."""
+    assert {folder_of(module) for module, path in MODULES.items() if path.parent != PACKAGE} == set(RANKS)
+    upward = [
+        (module, name)
+        for module, names in imports().items()
+        for name in names
+        if MODULES[module].parent != PACKAGE and not module.endswith("__main__")
+        if RANKS.get(folder_of(name), len(ORDER)) > RANKS[folder_of(module)]
+    ]
+    assert upward == []
+
+
 def test_the_nouns_do_not_mix():
     """Time never knows arrays, methods never know clocks or data."""
     for module in MODULES:
-        part = module.split(".")[1] if "." in module else ""
-        below = {name.split(".")[1] for name in reached(module)}
-        if part in ("clusters", "simulation", "traces", "theory"):
-            assert not below & {"methods", "problems", "replays", "recorders", "tracing", "study"}, module
-        if part in ("methods", "problems") and module != "asyncsim.methods.check":  # which looks at the trace, too
-            assert not below & {"simulation", "traces", "theory", "replays", "study"}, module
+        below = {folder_of(name) for name in reached(module)}
+        if folder_of(module) in ("methods", "problems", "byzantine"):
+            assert not below & {"simulation", "traces", "theory"}, module
+
+
+def test_no_two_classes_have_one_name():
+    trees = [ast.parse(path.read_text()) for path in MODULES.values()]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
@@ -69,6 +123,7 @@ def test_the_nouns_do_not_mix():
         ("asyncsim", "simpy pandas jax scipy matplotlib"),
         ("asyncsim.simulation.simulate", "jax"),
         ("asyncsim.methods", "simpy"),
+        ("asyncsim.runs.index", "pandas jax matplotlib"),
     ],
 )
 def test_nothing_heavy_is_loaded(module, heavy):

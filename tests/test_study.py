@@ -130,6 +130,37 @@ print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
     assert max(len(line) for line in shown if line.startswith(("│", "╭", "╰"))) <= 100
 
 
+def test_help_of_an_own_study_needs_only_what_its_options_need(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    text = """import not_there
+from dataclasses import dataclass
+
+LEAST = 2
+
+def least():
+    return LEAST
+
+@dataclass
+class Config:
+    workers: int = least()
+    def double(self) -> not_there.Kind:
+        return not_there.double(self.workers)
+
+def run(config):
+    print(config.workers)
+"""
+    own_study("light", text)
+    with pytest.raises(SystemExit):
+        study.main(["light", "--help"])
+    assert "(default: 2)" in capfd.readouterr().out
+    assert study.main(["light"]) == 2
+    assert "No module named 'not_there'" in capfd.readouterr().err
+    # What a statement does to the options cannot be seen: then the whole file is imported.
+    own_study("light", text.replace("LEAST = 2", "if True:\n    LEAST = 2"))
+    assert study.main(["light", "--help"]) == 2
+    assert "No module named 'not_there'" in capfd.readouterr().err
+
+
 def test_every_option_is_described():
     _, config = study.configure("staleness")
     assert config == Config()

@@ -12,7 +12,7 @@ import pytest
 
 from asyncsim import Cluster, Constant, InputError, methods, problems, replay, simulate, study
 from asyncsim.benchmark import contenders, turns
-from asyncsim.drawing.command import draw_folder
+from asyncsim.pages.command import draw_folder
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.study import load_file, shipped
 

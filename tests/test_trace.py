@@ -11,7 +11,6 @@ import pytest
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
-from asyncsim.clusters.policy import asynchronous, barrier, bounded_staleness, cancel_stale, discard_stale, first_of
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.columns import COLUMNS, FORMAT, Source
 from asyncsim.traces.prescription import prescribed
@@ -281,31 +280,6 @@ def test_parts_of_the_workers_time_by_hand():
     # Worker 1 computes from 7 on, to the end at 10.
     expected = {"computing": 10, "sending": 3, "waiting": 0, "served": 3, "held": 0, "returning": 4, "away": 0}
     assert spent == pytest.approx(expected)
-
-
-READS_FIRST = {"protocol": "read_then_write"}
-FORMS = [
-    *({"policy": policy} for policy in (barrier(), barrier(2), first_of(2), bounded_staleness(1), cancel_stale(3))),
-    *(
-        {"protocol": "write_then_read", "policy": policy}
-        for policy in (asynchronous(), barrier(), first_of(2), bounded_staleness(1), discard_stale(3), cancel_stale(3))
-    ),
-    *({**READS_FIRST, "exclusive": exclusive} for exclusive in (True, False)),
-    {**READS_FIRST, "exclusive": False, "policy": discard_stale(3)},
-    {"discipline": "lock_free", "policy": barrier()},
-    {"bandwidth": 1e3, "message_bytes": 100, "shared_bandwidth": True},
-]
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(map(str, form.values())))
-def test_workers_do_one_thing_at_a_time(form):
-    """The parts of their time are the whole, whenever one begins to look."""
-    for latency in (0.0, "exponential(0.3)"):
-        cluster = Cluster(4, Gamma(1.0, 0.5), service="exponential(0.1)", latency=latency, **form)
-        trace = simulate(cluster, 60, seed=1)
-        for warm_up in (0, 4, 30):
-            summary = trace.summary(warm_up)
-            assert sum(summary[f"{what}_share"] for what in Phases._fields) == pytest.approx(1.0, rel=1e-9)
 
 
 def test_summary_leaves_the_warm_up_out():

@@ -129,48 +129,6 @@ def changed(row, **values):
     return LOG.assign(**{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()})
 
 
-@pytest.mark.parametrize(
-    ("log", "options", "message"),
-    [
-        (LOG.drop(columns="serve_time"), {}, r"visits: misses serve_time; record worker, start_time"),
-        (LOG.drop(columns="start_time"), {}, r"misses start_time; .*; without start_time, give begin"),
-        (LOG[:0], {}, r"visits: holds no row"),
-        (
-            LOG.assign(arrive_time=pd.to_datetime(LOG["arrive_time"], unit="s")),
-            {},
-            r"arrive_time holds dates; give sec",
-        ),
-        (3, {}, r"visits: not a table"),
-        (changed(2, worker=0.5), {}, r"visits: worker of row 2 is 0\.5; it must be a whole number from 0 to 1"),
-        (LOG, {"workers": 1}, r"visits: worker of row 1 is 1.* from 0 to 0"),
-        (changed(1, serve_time=np.nan), {}, r"serve_time of row 1 is nan; it must be a finite number"),
-        (
-            changed(1, arrive_time=9.0),
-            {},
-            r"serve_time of row 1 is 2\.5; it must not be before arrive_time; record all",
-        ),
-        (changed(2, start_time=2.4), {}, r"start_time of row 2 is 2\.4; it must not be before its read was served"),
-        (LOG, {"begin": 1.0}, r"start_time of row 0 is -1\.0; it must not be before the begin, 1\.0"),
-        (LOG.assign(staleness=[0, 1, 1, 0]), {}, r"staleness of row 3 is 0; it must be 1, counted from the times"),
-        (LOG.assign(outcome="dropped"), {}, r"outcome of row 0 is dropped; it must be 'applied' or 'cancelled'"),
-        (LOG, {"protocol": "write_then_read"}, r"reads: missing; with protocol 'write_then_read' in two visits"),
-        (LOG.assign(outcome=["applied", "cancelled"] * 2), {}, r"reads: missing; after a lost computation"),
-        (LOG, {"protocol": "push"}, r"protocol = 'push': unknown"),
-        (LOG, {"reads": LOG}, r"reads: misses read_arrive_time"),
-        (LOG, {"reads": READS.assign(read_version=[0, 2, 3])}, r"read_version of row 0 is 0; it must be 1, the number"),
-        (LOG, {"reads": READS.assign(read_version=[1, 2, 2.5])}, r"read_version of row 2 is 2\.5; it must be 3"),
-        (LOG, {"reads": READS.assign(read_version="a")}, r"read_version of row 0 is a; it must be a finite number"),
-        (LOG, {"present": {"worker": [1], "arrive_time": [99.0]}}, r"present: arrive_time of row 0 is 99.*last commit"),
-        (LOG, {"present": {"worker": [0, 0], "arrive_time": [4.5] * 2}}, r"present: worker of row 1 is 0; it must be"),
-        (LOG, {"seed": -1}, r"seed = -1: must be at least 0"),
-        (LOG, {"begin": "0"}, r"begin = '0': must be a number"),
-    ],
-)
-def test_wrong_logs(log, options, message):
-    with pytest.raises(InputError, match=message):
-        recorded(log, **options)
-
-
 def test_reads_that_are_missing():
     trace = simulated(protocol="write_then_read")
     reads = all_reads(trace)

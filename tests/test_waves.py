@@ -6,29 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from world import ROUTES, clusters
 
-from asyncsim import Cluster, Constant, Exponential, Gamma, Pareto, Trace, barrier, prescribed, simulate
+from asyncsim import Cluster, Constant, Exponential, Gamma, Trace, barrier, prescribed, simulate
 from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
 NO_READS = Reads(np.empty(0, int), np.empty(0, int))
 
-laws = st.sampled_from([Constant(1.0), Gamma(1.0, 0.2), Exponential(1.0), Pareto(1.0, 1.5)])
 short = st.sampled_from([Constant(0.0), Constant(0.1), Exponential(0.1), Exponential(1.0)])
 
 
-@st.composite
-def simulated(draw, protocols=("exchange", "read_then_write", "write_then_read")):
-    protocol = draw(st.sampled_from(protocols))
-    cluster = Cluster(
-        draw(st.integers(1, 9)),
-        compute=draw(laws),
-        service=draw(short),
-        latency=draw(short),
-        protocol=protocol,
-        exclusive=protocol == "exchange" or draw(st.booleans()),
-        discipline=draw(st.sampled_from(["fifo", "lowest_rank", "random"])),
-    )
-    return simulate(cluster, draw(st.integers(1, 120)), seed=draw(st.integers(0, 2**20)))
+def simulated(routes=ROUTES):
+    return st.builds(simulate, clusters(sizes=(1, 9), routes=routes), st.integers(1, 120), st.integers(0, 2**20))
 
 
 @st.composite
@@ -83,7 +72,7 @@ def first_position(trace, version):
 
 
 @given(traces, sizes, st.lists(st.integers(0, 119), max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 def test_pieces_hold_only_commits_that_can_be_computed_at_once(trace, piece_size, starts):
     starts = [start for start in starts if start < len(trace)]
     made = Cut(trace, piece_size, starts)
@@ -98,7 +87,7 @@ def test_pieces_hold_only_commits_that_can_be_computed_at_once(trace, piece_size
 
 
 @given(traces)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=66)
 def test_no_fewer_waves_are_possible(trace):
     """Every commit needs all those before its read, and its worker's one before, in earlier waves."""
     made = Cut(trace, piece_size=len(trace))
@@ -112,8 +101,8 @@ def test_no_fewer_waves_are_possible(trace):
     assert len(made.cuts) - 1 == deepest[-1]
 
 
-@given(simulated(protocols=("exchange",)))
-@settings(max_examples=50, deadline=None)
+@given(simulated(ROUTES[:1]))
+@settings(max_examples=33)
 def test_waves_of_exchanges_are_the_longest_runs_without_a_worker_coming_twice(trace):
     workers = trace.frame["worker"].tolist()
     waves, seen = 1, set()
@@ -125,7 +114,7 @@ def test_waves_of_exchanges_are_the_longest_runs_without_a_worker_coming_twice(t
 
 
 @given(traces, sizes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
     """Slots are filled at a piece's end and looked into at its start, or for messages as soon as they are filled."""
     made = Cut(trace, piece_size)
@@ -152,7 +141,7 @@ def fill(slots, reads, begin, end):
 
 
 @given(st.integers(2, 7), st.integers(2, 4), short, sizes, st.integers(0, 2**20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_torn_reads_find_each_block_in_its_slot(workers, blocks, service, piece_size, seed):
     options = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": blocks}
     cluster = Cluster(workers, Exponential(1.0), service=service, latency=Exponential(0.2), **options)
@@ -168,7 +157,7 @@ def test_torn_reads_find_each_block_in_its_slot(workers, blocks, service, piece_
 
 
 @given(traces, sizes)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=66)
 def test_pieces_make_every_separate_read_once(trace, piece_size):
     made = Cut(trace, piece_size)
     expected = [

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from cases import make_dynamic, make_problem
 
-from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, proportional_windows, replay, simulate
-from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
+from asyncsim import Cluster, Gamma, InputError, methods, problems, proportional_windows, replay, simulate
 from asyncsim.study.cell import meet, same_gradients
 
 SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' toy
@@ -57,13 +56,6 @@ def test_they_are_as_often_at_the_server():
     assert shares.max() / shares.min() < 1.25
     unequal = simulate(Cluster(4, [Gamma(time, 0.3) for time in SECONDS], window=20), 2000).per_worker()["share"]
     assert unequal.max() / unequal.min() > 4
-
-
-def test_the_event_engine_is_the_usual_model():
-    cluster = Cluster(4, [Gamma(time, 0.3) for time in SECONDS], Exponential(0.05), window=(20, 15, 7, 3))
-    trace = simulate(cluster, 200)
-    for name, column in zip(COLUMNS, zip(*UsualModel(cluster, 200).rows, strict=True), strict=True):
-        assert name == "others" or trace.frame[name].tolist() == list(column), name
 
 
 def test_each_worker_goes_through_its_own_examples_without_a_gap():

@@ -59,11 +59,13 @@ def read(text: str, what: str, example: str, units: bool = False) -> Any:
         raise InputError(f"{shown(text)}: not {what}; write for example {example}{unit}") from None
 
 
-def called(argument: str, text: str, functions: Mapping[str, Callable[..., Any]], units: bool = False) -> Any:
+def called(
+    argument: str, text: str, functions: Mapping[str, Callable[..., Any]], units: bool = False, prefixed: bool = False
+) -> Any:
     """Return the result of the call that a text means, of one of some functions by their names.
 
     Brackets without parameters may be left out; calls among the parameters are passed on as texts. ``argument`` is what
-    had the text, for messages; ``units`` as in `read`.
+    had the text, for messages; ``units`` as in `read`; with ``prefixed`` they begin errors of the function, too.
 
     Raises
     ------
@@ -81,7 +83,28 @@ def called(argument: str, text: str, functions: Mapping[str, Callable[..., Any]]
     if not isinstance(call, Call):
         raise InputError(f"{subject}: cannot be read; write {form_of(functions[name])}")
     given = bind(call, functions[name], subject)
-    return functions[name](**{key: str(one) if isinstance(one, Call) else one for key, one in given.items()})
+    try:
+        return functions[name](**{key: str(one) if isinstance(one, Call) else one for key, one in given.items()})
+    except InputError as error:
+        if not prefixed:
+            raise
+        raise InputError(f"{subject}: {str(error).removeprefix(f'{subject}: ')}") from None
+
+
+def from_text(
+    argument: str, value: Any, kind: type, functions: Mapping[str, Callable[..., Any]], module: str, example: str
+) -> Any:
+    """Return a value of a kind from itself, or from the text of a call that makes it.
+
+    ``functions``: those that make one, of this ``module``; ``example``: a call, for messages.
+    """
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        return called(argument, value, functions)
+    uncalled = any(value is function for function in functions.values())
+    instead = f"call it, as in {module}{form_of(value)}" if uncalled else f"write {module}{example}"
+    raise InputError(f"{argument} = {value!r:.80}: must be a {argument}; {instead}")
 
 
 def bind(call: Call, target: Any, told: str, complete: bool = True) -> dict[str, Any]:

@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim.base.errors import InputError, shown
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -125,7 +128,7 @@ def _has(entry: str, file: str, *_version: int) -> bool:
     return isinstance(values, dict) and entry in values
 
 
-class Held:
+class LockedFolder:
     """A folder locked by this process, and the list of files written there.
 
     ``argument``: the argument that named it.
@@ -162,11 +165,11 @@ class Held:
 
 
 #: The folders that this process has to itself.
-_held: list[Held] = []
+_held: list[LockedFolder] = []
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, argument: str) -> Iterator[Held]:
+def alone_in(folder: Path, argument: str) -> Iterator[LockedFolder]:
     """Lock a folder against other processes and threads; ``argument`` is the argument that named it.
 
     Files that this module writes there are listed; writing is an InputError once the folder was removed or replaced.
@@ -179,7 +182,7 @@ def alone_in(folder: Path, argument: str) -> Iterator[Held]:
     try:
         # Windows opens no folders.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if sys.platform != "win32" else None
-        held = Held(folder, argument)
+        held = LockedFolder(folder, argument)
     except OSError as error:
         raise InputError(f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another") from error
     try:
@@ -211,8 +214,6 @@ def lock(descriptor: int) -> bool:
     """
     if sys.platform == "win32":
         return True
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -367,7 +368,7 @@ def _list(path: Path, *inside: Path) -> None:
         held.written.update(dict.fromkeys(one.absolute() for one in (path, *inside)))
 
 
-def _holders(path: Path) -> list[Held]:
+def _holders(path: Path) -> list[LockedFolder]:
     """Return the locked folders that hold a path; raise InputError if one was removed or replaced."""
     holders = [held for held in _held if held.has(path)]
     for held in holders:

@@ -29,16 +29,22 @@ class UsualModel:
     be continuous: of simultaneous events only the order at a new version is defined. ``rows`` are the commits in order,
     with those that were discarded or cancelled (see `COLUMNS`); ``reads`` are those of each worker that are open at the
     end, as pairs of version and time.
+
+    One of several servers has a clock ``env`` in common with the others, which the caller runs; ``stream`` ends the
+    names of its random streams.
     """
 
-    def __init__(self, cluster: Cluster, commits: int, seed: int = 0):
+    def __init__(
+        self, cluster: Cluster, commits: int, seed: int = 0, env: simpy.Environment | None = None, stream: str = ""
+    ):
         self.cluster, self.policy, n = cluster, cluster.policy, cluster.workers
-        self.env = simpy.Environment()
+        self.env = env or simpy.Environment()
         self.compute = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-        self.service = delays([cluster.service] * n, seed, "service")
-        self.up = self._way(cluster.latency_up, cluster.transfer_up, "latency up", seed)
-        self.down = self._way(cluster.latency_down, cluster.transfer_down, "latency down", seed)
-        kinds: dict[str, Any] = {"lowest_rank": simpy.PriorityResource, "random": partial(RandomResource, seed=seed)}
+        self.service = delays([cluster.service] * n, seed, f"service{stream}")
+        self.up = self._way(cluster.latency_up, cluster.transfer_up, f"latency up{stream}", seed)
+        self.down = self._way(cluster.latency_down, cluster.transfer_down, f"latency down{stream}", seed)
+        at_random = partial(RandomResource, seed=seed, stream=stream)
+        kinds: dict[str, Any] = {"lowest_rank": simpy.PriorityResource, "random": at_random}
         self.server = kinds.get(cluster.discipline, simpy.Resource)(self.env)
         self.version, self.taken, self.open = 0, 0, n
         self.rows: list[tuple[Any, ...]] = []
@@ -51,7 +57,7 @@ class UsualModel:
         self.contributed, self.next_round, self.updated = set[int](), set[int](), set[int]()
         self.changed = self.env.event()  # a version was made, or the slowest clock moved
         self.processes = [self.env.process(self._work(i)) for i in range(n)]
-        while self.taken < commits:
+        while env is None and self.taken < commits:
             self.env.step()
 
     def _work(self, i):
@@ -203,9 +209,9 @@ class UsualModel:
 class RandomResource(simpy.Resource):
     """Serves one at a time; among those that wait each is as likely as the others."""
 
-    def __init__(self, env, seed):
+    def __init__(self, env, seed, stream):
         super().__init__(env)
-        self.uniform = delays([Uniform(0.0, 1.0)], seed, "discipline")
+        self.uniform = delays([Uniform(0.0, 1.0)], seed, f"discipline{stream}")
 
     def _trigger_put(self, _):
         waiting = self.put_queue

@@ -22,16 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.calls import Call, bind, form_of, read, write
+from asyncsim.base.calls import called, write
 from asyncsim.base.errors import (
     InputError,
-    choices_like,
     require_choice,
     require_count,
     require_fraction,
     require_positive,
     require_switch,
-    shown,
 )
 
 #: From so many coordinates a rule that works on each tells how much each message counted.
@@ -602,7 +600,7 @@ RULES: Mapping[str, Callable[..., Rule]] = {
 }
 
 
-def parse_rule(rule: Rule | str | Call) -> Rule:
+def parse_rule(rule: Rule | str) -> Rule:
     """Return the rule that a text stands for: ``"krum(f=3)"``, ``"nnm(trimmed_mean(f=2))"``; a rule as it is.
 
     Raises
@@ -610,28 +608,7 @@ def parse_rule(rule: Rule | str | Call) -> Rule:
     InputError
         For anything else.
     """
-    if isinstance(rule, Rule):
-        return rule
-    told = f"rule = {shown(str(rule))}"
-    try:
-        call = read(rule, "a rule", "krum(f=3)") if isinstance(rule, str) else rule
-    except InputError as error:
-        raise InputError(f"{told}: {str(error).removeprefix(f'{shown(str(rule))}: ')}") from None
-    if not isinstance(call, Call) or call.name not in RULES:
-        name = call.name if isinstance(call, Call) else str(rule)
-        raise InputError(f"{told}: unknown; {choices_like(name, map(form_of, RULES.values()))}")
-    given = bind(call, RULES[call.name], told)
-    try:
-        return RULES[call.name](**{name: parse_named(name, one) for name, one in given.items()})
-    except InputError as error:
-        raise InputError(f"{told}: {str(error).removeprefix(f'{told}: ')}") from None
-
-
-def parse_named(name: str, value: Any) -> Any:
-    """Return an argument of a rule: a rule in a rule made, names as texts."""
-    if name == "rule":
-        return parse_rule(value)
-    return str(value) if isinstance(value, Call) else value
+    return rule if isinstance(rule, Rule) else called("rule", str(rule), RULES, prefixed=True)
 
 
 def _text(name: str, **given: Any) -> str:

@@ -9,8 +9,9 @@ They compute as the others do, and what they send is changed:
 `sign_flip`, `gaussian`, `disturbance`,       of the own message alone
 `zero`, `infinite`
 `alie`, `inner_product`, `mimic`, `min_max`   of the messages of all honest workers (`alie` also of the own ones):
-                                              of the version that is about to be made, for methods that combine it at
-                                              once (`asyncsim.methods.robust`); for all others, at each commit of a
+                                              of the version that is about to be made, for methods that combine its
+                                              messages (`asyncsim.methods.Method.combine`; a version of Byzantine
+                                              messages alone stays as it is); for all others, at each commit of a
                                               Byzantine worker, of the last message of every honest worker
 `label_flip`                                  the message is honest, and comes from wrong labels
 ============================================  ==================================================================
@@ -34,15 +35,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.calls import Call, bind, form_of, read, write
+from asyncsim.base.calls import called, write
 from asyncsim.base.errors import (
     InputError,
-    choices_like,
     require_choice,
     require_count,
     require_number,
     require_positive,
-    shown,
 )
 from asyncsim.methods.method import Array
 
@@ -326,19 +325,7 @@ def parse_attack(attack: Attack | str | None) -> Attack | None:
 
 @functools.lru_cache(64)  # what is compiled is kept by the very object
 def _parsed(attack: str) -> Attack:
-    told = f"attack = {shown(attack)}"
-    try:
-        call = read(attack, "an attack", "alie(workers=3)")
-    except InputError as error:
-        raise InputError(f"{told}: {error}") from None
-    if not isinstance(call, Call) or call.name not in ATTACKS:
-        name = call.name if isinstance(call, Call) else attack
-        raise InputError(f"{told}: unknown; {choices_like(name, map(form_of, ATTACKS.values()))}")
-    given = bind(call, ATTACKS[call.name], told)
-    try:
-        return ATTACKS[call.name](**{name: str(one) if isinstance(one, Call) else one for name, one in given.items()})
-    except InputError as error:
-        raise InputError(f"{told}: {error}") from None
+    return called("attack", attack, ATTACKS, prefixed=True)
 
 
 def _in_place(messages: Array, byzantine: Array, vector: Array) -> Array:

@@ -25,9 +25,9 @@ from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
 from asyncsim.traces.durations import Durations, choices, deaths, durations
 from asyncsim.traces.trace import Trace
 
-#: Who is served next where visits wait for one another.
 #: The parts that a trace has in which workers died.
 _DEATHS, _AWAY = "time to a death", "time away"
+#: Who is served next where visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
 
@@ -147,9 +147,7 @@ def calibrate(
     the order of one computation in those of each worker. In a recording of real workers a computation that a death cut
     short begins at its read, so that the way down counts as computing there.
     """
-    found = examine(
-        trace, law=law, per_worker=per_worker, latency_up=latency_up, discipline=discipline, warm_up=warm_up
-    )
+    found = examine(**locals())
     for note in found.notes:
         warnings.warn(f"trace: {note}", CalibrationWarning, stacklevel=2)
     return found.cluster

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import numbers
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,14 +14,13 @@ from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,
-    require_list,
     require_memory,
     require_number,
     require_switch,
 )
 from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
 from asyncsim.clusters.failures import Failure, as_failures
-from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
+from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
 from asyncsim.clusters.network import (
     PerWorker,
     SizeLike,
@@ -35,9 +33,10 @@ from asyncsim.clusters.network import (
     directed,
     with_mean,
 )
-from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, asynchronous, parse_policy
+from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, as_policy, asynchronous
 from asyncsim.clusters.rollouts import Rollouts, as_rollouts
 from asyncsim.clusters.topologies import Topology, as_topology, is_symmetric
+from asyncsim.clusters.workers import as_compute, as_window
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
@@ -46,16 +45,17 @@ _ASYNCHRONOUS = asynchronous()
 #: What there is also without a server; all else must have its default there.
 _WITHOUT_SERVER = (
     *("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology"),
-    *("sites", "far_latency", "far_bandwidth"),
+    *("sites", "far_latency", "far_bandwidth", "failures"),
 )
 #: What `to_dict` leaves out where it is not given: older versions did not have it.
-_LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "rollouts")
+_LATER = (
+    *("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers"),
+    "rollouts",
+)
 #: Computations that a message may take before it is asked whether its bandwidth is meant.
 _SLOW = 100
 #: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
 WORKER_BYTES = 1_000
-#: Most local steps between two visits.
-_LONGEST_WINDOW = 100_000
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Cluster:
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
     failures : tuple of Failure
-        What breaks, not without a server: crashes, slow spells, outages, lost messages, of `asyncsim.failures`. Each
+        What breaks: crashes, slow spells, outages, lost messages, of `asyncsim.failures`. Each
         may come as its text.
     topology : Topology or None
         With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
@@ -134,6 +134,11 @@ class Cluster:
     far_every : int
         Above one, only each so many-th visit of a worker, at whichever site it is, goes to another site and back; for
         the others its own site has all that they need. The services of all visits still queue at one server.
+    servers : int
+        Servers that each hold an equal part of the parameters, a *shard*. Above one, a worker's message is split into
+        parts, one for each server, with as many bytes each. Each server has its own queue, its own versions and its own
+        ``policy``; ``service`` is the time of one part. With ``shared_bandwidth`` each has its own link, else a worker
+        has the bandwidth to each server. The next computation begins when the answers of all servers have arrived.
 
     Warns
     -----
@@ -162,6 +167,7 @@ class Cluster:
     far_latency: Law | tuple[Law, Law] | None = None
     far_bandwidth: float | tuple[float, float] | None = None
     far_every: int = 1
+    servers: int = 1
     rollouts: Rollouts | None = None
 
     if TYPE_CHECKING:  # what may be given; the fields say what is kept
@@ -187,6 +193,7 @@ class Cluster:
             far_latency: LawLike | Sequence[LawLike] | PerWorker | None = None,
             far_bandwidth: SizeLike | PerWorker | None = None,
             far_every: int = 1,
+            servers: int = 1,
             rollouts: Rollouts | str | None = None,
         ): ...
 
@@ -205,6 +212,7 @@ class Cluster:
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
         store("read_blocks", require_count("read_blocks", self.read_blocks))
+        store("servers", require_count("servers", self.servers))
         if self.read_blocks > 1 and (self.protocol, self.discipline) != ("write_then_read", "lock_free"):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless protocol is "
@@ -231,6 +239,8 @@ class Cluster:
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
+        if self.servers > 1:
+            _check_shards(self)
         _question_bandwidth(self)
 
     @property
@@ -360,7 +370,7 @@ class Cluster:
                     between = directed(value, direction, self.workers)
                     each[:] = [between[i] if away else each[i] for i, away in enumerate(far)]
             size = self.message_bytes[direction] if isinstance(self.message_bytes, tuple) else self.message_bytes
-            transfer = (0.0 if size is None or speed is None else size / speed for speed in speeds)
+            transfer = (0.0 if size is None or speed is None else size / self.servers / speed for speed in speeds)
             found.append(Way(tuple(laws), tuple(transfer)))
         return found[0], found[1]
 
@@ -410,6 +420,10 @@ class Cluster:
 
 def _check_rollouts(cluster: Cluster) -> None:
     """Raise InputError for learners that do not make a version of each of their batches."""
+    if cluster.servers > 1:
+        raise InputError(
+            f"servers = {cluster.servers}: with rollouts one server publishes versions; leave servers out"
+        )
     if cluster.topology is not None:
         raise InputError(
             f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; leave "
@@ -504,7 +518,7 @@ def _check_collective(cluster: Cluster) -> None:
     """Raise InputError for what an all-reduce does not have: a server, and ways up and down."""
     told = f"policy = {cluster.policy}"
     for entry in fields(Cluster):
-        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every"):
+        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every", "servers"):
             value = getattr(cluster, entry.name)
             if value != entry.default:
                 why = "an all-reduce has no server"
@@ -529,6 +543,29 @@ def _check_collective(cluster: Cluster) -> None:
     require_number("collective_time", cluster.collective_time)  # raises an error where the nodes do not fit
 
 
+def _check_shards(cluster: Cluster) -> None:
+    """Raise InputError for a cluster with several servers that is not simulated."""
+    servers, policy = cluster.servers, cluster.policy
+    require_memory(f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES)
+    if policy.name == "first_of":
+        raise InputError(
+            f"policy = {policy}: with servers = {servers} all workers may wait for each other, as each server holds "
+            "others; choose barrier() or buffered(count), or servers = 1"
+        )
+    waits_for_all = policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
+    if policy.stops_computations and not waits_for_all:
+        raise InputError(
+            f"policy = {policy}: stops computations whose read is too stale, and with servers = {servers} a "
+            "computation has a read of each; choose barrier() or discard_stale(limit), or servers = 1"
+        )
+    for name in ("failures", "read_blocks"):
+        value = getattr(cluster, name)
+        if value != next(entry.default for entry in fields(Cluster) if entry.name == name):
+            raise InputError(
+                f"{name} = {_shown(value)}: not simulated with several servers; leave {name} out, or give servers = 1"
+            )
+
+
 def _check_topology(cluster: Cluster, topology: Topology) -> None:
     """Raise InputError for what only a server has, and for a graph that does not fit."""
     why = f"with topology = {topology!r} there is no server"
@@ -540,6 +577,9 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
         value = getattr(cluster, name)
         if any(isinstance(one, tuple) for one in (value.values if isinstance(value, PerWorker) else (value,))):
             raise InputError(f"{name} = {_shown(value)}: {why}, and an edge has one way; give one and not a pair")
+    outages = [failure for failure in cluster.failures if failure.name == "outage"]
+    if outages:
+        raise InputError(f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash")
     policy = cluster.policy
     if policy.name not in WITHOUT_SERVER:
         usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
@@ -564,22 +604,8 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-class HeterogeneityWarning(UserWarning):
-    """Warns that one law per worker was given and all are equal."""
-
-
 class SlowLinkWarning(UserWarning):
     """Warns that one message takes longer than a hundred computations: the bandwidth may be in another unit."""
-
-
-def _read(argument: str, value: Any) -> Any:
-    """Read laws from a text, or a list from an array; leave anything else as it is."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    try:
-        return parse(value) if isinstance(value, str) else value
-    except InputError as error:
-        raise InputError(f"{argument}: {error}") from None
 
 
 def as_workers(value: Any) -> int:
@@ -587,101 +613,3 @@ def as_workers(value: Any) -> int:
     workers = require_count("workers", value)
     require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
     return workers
-
-
-def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
-    """Return one law of computing for all workers, or one for each."""
-    value = _read("compute", value)
-    if not isinstance(value, list | tuple):
-        return _lasting("compute", as_law("compute", value))
-    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
-    if len(laws) != workers:
-        raise InputError(
-            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
-            "give one law for all, or as many as workers"
-        )
-    if all(law == laws[0] for law in laws[1:]):
-        if workers > 1:
-            warnings.warn(
-                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
-                "nothing; give one law for all, or different ones",
-                HeterogeneityWarning,
-                stacklevel=4,
-            )
-        return laws[0]
-    return laws
-
-
-def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
-    """Return one window for all workers, or one for each."""
-    value = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(value, list | tuple):
-        return _window("window", value)
-    windows = tuple(_window(f"window[{i}]", one) for i, one in enumerate(value))
-    if len(windows) != workers:
-        raise InputError(
-            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
-            "or as many as workers"
-        )
-    return windows[0] if len(set(windows)) == 1 else windows
-
-
-def _window(argument: str, value: Any) -> int:
-    if require_count(argument, value) > _LONGEST_WINDOW:  # all times of a window are drawn at once
-        raise InputError(f"{argument} = {value}: must be at most {_LONGEST_WINDOW:,}; give fewer local steps")
-    return int(value)
-
-
-def as_policy(value: Any) -> Policy:
-    """Return a policy from itself or its text."""
-    if isinstance(value, str):
-        return parse_policy(value)
-    if not isinstance(value, Policy):
-        called = any(value is one for one in POLICIES.values())
-        instead = f"call it, as in asyncsim.{form_of(value)}" if called else "write asyncsim.asynchronous()"
-        raise InputError(f"policy = {value!r}: must be a policy; {instead}")
-    return value
-
-
-def _lasting(argument: str, law: Law) -> Law:
-    if with_mean(argument, law).mean <= 0:
-        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
-    return law
-
-
-#: Guards the floor against quotients such as 3 * (1 / 3).
-_ROUND_OFF = 1e-9
-
-
-def proportional_windows(compute: Sequence[Law | float | str] | str, window: int) -> tuple[int, ...]:
-    """Return a window for each worker, in proportion to its speed, so that all communicate about as often.
-
-    ::
-
-        window of worker i = floor(window * speed of i / speed of the fastest), at least 1
-
-    Parameters
-    ----------
-    compute : sequence of Law, or text
-        Of the time of a local step, one per worker; the speed is the inverse of its mean.
-    window : int
-        Of the fastest workers.
-
-    Returns
-    -------
-    tuple of int
-        For ``Cluster(window=...)``.
-
-    References
-    ----------
-    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135 (DyLU).
-    """
-    require_count("window", window)
-    laws = parse(compute) if isinstance(compute, str) else compute
-    if isinstance(laws, Law | numbers.Real):
-        raise InputError(f"compute = {compute!r}: must be a list of laws; with one for all, give one window")
-    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))]
-    if not all(0 < mean < math.inf for mean in means):
-        raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")
-    fastest = min(means)
-    return tuple(max(1, math.floor(window * fastest / mean + _ROUND_OFF)) for mean in means)

@@ -90,8 +90,9 @@ def _bandwidth(bandwidth: Any) -> str:
 def _server(cluster: Cluster) -> list[str]:
     if cluster.topology is not None:
         return [f"no server, {cluster.topology!r}"]
+    shards = [f"{cluster.servers} servers"] if cluster.servers > 1 else []
     blocks = [f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []
-    return [_protocol(cluster), f"served {cluster.discipline}", *blocks]
+    return [*shards, _protocol(cluster), f"served {cluster.discipline}", *blocks]
 
 
 def _protocol(cluster: Cluster) -> str:

@@ -144,6 +144,8 @@ def crash(
     Its computation is cancelled. A message that it had sent is still served, and the reply is lost. When it comes back
     it reads the newest version, with what the server knows of it as before, and its own state as at the start. That
     read costs the way down alone; its request takes no time, and no service unless reads are visits of their own.
+    Without a server the replica is lost, too, with the messages that were not taken up; the worker comes back
+    with a copy of the replica of a living neighbour, the one that applied a gradient last.
 
     Parameters
     ----------
@@ -152,7 +154,8 @@ def crash(
     lasts : Law
         Seconds until it is back.
     detect : float
-        Seconds until the server knows, and counts it no longer. Until then whoever waits for it waits.
+        Seconds until the server, or the neighbours, know, and count it no longer. Until then whoever waits for it
+        waits.
     workers : int or sequence of int, optional
         Whom it may hit, each at times of its own; by default all.
     site : int, optional
@@ -226,12 +229,13 @@ def loss(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
 ) -> Failure:
-    """Return losses of workers' messages on their way to the server.
+    """Return losses of workers' messages on their way to the server, or without one to other workers.
 
     A lost message takes no place on a link. After ``timeout`` seconds its worker sends the same again, as a transport
     would, which may be lost as well; or with ``resend=False`` gives it up, reads the newest version and computes anew.
     That read costs as much as one after a `crash`.
-    Requests to read and the server's replies arrive.
+    Requests to read and the server's replies arrive. Without a server a share of a message that is given up
+    comes back to the sender after ``timeout`` seconds; of an exchange between neighbours, both shares do.
     """
     return Failure("loss", **locals())
 

@@ -83,13 +83,13 @@ class Law(ABC):
         value = getattr(self, parameter)
         object.__setattr__(self, parameter, self._number(parameter, value, require, unit))
 
-    def _check_range(self, parameter: str, limits: tuple[float, float], remedy: str) -> None:
+    def _check_range(self, parameter: str, limits: tuple[float, float]) -> None:
         self._check(parameter, require_nonnegative)
         value = getattr(self, parameter)
         if not limits[0] <= value <= limits[1]:
             raise InputError(
                 f"{name_of(type(self))}: {parameter} = {write(value)}: must be between {limits[0]:g} and "
-                f"{limits[1]:g}; {remedy}"
+                f"{limits[1]:g}; for no spread write constant(...)"
             )
 
     def _number(self, parameter: str, value: Any, require: Any, unit: str = "") -> float:
@@ -170,7 +170,7 @@ class Gamma(Law):
 
     def __post_init__(self) -> None:
         self._check("mean", require_positive, "seconds")
-        self._check_range("cv", _CV_RANGE, "for no spread write constant(...)")
+        self._check_range("cv", _CV_RANGE)
 
     @property
     def shape(self) -> float:
@@ -198,7 +198,7 @@ class LogNormal(Law):
 
     def __post_init__(self) -> None:
         self._check("mean", require_positive, "seconds")
-        self._check_range("cv", _CV_RANGE, "for no spread write constant(...)")
+        self._check_range("cv", _CV_RANGE)
 
     @property
     def _log_mean_std(self) -> tuple[float, float]:
@@ -259,7 +259,7 @@ class Weibull(Law):
 
     def __post_init__(self) -> None:
         self._check("mean", require_positive, "seconds")
-        self._check_range("shape", _WEIBULL_SHAPE_RANGE, "for no spread write constant(...)")
+        self._check_range("shape", _WEIBULL_SHAPE_RANGE)
 
     @property
     def _scale(self) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.base.calls import called
+from asyncsim.base.calls import called, from_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
 
@@ -35,6 +35,8 @@ _PARAMETERS: dict[str, dict[str, int]] = {
     "overlap": {"steps": 1},
     "handshake": {},
 }
+#: Parameters of one policy, which are no counts.
+_OF_ONE = {"mix": "neighbours", "collective": "barrier", "layers": "barrier", "bucket_bytes": "barrier"}
 #: The policies of clusters without a server; the asynchronous one is for both.
 WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
 #: When messages are mixed in under `neighbours`.
@@ -75,10 +77,12 @@ class Policy:
 
     def __post_init__(self) -> None:
         least = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
+        for parameter, owner in _OF_ONE.items():
+            if getattr(self, parameter) is not None and self.name != owner:
+                value = getattr(self, parameter)
+                raise InputError(f"policy {self.name}: {parameter} = {value!r}: it has no such parameter")
         if self.name == "neighbours":
             require_choice("policy neighbours: mix", self.mix or "", MIXES)
-        elif self.mix is not None:
-            raise InputError(f"policy {self.name}: mix = {self.mix!r}: it has no such parameter")
         for parameter in ("bound", "count", "limit", "steps"):
             value = getattr(self, parameter)
             if parameter not in least:
@@ -90,11 +94,7 @@ class Policy:
         self._check_collective()
 
     def _check_collective(self) -> None:
-        """Raise InputError for an all-reduce that is none, or not of all workers at a barrier."""
-        for parameter in ("collective", "layers", "bucket_bytes"):
-            value, told = getattr(self, parameter), f"policy {self.name}: {parameter}"
-            if value is not None and self.name != "barrier":
-                raise InputError(f"{told} = {value!r}: it has no such parameter")
+        """Raise InputError for an all-reduce that is none, or not of all workers."""
         if self.collective is not None:
             require_choice("policy barrier: collective", self.collective, COLLECTIVES)
             if self.count is not None:
@@ -151,7 +151,7 @@ class Policy:
         return {"name": self.name, **self._given()}
 
     def _given(self) -> dict[str, Any]:
-        names = (*_PARAMETERS[self.name], "mix", "collective", "layers", "bucket_bytes")
+        names = (*_PARAMETERS[self.name], *_OF_ONE)
         values = {parameter: getattr(self, parameter) for parameter in names}
         return {parameter: value for parameter, value in values.items() if value is not None}
 
@@ -383,3 +383,8 @@ def parse_policy(text: str) -> Policy:
     ``str(policy)`` is such a text. Brackets without parameters may be left out.
     """
     return called("policy", text, POLICIES)
+
+
+def as_policy(value: Any) -> Policy:
+    """Return a policy from itself or its text."""
+    return from_text("policy", value, Policy, POLICIES, "asyncsim.", "asynchronous()")

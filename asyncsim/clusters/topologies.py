@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.base.calls import called, form_of, write
+from asyncsim.base.calls import from_text, write
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -326,13 +326,7 @@ def as_topology(value: Any) -> Topology:
     InputError
         For anything else.
     """
-    if isinstance(value, Topology):
-        return value
-    if not isinstance(value, str):
-        uncalled = any(value is one for one in TOPOLOGIES.values())
-        instead = f"call it, as in topologies.{form_of(value)}" if uncalled else "write asyncsim.topologies.ring(), say"
-        raise InputError(f"topology = {shown(repr(value))}: must be a topology; {instead}")
-    return called("topology", value, TOPOLOGIES)
+    return from_text("topology", value, Topology, TOPOLOGIES, "asyncsim.topologies.", "ring()")
 
 
 def is_symmetric(topology: Topology, workers: int) -> bool:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from asyncsim.base.console import number_text
 from asyncsim.drawing import layout, look
-from asyncsim.runs.run import Run, flat
+from asyncsim.replays.run import Run, flat
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100
@@ -265,6 +266,46 @@ def draw_curves(
     axis_along(axes, against)
 
 
+def draw_along(
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    sizes: Sequence[tuple[float, float]],
+    scale: tuple[str, float, float],
+    until: float,
+    steady: tuple[float, float] | None,
+    steps: str = ALONG["step"],
+    rising: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """Draw curves against simulated time and against steps, and say of each how far it leaves the first panel.
+
+    ``sizes``: of two panels, and of the one (inches) that is enough where time and steps say the same: if there is a
+    ``steady`` time, as `steady_time` returns it. ``scale``: of the vertical axis, with its limits. ``until``: where the
+    axis of time ends. ``steps``: what the axis of steps shows, in words. ``rising``: whether the curves rise.
+    """
+    two, alone = sizes
+    figure, panels = look.new_figure(*two, 2, sharey=True) if steady is None else look.new_figure(*alone)
+    for axes, against in zip(panels, ("time", "step"), strict=False):
+        scale_losses(axes, *scale)
+        draw_curves(axes, curves, labels, against, until if against == "time" else None)
+    if steady is None:
+        panels[1].set_xlabel(steps)
+    else:
+        add_steps(panels[0], steady, steps)
+    if not rising:
+        mark_beyond(panels[0], curves, labels, "time")
+        mark_below(panels[0], curves, labels, "time")
+    mark_after(panels[0], curves, labels, rising)
+    return figure, panels
+
+
+def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:
+    """Set scale and limits of the vertical axis, as `loss_axis` returns them."""
+    axes.set_yscale(scale)
+    axes.set_ylim(low, high)
+    if scale == "log":
+        layout.plain_logs(axes.yaxis)
+
+
 def axis_along(axes: Any, against: str) -> None:
     """Label the horizontal axis (a second one as well), and put ticks at whole worker steps only."""
     axes.set_xlabel(ALONG[against])
@@ -296,6 +337,12 @@ def draw_curve(
         end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
         if until is None or end <= until:
             axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
+
+
+def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
+    """Draw a line of the first column of a table, a mean say, and the range from its ``min`` to its ``max`` around."""
+    axes.fill_between(table.index, table["min"], table["max"], color=color, alpha=0.2, linewidth=0)
+    axes.plot(table.index, table.iloc[:, 0], color=color, **line)
 
 
 def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:

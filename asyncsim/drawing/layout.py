@@ -8,10 +8,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from asyncsim.base.console import wrapped
+from asyncsim.base.console import LEAST_SHARE, number_text, wrapped
 from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
 
 #: Characters of a title across a single column.
@@ -65,6 +65,34 @@ def legend_under(axes: Axes, label: float = 0.4) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=axes.transAxes + below)
 
 
+def stacked_bars(
+    axes: Axes, parts: Iterable[tuple[str, str, Any]], names: Sequence[str], rates: Iterable[float]
+) -> None:
+    """Draw the parts of the workers' time, a bar for each name from the top down, and beside it the commits a second.
+
+    ``parts``: label, colour and the values of all bars; those of next to no part of any bar are not drawn.
+    """
+    places, left = np.arange(len(names)), np.zeros(len(names))
+    for label, color, part in parts:
+        if (values := np.clip(part, 0, None)).max() >= LEAST_SHARE:
+            axes.barh(places, values, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
+            left = left + np.asarray(values)
+    axes.set_yticks(places, names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 1)
+    for place, rate in zip(places, rates, strict=True):
+        text = f"{number_text(rate)} commits/s"
+        axes.annotate(text, (1, place), (3, 0), textcoords="offset points", va="center")
+
+
+def labelled(figure: Figure) -> dict[str, Any]:
+    """Return the handles of all panels of a figure by their labels: a panel may lack some of them."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    return handles
+
+
 def say_inside(axes: Axes, text: str) -> None:
     """Write in the middle of empty axes why they are empty."""
     axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
@@ -76,6 +104,13 @@ def whole_ticks(axis: Any, most: int | Literal["auto"] = 10) -> None:
     With ``"auto"`` as many as have room, however many digits they have.
     """
     axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+
+
+def ticks_at(axis: Any, values: Iterable[Any]) -> None:
+    """Put ticks at these values alone, with plain numbers."""
+    values = list(values)
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_minor_locator(NullLocator())
 
 
 def plain_logs(axis: Any) -> None:

@@ -237,6 +237,17 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
+def new_grid(count: int, row_height: float, more: float = 0.0, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many panels, two side by side, in rows of a height (inches); ``more`` is added to all."""
+    columns = min(2, count)
+    rows = -(-count // columns)
+    width = SINGLE if columns == 1 else DOUBLE
+    figure, panels = new_figure(width, row_height * rows + more, columns, rows, **options)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
+
+
 #: How the title of a figure is set.
 TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 #: The height of a line of a title (inches).

@@ -7,6 +7,7 @@ A paper is a module or a package in ``figures/`` that says which figures it has;
 """
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from asyncsim.base.calls import split
 from asyncsim.base.console import note, tell
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing import look
-from asyncsim.drawing.command import report
 from asyncsim.study.finished import Finished, read
 
 #: A column that every summary has.
@@ -148,6 +148,27 @@ class Paper:
         return written, [f"{', '.join(figures)}: {why}" for why, figures in missing.items()]
 
 
+def drawer(
+    study: str, columns: Sequence[str], **figures: Callable[[Finished], Figure | None]
+) -> Callable[[str | os.PathLike], list[Path]]:
+    """Return the function that draws the figures of a study into the folder of its results.
+
+    It returns a PNG and a PDF of each. ``columns``: that the study's summary must have. ``figures``: by their names,
+    from the results to the figure; one that is None is not drawn.
+    """
+
+    def draw(folder: str | os.PathLike) -> list[Path]:
+        finished = read(folder, study, columns)
+        with look.style():
+            written: list[Path] = []
+            for name, make in figures.items():
+                if (figure := make(finished)) is not None:
+                    written += look.save(figure, finished.folder / name)
+            return written
+
+    return draw
+
+
 def _read(folder: Path, study: str) -> Finished:
     """Read results; a missing folder gives a short message, as many figures may need it."""
     if not folder.is_dir():
@@ -156,3 +177,14 @@ def _read(folder: Path, study: str) -> Finished:
     if _NEEDED not in results.summary:
         raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {_NEEDED}; copy it again")
     return results
+
+
+def report(draw: Callable[[], Iterable[Path]]) -> int:
+    """Print the paths of what is drawn, or why it cannot be; return the exit code (2 for bad input)."""
+    try:
+        for path in draw():
+            print(path)
+    except InputError as error:
+        tell(f"error: {error}")
+        return 2
+    return 0

@@ -27,12 +27,12 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
 from asyncsim.traces.columns import ACCEPTED, GOSSIP
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import phases, warm_up_of
+from asyncsim.traces.trace_summary import counted_messages, phases, warm_up_of
 
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50
@@ -140,7 +140,7 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
     start of each; by default as `Trace.summary` does.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
-    kept = [trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, warm_up) :] for trace in traces]
+    kept = [counted_messages(trace, warm_up_of(trace, warm_up))["staleness"].to_numpy() for trace in traces]
     staleness = np.concatenate(kept)
     cluster = traces[0].cluster
     computations = min(len(trace.accepted) / trace.workers for trace in traces)

@@ -38,7 +38,18 @@ from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
 from asyncsim.methods.leader import lgd, lsgd
-from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
+from asyncsim.methods.method import (
+    Applied,
+    Memories,
+    Method,
+    Timing,
+    Visit,
+    add,
+    completing,
+    gradient_steps,
+    present,
+    send_update,
+)
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.ringleader import ringleader
@@ -103,8 +114,10 @@ __all__ = [
     "Timing",
     "Visit",
     "add",
+    "completing",
     "gradient_steps",
     "named_optimizer",
+    "present",
     "send_update",
     "shares_programs",
     *METHODS,

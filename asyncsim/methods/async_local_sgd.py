@@ -62,7 +62,7 @@ def async_local_sgd(
         return factor(visit, update) * update, worker, {}
 
     def apply(server, central, message, memory, visit):
-        central, server = outer_step(outer, server, central, message, visit._replace(completes=True))
+        central, server = outer_step(outer, server, central, message)
         return Applied(central, server, memory)
 
     return Method(

@@ -3,7 +3,7 @@
 import optax
 
 from asyncsim.clusters.policy import Policy
-from asyncsim.methods.buffer import add_mean, empty_buffer
+from asyncsim.methods.buffer import add_mean
 from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps, require_policy
 from asyncsim.methods.recipe import shares_programs
 
@@ -40,7 +40,6 @@ def averaging(
         name="averaging",
         hyperparameters={**named, "policy": None if needed is None else str(needed)},
         optimizer=local,
-        apply=add_mean,
-        init_server=empty_buffer,
+        combine=add_mean,
         timing=Timing(policy=needed),
     )

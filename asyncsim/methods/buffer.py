@@ -1,4 +1,4 @@
-"""Servers that several methods share: a buffer of messages, and optimizers that take messages for gradients."""
+"""Servers that several methods share: means of messages, and optimizers that take messages for gradients."""
 
 from typing import Any, NamedTuple
 
@@ -10,28 +10,33 @@ from asyncsim.base.errors import InputError, require_fraction, require_positive
 from asyncsim.methods.method import Applied, Array, State, Visit, require_optimizer
 
 
-class Buffer(NamedTuple):
-    """Messages since the last version."""
+def sum_messages(messages: Array, visits: Visit) -> Array:
+    """Add up the messages of a version, one after the other: a column of rows that leave the cache is slow to sum."""
 
-    total: Array  #: their sum, shape ``[parameters]``
-    number: Array  #: how many, a scalar
+    def add(place: Array, total: Array) -> Array:
+        return total + jax.lax.dynamic_index_in_dim(messages, place, keepdims=False)
 
-
-def empty_buffer(central: Array) -> Buffer:
-    """Return a buffer that holds nothing."""
-    return Buffer(jnp.zeros_like(central), jnp.zeros((), central.dtype))
+    nothing = jnp.zeros(messages.shape[1:], messages.dtype)
+    return jax.lax.fori_loop(jnp.int32(0), jnp.asarray(visits.messages, jnp.int32), add, nothing)
 
 
-def collect(buffer: Buffer, message: Array, visit: Visit) -> tuple[Array, Buffer]:
-    """Put a message in; return the mean of what is there, and the buffer, emptied if the version is complete."""
-    total, count = buffer.total + message, buffer.number + 1
-    return total / count, Buffer(jnp.where(visit.completes, 0, total), jnp.where(visit.completes, 0, count))
+def mean_message(messages: Array, visits: Visit) -> Array:
+    """Average the messages of a version."""
+    total = sum_messages(messages, visits)
+    return total / jnp.asarray(visits.messages, total.dtype)
 
 
-def add_mean(server: Buffer, central: Array, message: Array, memory: State, visit: Visit) -> Applied:
-    """Add the mean of a version's messages to the central variable once the version is complete."""
-    mean, server = collect(server, message, visit)
-    return Applied(jnp.where(visit.completes, central + mean, central), server, memory)
+def add_mean(server: State, central: Array, messages: Array, visits: Visit) -> Applied:
+    """Add the mean of a version's messages to the central variable."""
+    return Applied(central + mean_message(messages, visits), server)
+
+
+def group_means(messages: Array, present: Array, group: Array, count: int) -> tuple[Array, Array]:
+    """Average the messages of each of ``count`` groups; return the means and the numbers of messages."""
+    total = jnp.zeros((count, *messages.shape[1:]), messages.dtype)
+    total = total.at[group].add(jnp.where(present[:, None], messages, 0))
+    number = jnp.zeros(count, messages.dtype).at[group].add(present.astype(messages.dtype))
+    return total / jnp.maximum(number, 1)[:, None], number
 
 
 def outer_optimizer(
@@ -54,13 +59,10 @@ def outer_optimizer(
     return {"server_optimizer": "optax"}, require_optimizer("server_optimizer", server_optimizer)
 
 
-def outer_step(
-    optimizer: optax.GradientTransformation, state: Any, central: Array, sent: Array, visit: Visit
-) -> tuple[Array, Any]:
-    """Return the central variable and the optimizer's state after a version; as they are if none is complete."""
-    step, after = optimizer.update(-sent, state, central)
-    taken = (optax.apply_updates(central, step), after)
-    return jax.tree.map(lambda new, old: jnp.where(visit.completes, new, old), taken, (central, state))
+def outer_step(optimizer: optax.GradientTransformation, state: Any, central: Array, sent: Array) -> tuple[Array, Any]:
+    """Return the central variable and the optimizer's state after a version."""
+    step, state = optimizer.update(-sent, state, central)
+    return optax.apply_updates(central, step), state
 
 
 class Nesterov(NamedTuple):

@@ -5,7 +5,6 @@ terms of `asyncsim.methods.Method`, not in those of the compiled loop that would
 """
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,9 +23,7 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.clusters.policy import Policy, handshake
-from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Memories, Method, Timing, Visit, add
-from asyncsim.traces.trace import Trace
+from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, Timing, Visit, add
 
 #: What each function is called with.
 _CALLS = {
@@ -37,6 +34,8 @@ _CALLS = {
     "look_ahead": "look_ahead(optimizer_state)",
     "message": "message(worker, update, start, central, visit)",
     "apply": "apply(server, central, message, memory, visit)",
+    "combine": "combine(server, central, messages, visits)",
+    "receive": "receive(memory, message, visit)",
     "reply": "reply(server, central, memory, visit)",
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
@@ -45,8 +44,10 @@ _CALLS = {
     "replica": "replica(message)",
     "last": "last(worker)",
 }
+#: Messages of the version with which a method's ``combine`` is checked.
+_SEVERAL = 3
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
+_OPTIONAL = ("combine", "receive", "resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -95,110 +96,6 @@ def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ..
         raise
 
 
-def require_replies(method: Method, reads: str) -> None:
-    """Raise InputError if a method replies to its workers, and reads (those of `Waves`) are not part of commits."""
-    if method.reply is not None and reads == "separate":
-        raise InputError(
-            f"method = {method.name!r}: replies to its workers with more than the central variable, and not every read "
-            "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), under a policy that "
-            "answers each message as it is applied: asynchronous() say"
-        )
-
-
-def require_server(method: Method, trace: Trace) -> None:
-    """Raise InputError unless a method has a server where its trace has one, and none where not."""
-    gossips = method.mix is not None or method.meet is not None
-    if gossips == (trace.protocol == "gossip"):
-        meets = gossips and bool((trace.frame["partner"] >= 0).any())
-        if meets != (method.meet is not None) and trace.workers > 1:
-            do, policy = ("meet in pairs", handshake()) if method.meet else ("send messages", method.timing.policy)
-            raise InputError(
-                f"method = {method.name!r}: its workers {do}, and this trace's policy is {trace.policy}; simulate one "
-                f"with Cluster(topology=..., policy={policy.call if policy else 'asyncsim.neighbours()'})"
-            )
-        return
-    remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
-    has = "no server" if gossips else "a server"
-    raise InputError(
-        f"method = {method.name!r}: needs a trace of a cluster with {has}, this one is of a cluster with "
-        f"{'a server' if gossips else 'none'}; simulate {remedy}"
-    )
-
-
-def require_arrived(method: Method, trace: Trace, params: Any) -> None:
-    """Raise InputError if gradients depend on messages, and messages of the trace arrive while they are computed."""
-    mix, resume = method.mix, method.resume
-    if mix is None or resume is None or trace.takes_up != "commit":
-        return
-    kind = jnp.result_type(float)
-    size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
-    central = jax.ShapeDtypeStruct((size,), kind)
-    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
-    worker = jax.eval_shape(method.init_worker, central)
-    inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
-    traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
-    messages = len(jax.tree.leaves(inbox))
-    if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
-        raise InputError(
-            f"method = {method.name!r}: computes gradients of replicas that have mixed their messages, and in this "
-            f"trace, with {trace.policy}, messages arrive while gradients are computed; simulate one with "
-            'Cluster(topology=..., policy=asyncsim.neighbours(mix="before")), or choose dpsgd'
-        )
-
-
-def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
-    """Return which outputs of a traced function depend on some of its inputs."""
-    reached = {variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input}
-    for equation in jaxpr.eqns:
-        dependent = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
-        if equation.primitive.name in ("jit", "pjit"):
-            outputs = _depends(equation.params["jaxpr"].jaxpr, dependent)
-        else:
-            outputs = [any(dependent)] * len(equation.outvars)
-        reached |= {variable for variable, is_reached in zip(equation.outvars, outputs, strict=True) if is_reached}
-    return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
-
-
-def require_timing(method: Method, trace: Trace) -> None:
-    """Raise InputError unless a trace has the timing that a method needs."""
-    require_enough(method.name, method.timing, trace.workers)
-    for name, needed in vars(method.timing).items():
-        if name in OF_JOURNEYS or name == "fewest_workers":
-            continue
-        has = getattr(trace, name)
-        if name == "window" and trace.windows_differ:
-            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
-        if needed is None or has == needed:
-            continue
-        if name == "policy" and trace.cluster is None and trace.protocol == "gossip":
-            # Recorded: its rows say who waited for whom, and this is left of the policy.
-            mixed = "commit" if needed.mix == "beside" or needed.name == "handshake" else "read"
-            if trace.takes_up == mixed:
-                continue
-            raise InputError(
-                f"method = {method.name!r}: with {needed} messages are taken up at the {mixed}, and in this recorded "
-                f"trace they were at the {trace.takes_up}; choose another method, or correct takes_up"
-            )
-        how = needed.call if isinstance(needed, Policy) else repr(needed)
-        raise InputError(
-            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
-            f"simulate one with Cluster({name}={how})"
-        )
-
-
-def require_enough(name: str, timing: Timing, workers: int) -> None:
-    """Raise InputError if there are fewer workers than a method needs."""
-    if timing.fewest_workers is not None and workers < timing.fewest_workers:
-        raise InputError(
-            f"method = {name!r}: with these arguments it needs at least {timing.fewest_workers} workers, and there are "
-            f"{workers}; give more workers, or other arguments"
-        )
-
-
-def _said(value: Any) -> str:
-    return str(value) if isinstance(value, Policy) else repr(value)
-
-
 def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visit:
     """Return what a visit tells, as shapes."""
     kind = jnp.result_type(float)
@@ -245,11 +142,15 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     message, diagnostics = _check_message(method, worker, central, visit)
     if method.mix is not None or method.meet is not None:
         _check_gossip(method, worker, message, central, visit)
-    elif method.apply is add:
+    elif method.apply is add and method.combine is None:
         _require_addable(method, message, central)
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
-    if method.mix is None and method.meet is None:
+    if method.receive is not None and method.combine is None:
+        raise InputError(f"{method.name}.receive: is for methods with combine, and there is none; leave it out")
+    if method.combine is not None:
+        _check_combine(method, server, central, message, memory, visit)
+    elif method.mix is None and method.meet is None:
         _check_apply(method, server, central, message, memory, visit, workers)
     if method.reply is not None:
         _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
@@ -409,11 +310,40 @@ def _check_apply(
     if method.sees_memories:
         call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory, workers)]
     applied = _traced(call, method.apply, *given)
+    _require_applied(method, call, applied, server, central)
+    _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
+
+
+def _check_combine(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
+    if method.apply is not add or method.sees_memories or method.mix is not None or method.meet is not None:
+        raise InputError(
+            f"{method.name}.combine: is what the server does, in the place of apply, sees_memories, mix and meet; "
+            "leave the others out"
+        )
+    if method.receive is not None:
+        result = _call(method, "receive", memory, message, visit)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(
+                f"{_named(method, 'receive')} returned {tree_text(result)}: must return the message that waits and the "
+                "memory of its worker"
+            )
+        message, after = result
+        _require_alike(_named(method, "receive"), "the memory of the worker, as init_memory made it", after, memory)
+
+    def several(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((_SEVERAL, *jnp.shape(leaf)), jnp.result_type(leaf))
+
+    visits = visit._replace(**{name: jax.tree.map(several, getattr(visit, name)) for name in OF_MESSAGE})
+    applied = _call(method, "combine", server, central, jax.tree.map(several, message), visits)
+    _require_applied(method, _named(method, "combine"), applied, server, central)
+
+
+def _require_applied(method: Method, call: str, applied: Any, server: Any, central: Any) -> None:
     if not isinstance(applied, Applied):
         raise InputError(f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)")
-    _require_vector(method, "apply", applied.central, central, "the central variable, ")
+    name = call.removeprefix(f"{method.name}.").partition("(")[0]
+    _require_vector(method, name, applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
-    _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
 
 
 def _call(method: Method, name: str, *given: Any) -> Any:

@@ -9,6 +9,7 @@ import optax
 
 from asyncsim.base.errors import require_choice, require_fraction, require_positive
 from asyncsim.clusters.policy import Policy
+from asyncsim.methods.buffer import sum_messages
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -191,18 +192,15 @@ def easgd(
         pull = exchange(start, central, visit)
         return pull, ElasticWorker(start + update - pull, ()), {}
 
-    def apply(server, central, message, memory, visit):
-        total = server + message
-        after = jnp.where(visit.completes, central + total, central)
-        return Applied(after, jnp.where(visit.completes, 0, total), memory)
+    def combine(server, central, messages, visits):
+        return Applied(central + sum_messages(messages, visits))
 
     return Method(
         name="easgd",
         hyperparameters={**named, "alpha": alpha, "beta": beta, "policy": None if needed is None else str(needed)},
         optimizer=local,
         message=message,
-        apply=apply,
-        init_server=jnp.zeros_like,
+        combine=combine,
         init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
         timing=Timing(policy=needed),

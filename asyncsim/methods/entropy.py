@@ -9,7 +9,7 @@ import optax
 
 from asyncsim.base.errors import require_fraction, require_nonnegative, require_positive
 from asyncsim.clusters.policy import Policy, asynchronous
-from asyncsim.methods.buffer import collect, empty_buffer
+from asyncsim.methods.buffer import mean_message
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -166,9 +166,8 @@ def parle(
             x = x - outer_rate / pull(visit, x) * (start - central)
         return x, x, {}
 
-    def apply(server, central, message, memory, visit):
-        mean, server = collect(server, message, visit)
-        return Applied(jnp.where(visit.completes, mean, central), server, memory)
+    def combine(server, central, messages, visits):
+        return Applied(mean_message(messages, visits), server)
 
     return Method(
         name="parle",
@@ -177,9 +176,8 @@ def parle(
         ),
         optimizer=optimizer,
         message=message,
-        apply=apply,
+        combine=combine,
         init_worker=lambda central: central,
-        init_server=empty_buffer,
         resume=lambda worker, read: worker,
         look_ahead=lambda loop: loop.ahead,
         timing=Timing(policy=needed),

@@ -3,7 +3,7 @@
 import optax
 
 from asyncsim.clusters.policy import Policy
-from asyncsim.methods.buffer import collect, empty_buffer, outer_optimizer, outer_step
+from asyncsim.methods.buffer import mean_message, outer_optimizer, outer_step
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps, require_policy
 from asyncsim.methods.recipe import shares_programs
@@ -58,11 +58,8 @@ def fedbuff(
     def message(worker, update, start, central, visit):
         return factor(visit, update) * update, worker, {}
 
-    def apply(server, central, message, memory, visit):
-        buffer, state = server
-        mean, buffer = collect(buffer, message, visit)
-        central, state = outer_step(outer, state, central, mean, visit)
-        return Applied(central, (buffer, state), memory)
+    def combine(server, central, messages, visits):
+        return Applied(*outer_step(outer, server, central, mean_message(messages, visits)))
 
     return Method(
         name="fedbuff",
@@ -76,7 +73,7 @@ def fedbuff(
         ),
         optimizer=local,
         message=message,
-        apply=apply,
-        init_server=lambda central: (empty_buffer(central), outer.init(central)),
+        combine=combine,
+        init_server=outer.init,
         timing=Timing(policy=needed),
     )

@@ -19,6 +19,7 @@ from asyncsim.methods.method import (
     Timing,
     Visit,
     local_steps,
+    present,
     require_policy,
 )
 from asyncsim.methods.recipe import shares_programs
@@ -33,13 +34,6 @@ class LeaderMemory(NamedTuple):
     #: step; else ``()``.
     leader: State
     overall: State
-
-
-class Round(NamedTuple):
-    """The best of the replicas that have come since the last version, and its loss."""
-
-    replica: Array
-    loss: Array
 
 
 @shares_programs
@@ -187,10 +181,9 @@ def lgd(
     leader and pulls those of its start. The central variable is the leader, before its steps: one round behind. With
     one worker this is sequential SGD.
 
-    The server needs one replica beside the leader's: the best of those that have come. There is one group; the
-    pulls of several would need more than a central variable. Where a policy cancels computations, a worker that lost
-    its own goes on from its replica with the pull to the newest leader in the place of the last. The authors' program
-    has a barrier, too, but elects among the replicas after their steps, as `lsgd` does.
+    There is one group; the pulls of several would need more than a central variable. Where a policy cancels
+    computations, a worker that lost its own goes on from its replica with the pull to the newest leader in the place of
+    the last. The authors' program has a barrier, too, but elects among the replicas after their steps, as `lsgd` does.
 
     References
     ----------
@@ -204,19 +197,16 @@ def lgd(
         # What the replica will be, less the leader's part, which is not known yet.
         return start, start + update - pull * start, {}
 
-    def apply(server, central, message, memory, visit):
-        is_best = visit.loss < server.loss
-        replica = jnp.where(is_best, message, server.replica)
-        loss = jnp.where(visit.completes, _no_loss(central), jnp.where(is_best, visit.loss, server.loss))
-        return Applied(jnp.where(visit.completes, replica, central), Round(replica, loss), memory)
+    def combine(server, central, messages, visits):
+        losses = jnp.where(present(messages, visits) & jnp.isfinite(visits.loss), visits.loss, jnp.inf)
+        return Applied(messages[jnp.argmin(losses)])
 
     return Method(
         name="lgd",
         hyperparameters={**named, "pull": pull, "policy": None if needed is None else str(needed)},
         optimizer=local,
         message=message,
-        apply=apply,
-        init_server=lambda central: Round(central, _no_loss(central)),
+        combine=combine,
         init_worker=lambda central: central - pull * central,
         resume=lambda worker, read: worker + pull * read,
         timing=Timing(policy=needed),

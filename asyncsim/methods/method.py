@@ -76,8 +76,8 @@ class Visit(NamedTuple):
         as the last completing message left it, whatever ``apply`` has done with later ones. (Messages formed in the
         visit see it as it is.)
     place, messages : int
-        The message's place in the version that it belongs to, from zero, and how many messages that version has; of the
-        last version of a trace, if it is not complete, those that are there.
+        The message's place in the version that it belongs to, from zero, and the number of messages of that version;
+        of the last version of a trace, if it is incomplete, the messages before its end.
     counted : Bool[Array, "workers"]
         On a trace from which workers are away at times, whom the server counts; ``()`` elsewhere, where it counts all.
         `count_living` says how many.
@@ -110,6 +110,21 @@ class Visit(NamedTuple):
     workers: Array | int = 1
     loss: Array | tuple[()] = ()
     key: Array | tuple[()] = ()
+
+
+#: Fields of which the ``visits`` of `Method.combine` have one value for each message.
+OF_MESSAGE = ("staleness", "worker", "worker_step", "commit", "time", "local_steps", "loss")
+
+
+def completing(visits: Visit) -> Visit:
+    """Return the visit that completes a version, from those of `Method.combine`."""
+    last = visits.messages - 1
+    return visits._replace(**{name: jax.tree.map(lambda own: own[last], getattr(visits, name)) for name in OF_MESSAGE})
+
+
+def present(messages: State, visits: Visit) -> Array:
+    """Return the mask of the rows of ``messages`` that belong to the version; see `Method.combine`."""
+    return jnp.arange(jax.tree.leaves(messages)[0].shape[0], dtype=jnp.int32) < visits.messages
 
 
 def count_living(visit: Visit) -> Array:
@@ -244,20 +259,19 @@ def send_update(worker: State, update: Array, start: Array, central: Array, visi
 
 
 class Rounds(NamedTuple):
-    """What a method has that combines a version's messages once they are all there; see `asyncsim.methods.robust`.
+    """What a method has that combines messages by a robust rule; see `asyncsim.methods.robust`.
 
     Attributes
     ----------
     require : function
         ``require(workers, policy)`` raises InputError if the versions of such a cluster have too few messages.
     attacked : function
-        ``attacked(change, byzantine)`` returns the method with ``messages = change(messages, honest, byzantine, key)``
-        before they are combined, and the mask ``byzantine`` of all workers; the arguments of ``change`` are an array
-        ``[workers, parameters]`` and the masks of those whose messages are there.
+        ``attacked(byzantine)`` returns the method that records how much the messages of the Byzantine workers, a mask
+        of all workers, counted.
     """
 
     require: Callable[[int, Policy], None]
-    attacked: Callable[[Callable[..., Array], Any], "Method"]
+    attacked: Callable[[Any], "Method"]
 
 
 class Method(NamedTuple):
@@ -268,7 +282,7 @@ class Method(NamedTuple):
         start = resume(worker, read)                  # else what the worker read from the server
         update = sum of the local optimizer's steps, from start
         message, worker, diagnostics = message(worker, update, start, central, visit)
-        central, server, memory = apply(server, central, message, memory, visit)
+        central, server, memory = apply(server, central, message, memory, visit)    # or combine
         read = reply(server, central, memory, visit)  # else the central variable, for the worker's next commit
 
     Without a server (`asyncsim.topologies`) ``mix`` comes first, or ``meet`` in the place of ``apply`` before
@@ -291,6 +305,16 @@ class Method(NamedTuple):
         What the server does. ``server`` is shared (buffers, counters, moments); ``memory`` is what the
         server keeps for this one worker (its last gradient, say): a method that needs a table of all workers'
         gradients keeps each row there and what it needs of all of them, their sum say, in ``server``.
+    combine : function, optional
+        ``combine(server, central, messages, visits) -> Applied``, in the place of ``apply``: what the server makes of
+        the messages of a version, once the message that completes it has come. Until then messages wait. ``messages``
+        is a message with an axis of messages in front, in the order of their visits; behind those of the version
+        (``visits.messages``, see `present`) are rows without meaning. ``visits`` is the visit that completes the
+        version, of which ``staleness``, ``worker``, ``worker_step``, ``commit``, ``time``, ``local_steps`` and ``loss``
+        have the same axis. The memory of `Applied` is not used.
+    receive : function, optional
+        ``receive(memory, message, visit) -> (message, memory)``: with ``combine``, the message that waits in the place
+        of the one sent, and the memory of its worker. By default the message, and the memory stays.
     init_worker, init_server, init_memory : function
         From the initial central variable to the initial states.
     resume : function, optional
@@ -347,6 +371,8 @@ class Method(NamedTuple):
     optimizer: optax.GradientTransformation
     message: Callable[..., tuple[State, State, Mapping[str, Array]]] = send_update
     apply: Callable[..., Applied] = add
+    combine: Callable[[State, Array, State, Visit], Applied] | None = None
+    receive: Callable[[State, State, Visit], tuple[State, State]] | None = None
     init_worker: Callable[[Array], State] = _no_state
     init_server: Callable[[Array], State] = _no_state
     init_memory: Callable[[Array], State] = _no_state

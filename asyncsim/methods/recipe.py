@@ -77,6 +77,17 @@ def recipe_of(method: Method) -> Recipe | None:
     return recipe if is_same else None
 
 
+def recast(method: Method, key: tuple[Hashable, ...], change: Callable[[Method], Method]) -> Method:
+    """Return a changed method, which shares programs if the method does; ``key`` names the change."""
+    changed, recipe = change(method)._replace(recipe=None), recipe_of(method)
+    if recipe is None:
+        return changed
+    make = recipe.make
+    return changed._replace(
+        recipe=Recipe((recipe.key, *key), lambda numbers: change(make(numbers)), recipe.numbers, changed)
+    )
+
+
 def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], method: Method) -> Recipe | None:
     """Build the recipe of a call; None if an argument has no hash."""
     numbers: dict[str, float] = {}

@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from asyncsim.base.errors import InputError, require_fraction
 from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.clusters.policy import Policy
+from asyncsim.methods.buffer import group_means
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -18,9 +18,11 @@ from asyncsim.methods.method import (
     Schedule,
     State,
     Timing,
+    completing,
     divisor,
     gradient_steps,
     never_zero,
+    present,
     rate_at,
     require_policy,
     require_rate,
@@ -31,20 +33,11 @@ from asyncsim.methods.recipe import shares_programs
 POLICIES = ("barrier", "first_of", "buffered")
 
 
-class RobustMemory(NamedTuple):
-    """What the server keeps of a worker."""
-
-    message: Array  #: its last, or the mean of those in the version ``round``, or its average; ``[parameters]``
-    number: Array  #: how many messages of that version
-    round: Array  #: the version that it belongs to; -1 before the first
-
-
 class RobustServer(NamedTuple):
     """The server's state."""
 
     rule: State
     momentum: State  #: shape ``[parameters]``; ``()`` without
-    round: Array  #: versions so far
     byzantine_share: Array  #: of the last version, how much the Byzantine messages counted
     byzantine_messages: Array  #: and which part of the messages they were
     not_finite: Array  #: and how many messages were not finite
@@ -98,8 +91,6 @@ def robust(
         )
     if needed is not None and needed.count is not None:
         chosen.require(needed.count)
-    # Whether a worker has at most one message in a version.
-    once = needed is not None and needed.name != "buffered"
     # A momentum of an ensemble is not known to be zero.
     at_worker, at_server = (not (isinstance(mu, float | int) and mu == 0) for mu in (worker_momentum, server_momentum))
 
@@ -113,53 +104,38 @@ def robust(
     def init_server(central: Array) -> RobustServer:
         none = jnp.zeros((), central.dtype)
         momentum = jnp.zeros_like(central) if at_server else ()
-        return RobustServer(chosen.init(central), momentum, jnp.int32(0), none, none, jnp.int32(0))
+        return RobustServer(chosen.init(central), momentum, none, none, jnp.int32(0))
 
-    def init_memory(central: Array) -> RobustMemory:
-        return RobustMemory(jnp.zeros_like(central), jnp.zeros((), central.dtype), jnp.int32(-1))
+    def receive(memory, message, visit):
+        average = chosen.averaging * memory + (1 - chosen.averaging) * message
+        return average, average
 
-    def make(change: Any, byzantine: np.ndarray | None) -> Method:
-        def apply(server, central, message, memory, visit, memories):
-            again = memory.round == server.round
-            number = jnp.where(again, memory.number, 0) + 1
-            if chosen.averaging:
-                kept = chosen.averaging * memory.message + (1 - chosen.averaging) * message
-            elif once:
-                kept = message
-            else:
-                kept = jnp.where(again, memory.message + (message - memory.message) / number, message)
-
-            def complete() -> tuple[Array, RobustServer]:
-                messages = memories.of_all("message").at[visit.worker].set(kept)
-                there = (memories.of_all("round") == server.round).at[visit.worker].set(True)
-                bad = jnp.zeros(len(there), bool) if byzantine is None else there & byzantine
-                if change is not None:
-                    messages = change(messages, there & ~bad, bad, visit.key)
-                # All are there, as a rule, and masks cost time.
-                made = jax.lax.cond(
-                    jnp.all(there),
-                    lambda: chosen.aggregate(server.rule, messages, None, visit.key),
-                    lambda: chosen.aggregate(server.rule, messages, there, visit.key),
-                )
-                v = made.vector + server_momentum * server.momentum if at_server else made.vector
-                dtype = central.dtype
-                after = RobustServer(
-                    rule=made.state,
-                    momentum=v if at_server else (),
-                    round=server.round + 1,
-                    byzantine_share=jnp.sum(jnp.where(bad, made.share, 0)),
-                    byzantine_messages=jnp.sum(bad).astype(dtype) / jnp.sum(there).astype(dtype),
-                    not_finite=jnp.sum(
-                        there & ~jnp.isfinite(messages @ jnp.ones(messages.shape[1], dtype)), dtype=jnp.int32
-                    ),
-                )
-                return central - rate_at(learning_rate, visit, central) * v, after
-
-            after, changed = jax.lax.cond(visit.completes, complete, lambda: (central, server))
-            # A version's number is never negative, which XLA does not know: the worker's row is written after all rows
-            # have been read. They would else be copied for each message, which takes as long as a gradient.
-            kept = jnp.where(changed.round < 0, 0, kept)
-            return Applied(after, changed, RobustMemory(kept, number, server.round))
+    def attacked(byzantine: Any) -> Method:
+        def combine(server, central, messages, visits):
+            in_version = present(messages, visits)
+            # One message of each worker, in the order of the workers: of equal ones rules choose the first.
+            group = _ranks(in_version, visits.worker)
+            messages, number = group_means(messages, in_version, group, len(messages))
+            there, bad = number > 0, jnp.zeros(len(messages), bool)
+            if byzantine is not None:
+                bad = bad.at[group].max(in_version & jnp.asarray(byzantine)[visits.worker])
+            # All are there, as a rule, and masks cost time.
+            made = jax.lax.cond(
+                jnp.all(there),
+                lambda: chosen.aggregate(server.rule, messages, None, visits.key),
+                lambda: chosen.aggregate(server.rule, messages, there, visits.key),
+            )
+            v = made.vector + server_momentum * server.momentum if at_server else made.vector
+            dtype = central.dtype
+            finite = jnp.isfinite(messages @ jnp.ones(messages.shape[1], dtype))
+            after = RobustServer(
+                rule=made.state,
+                momentum=v if at_server else (),
+                byzantine_share=jnp.sum(jnp.where(bad, made.share, 0)),
+                byzantine_messages=jnp.sum(bad).astype(dtype) / jnp.sum(there).astype(dtype),
+                not_finite=jnp.sum(there & ~finite, dtype=jnp.int32),
+            )
+            return Applied(central - rate_at(learning_rate, completing(visits), central) * v, after)
 
         return Method(
             name="robust",
@@ -172,17 +148,24 @@ def robust(
             ),
             optimizer=gradient_steps(never_zero(learning_rate)),
             message=message,
-            apply=apply,
+            combine=combine,
+            receive=receive if chosen.averaging else None,
             init_worker=jnp.zeros_like if at_worker else lambda central: (),
             init_server=init_server,
-            init_memory=init_memory,
+            init_memory=jnp.zeros_like if chosen.averaging else lambda central: (),
             timing=Timing(policy=needed),
-            sees_memories=True,
-            needs_key=chosen.needs_key or change is not None,
-            rounds=Rounds(require, make),
+            needs_key=chosen.needs_key,
+            rounds=Rounds(require, attacked),
         )
 
     def require(workers: int, policy: Policy) -> None:
         chosen.require(policy.per_version(workers))
 
-    return make(None, None)
+    return attacked(None)
+
+
+def _ranks(there: Array, worker: Array) -> Array:
+    """Return the place of each message's worker among the workers that have messages, in their order."""
+    before = jnp.tril(worker[:, None] == worker, -1) & there
+    first = there & ~jnp.any(before, 1)
+    return jnp.sum(first & (worker < worker[:, None]), 1, dtype=jnp.int32)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from asyncsim.base.errors import require_switch
 from asyncsim.clusters.policy import Policy
-from asyncsim.methods.buffer import add_mean, empty_buffer
+from asyncsim.methods.buffer import add_mean
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Method,
@@ -61,7 +61,6 @@ def softsync(
         ),
         optimizer=gradient_steps(learning_rate),
         message=message,
-        apply=add_mean,
-        init_server=empty_buffer,
+        combine=add_mean,
         timing=Timing(policy=needed),
     )

@@ -1,7 +1,7 @@
 """Rennala and Ringmaster: plain averages and steps, once the timing has chosen which gradients count."""
 
 from asyncsim.clusters.policy import Policy
-from asyncsim.methods.buffer import add_mean, empty_buffer
+from asyncsim.methods.buffer import add_mean
 from asyncsim.methods.downpour import downpour
 from asyncsim.methods.method import (
     LEARNING_RATE,
@@ -42,8 +42,7 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
         name="batch_sgd",
         hyperparameters={"learning_rate": learning_rate, "policy": None if needed is None else str(needed)},
         optimizer=gradient_steps(learning_rate),
-        apply=add_mean,
-        init_server=empty_buffer,
+        combine=add_mean,
         timing=Timing(policy=needed),
     )
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.replays.recorders import POSITION
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.traces import gossip
 from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace

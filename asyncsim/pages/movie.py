@@ -15,7 +15,7 @@ from asyncsim.base.files import write_whole
 from asyncsim.drawing import look
 from asyncsim.pages.film import on_screen, rings, scale
 from asyncsim.pages.page import films_of
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.traces.trace import Trace
 
 #: Frames a second, and dots an inch.

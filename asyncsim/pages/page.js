@@ -34,7 +34,7 @@ function shown(text) {
   return String(Number(value.toPrecision(4)));
 }
 
-function table(parent, columns, rows) {
+function table(parent, columns, words, rows) {
   const made = element("table", null, element("div", null, parent, "scroll"));
   const head = element("tr", null, element("thead", null, made)), body = element("tbody", null, made);
   const numeric = columns.map((_, i) => rows.every((row) => row[i] === "" || row[i] === "nan" || !Number.isNaN(number(row[i]))));
@@ -63,6 +63,7 @@ function table(parent, columns, rows) {
   }
   columns.forEach((name, i) => {
     const cell = element("th", name, head, numeric[i] ? "" : "text");
+    cell.title = words[i];
     cell.tabIndex = 0;
     cell.setAttribute("aria-sort", "none");
     cell.onclick = () => sort(i);
@@ -350,7 +351,7 @@ for (const one of data.tables) {
   const part = element("details", null, $("tables"));
   part.open = one.rows.length <= 30;
   element("summary", `${one.name}: ${one.rows.length} of ${one.count} rows`, part);
-  table(part, one.columns, one.rows);
+  table(part, one.columns, one.words, one.rows);
 }
 if (!data.tables.length) $("tables").remove();
 if (data.config) $("config").textContent = JSON.stringify(data.config, null, 1);

@@ -19,9 +19,10 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.pages.film import DISTANCE, MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
-from asyncsim.runs import index
-from asyncsim.runs.run import Run
+from asyncsim.pages.trust import trust_page
+from asyncsim.replays.run import Run
 from asyncsim.study import results
+from asyncsim.study.columns import axis_of
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import IN_WORDS
@@ -72,7 +73,7 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Pat
     if out is not None:
         return _write(out, page)
     path = _write(folder / results.PAGE, page)
-    index.trust_page(path)
+    trust_page(path)
     return path
 
 
@@ -206,13 +207,14 @@ def _question(study: str) -> str:
 
 
 def _table(file: Path) -> dict[str, Any]:
-    """Return the texts of a CSV file: its columns, its first rows, and how many rows there are."""
+    """Return the texts of a CSV file: its columns, these in words, its first rows, and how many rows there are."""
     try:
         columns, *rows = list(csv.reader(io.StringIO(read_text(file), newline=""))) or [[]]
     except (OSError, ValueError, csv.Error):
         columns, rows = [], []
     rows = [row for row in rows if len(row) == len(columns)]
-    return {"name": file.name, "count": len(rows), "columns": columns, "rows": rows[:_MOST_ROWS]}
+    words = list(map(axis_of, columns))
+    return {"name": file.name, "count": len(rows), "columns": columns, "words": words, "rows": rows[:_MOST_ROWS]}
 
 
 def _finite(value: Any) -> Any:

@@ -13,7 +13,7 @@ _BASE = 10
 _MOST_DIGITS = 8
 
 
-def arithmetic(digits: int = 2, hidden: int = 64) -> PolicyProblem:
+def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> PolicyProblem:
     """Return sums of two numbers of up to ``digits`` digits, written from the last digit on.
 
     A longer sample has longer numbers: quantile ``u`` of the lengths has ``1 + floor(u * digits)``
@@ -70,6 +70,8 @@ def arithmetic(digits: int = 2, hidden: int = 64) -> PolicyProblem:
 
         _, right = jax.lax.scan(add, jnp.zeros((), jnp.int32), numbers.T)
         present = jnp.arange(digits + 1, dtype=jnp.int32) <= (numbers[0] >= 0).sum(dtype=jnp.int32)
+        if partial:
+            return jnp.mean(tokens == right, where=present)
         return jnp.all((tokens == right) | ~present).astype(jnp.float32)
 
     return PolicyProblem(
@@ -81,5 +83,5 @@ def arithmetic(digits: int = 2, hidden: int = 64) -> PolicyProblem:
         length=lambda quantile: _digits(quantile) + 1,
         tokens=digits + 1,
         vocabulary=_BASE,
-        config={"digits": digits, "hidden": hidden},
+        config={"digits": digits, "hidden": hidden, "partial": partial},
     )

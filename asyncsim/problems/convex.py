@@ -59,7 +59,8 @@ def least_squares(
     data_seed : int
         Seed of the data, which a run's seed does not change.
     """
-    label_noise = require_nonnegative("label_noise", label_noise)
+    config = locals()
+    config["label_noise"] = label_noise = require_nonnegative("label_noise", label_noise)
     shards = make_shards("least_squares", workers, dimension, examples, condition, heterogeneity, data_seed)
     target = shards.response + label_noise * shards.draw
     minimiser = np.linalg.lstsq(shards.features, target)[0]
@@ -70,16 +71,6 @@ def least_squares(
     def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
         return 0.5 * jnp.mean((data["features"] @ (x - jnp.asarray(minimiser, x.dtype))) ** 2)
 
-    config = dict(
-        workers=workers,
-        batch_size=batch_size,
-        heterogeneity=heterogeneity,
-        dimension=dimension,
-        examples=examples,
-        condition=condition,
-        label_noise=label_noise,
-        data_seed=data_seed,
-    )
     return convex("least_squares", objective, excess, {"features": shards.features, "target": target}, config)
 
 
@@ -189,7 +180,8 @@ def logistic(
     regularisation : float
         Above zero, so that there is one minimum also where the labels can be separated.
     """
-    regularisation = require_positive("regularisation", regularisation)
+    config = locals()
+    config["regularisation"] = regularisation = require_positive("regularisation", regularisation)
     shards = make_shards("logistic", workers, dimension, examples, condition, heterogeneity, data_seed)
     label = _labels(shards.response, shards.draw)
     minimum = _minimum(shards.features, label, regularisation)
@@ -201,16 +193,6 @@ def logistic(
     def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
         return value - minimum
 
-    config = dict(
-        workers=workers,
-        batch_size=batch_size,
-        heterogeneity=heterogeneity,
-        dimension=dimension,
-        examples=examples,
-        condition=condition,
-        regularisation=regularisation,
-        data_seed=data_seed,
-    )
     return convex("logistic", objective, excess, {"features": shards.features, "label": label}, config)
 
 

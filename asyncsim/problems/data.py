@@ -10,8 +10,9 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pooch
@@ -125,17 +126,9 @@ def _read_cifar10_files(folder: Path) -> dict[str, np.ndarray]:
 def _cached_cifar10_archive() -> Path:
     """Return the path of the archive in the user's cache, downloading it if need be."""
     folder = Path(pooch.os_cache("asyncsim")) / "cifar10"
-    failures = []
-    for mirror in CIFAR10_MIRRORS:
-        fetch = pooch.HTTPDownloader(progressbar=True, timeout=_TIMEOUT)
-        try:
-            # An archive of another hash, a damaged one say, is downloaded anew.
-            with _quiet(pooch.get_logger()):
-                url, known = f"{mirror}{CIFAR10_ARCHIVE}", f"sha256:{CIFAR10_SHA256}"
-                return Path(pooch.retrieve(url, known, CIFAR10_ARCHIVE, folder, downloader=fetch))
-        except (OSError, ValueError) as error:
-            failures.append(f"{mirror}: {type(error).__name__}")
-    raise InputError(f"{CIFAR10_ARCHIVE}: not in the cache, and no download ({'; '.join(failures)}); {_cifar10_ways()}")
+    # An archive of another hash, a damaged one say, is downloaded anew.
+    known = f"sha256:{CIFAR10_SHA256}"
+    return _download(CIFAR10_MIRRORS, CIFAR10_ARCHIVE, known, folder, lambda archive: archive, _cifar10_ways())
 
 
 def _read_cifar10_archive(path: Path) -> dict[str, np.ndarray]:
@@ -174,7 +167,10 @@ def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            contents = _download(name, sha256, scratch)
+            # pooch would hash the archive, which differs between mirrors.
+            contents = _download(
+                MNIST_MIRRORS, f"{name}.gz", None, Path(scratch), lambda path: _read_checked(path, sha256), _ways(name)
+            )
             checked = Path(scratch, name)
             checked.write_bytes(contents)
             os.replace(checked, path)
@@ -183,20 +179,22 @@ def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
     return path, contents
 
 
-def _download(name: str, sha256: str, scratch: str) -> bytes:
-    """Return the checked contents of a file from the first mirror that gives them."""
+def _download(
+    mirrors: Sequence[str], file: str, known: str | None, folder: Path, use: Callable[[Path], Any], remedy: str
+) -> Any:
+    """Return what ``use`` makes of a file from the first mirror that gives it; ``known``: its hash."""
     failures = []
-    for mirror in MNIST_MIRRORS:
+    for mirror in mirrors:
         fetch = pooch.HTTPDownloader(progressbar=True, timeout=_TIMEOUT)
         try:
-            # pooch hashes the archive, which differs between mirrors; the contents are checked below.
             with _quiet(pooch.get_logger()):
-                archive = pooch.retrieve(f"{mirror}{name}.gz", None, f"{name}.gz", scratch, downloader=fetch)
-            return _read_checked(Path(archive), sha256)
+                return use(Path(pooch.retrieve(f"{mirror}{file}", known, file, folder, downloader=fetch)))
         except (OSError, ValueError) as error:
             failures.append(f"{mirror}: {type(error).__name__}")
-            Path(scratch, f"{name}.gz").unlink(missing_ok=True)
-    raise InputError(f"{name}: not in the cache, and no download ({'; '.join(failures)}); {_ways(name)}")
+            if known is None:  # else pooch would take the wrong file for the next mirror's
+                Path(folder, file).unlink(missing_ok=True)
+    name = file.removesuffix(".gz") if known is None else file
+    raise InputError(f"{name}: not in the cache, and no download ({'; '.join(failures)}); {remedy}")
 
 
 @contextlib.contextmanager

@@ -188,4 +188,5 @@ def _replay_state(state: State, replay: Replay) -> ReplayState:
             seen = state.pulled[worker[commit]] if waves.push[commit] < stop else state.central
             push_read[waves.push_slot[commit]] = seen
     rows = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers)
-    return ReplayState(state.central, state.server, (), read, push_read, rows)
+    arrays = {"central": state.central, "server": state.server, "read": read, "push_read": push_read}
+    return now._replace(**arrays, workers=rows)

@@ -17,23 +17,24 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import open_file, write_whole
 from asyncsim.base.tracing import forget_other_precision, whole_products
 from asyncsim.methods.check import check_method
-from asyncsim.methods.method import Method, Visit
+from asyncsim.methods.method import Memories, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
-from asyncsim.replays.commit import build_commit, observe, row_after
-from asyncsim.replays.local import Learner, LocalResult, build_local, flatten, from_vector
+from asyncsim.replays.local import Learner, LocalResult, build_local, flatten
+from asyncsim.replays.observing import observe
 from asyncsim.replays.plan import method_key, visit_key
 from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
-from asyncsim.replays.state import WorkerRow
+from asyncsim.replays.state import WorkerRow, no_messages
+from asyncsim.replays.step import Held, Place, begin, finish
 
 #: What the server records of each commit besides its loss and the length of its step.
 RECORDER = energy()
 
 
-class Job(NamedTuple):
+class Computation(NamedTuple):
     """What a worker is to compute."""
 
     job: int  #: which of its computations: it decides the minibatches
@@ -83,17 +84,17 @@ class Computing:
             self._method = method
             self._compute = _compiled_steps(Same(method), Same(problem), workers, self._window, precision)
 
-    def first_job(self) -> Job:
+    def first_job(self) -> Computation:
         """Return a job like the first of any worker."""
         with jax.enable_x64(self.x64):
-            return Job(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
+            return Computation(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
 
     def first_learner(self) -> Learner:
         """Return the initial states of the local optimizer and of the problem."""
         with jax.enable_x64(self.x64):
             return Learner(self._method.optimizer.init(self.params), self._problem_state)
 
-    def run(self, worker: int, job: Job) -> LocalResult:
+    def run(self, worker: int, job: Computation) -> LocalResult:
         """Compute a job; the result's arrays are NumPy's."""
         with jax.enable_x64(self.x64):
             return jax.tree.map(np.asarray, self._compute(*self._given(worker, job)))
@@ -107,7 +108,7 @@ class Computing:
         """Return the key of a worker's visit after so many commits; ``()`` if the method draws nothing."""
         return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.needs_key else ()
 
-    def _given(self, worker: int, job: Job) -> tuple[Any, ...]:
+    def _given(self, worker: int, job: Computation) -> tuple[Any, ...]:
         rows = np.zeros((self._window, 0), np.int32)
         if self._batches is not None:
             rows = self._batches.rows([worker], [job.job], self._window)[0]
@@ -121,7 +122,7 @@ def _compiled_steps(method: Same, problem: Same, workers: int, window: int, prec
     """Return the jitted local steps of this very method and problem: compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
-    local = from_vector(build_local(method.value, problem.value, window), flat)
+    local = build_local(method.value, problem.value, flat, window)
 
     def compute(data, key, own_key, start, learner, worker, worker_step, job, rows):
         visit: Any = OwnVisit(worker, worker_step, window, workers, own_key)
@@ -157,17 +158,18 @@ class Parameters:
             each = (central,) * processes.workers
             self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
         reads = "before" if processes.protocol == "read_then_write" else "after"
-        self._commit = _compiled_commit(Same(method), reads, processes.pulls)
-        self._start = jax.jit(method.resume) if method.resume else lambda worker, read: read
+        self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
+        self._begin, self._commit = _compiled_step(Same(method), reads)
 
-    def job(self, worker: int, account: Account) -> Job:
+    def job(self, worker: int, account: Account) -> Computation:
         """Return what a worker is to compute now."""
         row = self.state.workers[worker]
+        start = self.state.read[worker]
         with jax.enable_x64(self._x64):
-            start = np.asarray(self._start(row.method, self.state.read[worker]))
-        return Job(account.job, account.steps, start, jax.tree.map(np.asarray, row.learner))
+            start = np.asarray(self._begin(row, start) if self._resumes else start)
+        return Computation(account.job, account.steps, start, jax.tree.map(np.asarray, row.learner))
 
-    def commit(self, row: Event, update: Any, start: Any, learner: Learner) -> dict[str, float]:
+    def commit(self, row: Event, start: Any, result: LocalResult) -> dict[str, float]:
         """Apply a worker's update; return what is recorded of it besides the loss."""
         worker, state = row["worker"], self.state
         counts = {name: row[name] for name in ("staleness", "worker", "worker_step", "local_steps")}
@@ -177,14 +179,19 @@ class Parameters:
             typed |= {"time": np.asarray(row["commit_time"], self._dtype), "completes": np.bool_(True)}
             typed |= {"place": np.int32(0), "messages": np.int32(1)}
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
-            own, pulled = state.workers[worker]._replace(learner=()), state.pulled[worker]
-            brought = state.read[worker], start, update, jnp.zeros((), self._dtype), pulled, visit
-            central, server, kept, seen, numbers = self._commit(state.central, state.server, own, *brought)
+            pulled = state.pulled[worker]
+            held = Held(visit, state.workers[worker]._replace(learner=()), state.read[worker])
+            if self._processes.pulls:
+                held = held._replace(pulled=pulled)
+            local = LocalResult(result.update, np.asarray(result.loss, self._dtype), ())
+            memories = tuple(row.memory for row in state.workers) if self._sees_memories else ()
+            place = Place(state.central, state.server)
+            place, kept, seen, numbers = self._commit(place, held, start, local, memories)
             _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
-            central=central,
-            server=server,
-            workers=_put(state.workers, worker, kept._replace(learner=learner)),
+            central=place.central,
+            server=place.server,
+            workers=_put(state.workers, worker, kept._replace(learner=result.learner)),
             read=_put(state.read, worker, pulled if self._processes.pulls else seen),
         )
         return dict(zip(RECORDED[1:], recorded, strict=True))
@@ -200,17 +207,30 @@ class Parameters:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled_commit(same_method: Same, reads: str, pulls: bool) -> Any:
-    """Return the jitted commit of a replay, with the numbers that are recorded of it."""
-    commit, resumes = build_commit(same_method.value, reads), same_method.value.resume is not None
+def _compiled_step(same_method: Same, reads: str) -> tuple[Any, Any]:
+    """Return the jitted functions of a replay's step: the start of local steps, and a commit with its numbers."""
+    method = same_method.value
 
-    def commit_and_record(central, server, row, read, start, update, loss, pulled, visit):
-        brought = read, start if resumes else read, update, loss, pulled if pulls else central, visit
-        made, seen = commit(central, server, row, *brought)
-        recorders, numbers = observe([RECORDER], row.recorders, made)
-        return made.central, made.server, row_after(made, recorders), seen, numbers
+    def start(row, read):
+        visit: Any = None  # known at the commit
+        return begin(method, None, Held(visit, row, read))[1]
 
-    return jax.jit(whole_products()(commit_and_record))
+    def commit(place, held, start, local, memories):
+        # Each message makes a version.
+        place = place._replace(waiting=no_messages(method, held.row, place.central, 1))
+        everyone = [_all_memories(memories)] if method.sees_memories else []
+        left = finish(method, reads, place, held, start, local, *everyone)
+        made = left.commit
+        recorders, numbers = observe([RECORDER], held.row.recorders, made)
+        return left.place._replace(waiting=()), WorkerRow(made.worker, made.memory, recorders, ()), left.read, numbers
+
+    return jax.jit(start), jax.jit(whole_products()(commit))
+
+
+def _all_memories(memories: tuple[Any, ...]) -> Memories:
+    """Return the memories of all workers, none of which is newer than the others."""
+    rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories)
+    return Memories(rows, jax.tree.map(lambda leaf: leaf[:1], rows), jnp.full(1, len(memories), jnp.int32))
 
 
 def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tyro.conf import Suppress as Hidden
 
 from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.files import RECORDING
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
@@ -26,7 +27,7 @@ _ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (
     *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
-    *("dynamic_window", "read_blocks", "policy"),
+    *("dynamic_window", "servers", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
     *("executor", "cpus_per_run", "accelerators_per_run"),
 )
@@ -70,6 +71,7 @@ class RealConfig(StudyConfig):
     far_latency: Hidden[LawLike | None] = None
     far_bandwidth: Hidden[float | None] = None
     dynamic_window: Hidden[bool] = False
+    servers: Hidden[int] = 1
     read_blocks: Hidden[int] = 1
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
     """Who is served next among those that wait."""
@@ -113,10 +115,9 @@ class RealConfig(StudyConfig):
 
     def recorded(self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any) -> "Recorded":
         """Return the recording in a folder: one that is whole, one that was broken off and goes on, or a new one."""
-        from asyncsim.real.recording import HEADER, load
-        from asyncsim.real.supervisor import record
+        from asyncsim.real.supervisor import load, record
 
-        there = (folder / HEADER).exists()
+        there = (folder / RECORDING).exists()
         if there and (found := load(folder)).complete:
             return found
         of_ray = ("address", "cpus", "memory", "start_timeout", "timeout")

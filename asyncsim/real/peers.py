@@ -24,13 +24,15 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
+from asyncsim.real.computing import Computation, Computing, OwnVisit, State, save_state
+from asyncsim.real.processes import require_ray
 from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
-from asyncsim.real.server import Keyed, clock_zero
-from asyncsim.replays.central import Mass, Sent, initial_memory, meet, take_up
-from asyncsim.replays.commit import build_commit
+from asyncsim.real.server import KeyedActor, clock_zero
+from asyncsim.replays.central import Mass, Sent, initial_memory
+from asyncsim.replays.local import LocalResult
 from asyncsim.replays.programs import Same
 from asyncsim.replays.state import WorkerRow
+from asyncsim.replays.step import Held, Place, begin, finish
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
 from asyncsim.traces.columns import write_trace
@@ -50,7 +52,7 @@ class Message(NamedTuple):
     content: Any  #: the method's message
 
 
-class Result(NamedTuple):
+class PeerResult(NamedTuple):
     """The recording and the arrays of one worker at the end."""
 
     rows: list[Event]  #: one for each of its gradients, see `asyncsim.real.recording`
@@ -90,12 +92,11 @@ class Peer:
         with jax.enable_x64(self._computing.x64):
             known = self._known(0, 1.0)
             row = self._row()
-            ready = row._replace(memory=Mass(central, ()))  # as after mixing
-            if self._meets:
-                ready, _ = jax.eval_shape(self._functions.meet, row, central, np.int32(0), known)
-            _, _, message, *_ = jax.eval_shape(self._functions.make, ready, central, central, known)
+            ready = row if self._meets else row._replace(memory=Mass(central, ()))  # as after mixing
+            given = ready, central, central, self._met_nobody(), known
+            _, _, message, *_ = jax.eval_shape(self._functions.finish, *given)
             if not self._meets:
-                jax.eval_shape(self._functions.mix, row, message, known)
+                jax.eval_shape(self._functions.begin, row, message, known)
         self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
         # Workers that wait for their neighbours all compute equally many gradients; others share a total.
@@ -116,13 +117,10 @@ class Peer:
         result = self._computing.run(self._index, job)
         with jax.enable_x64(self._computing.x64):
             row, start = self._row(), self._snapshot
-            if self._meets:
-                row, _ = functions.meet(row, row.method, np.int32(0), known)
-            else:
+            if not self._meets:
                 inbox = functions.add(self._nothing, self._nothing, self._number(0.0))
-                row, start = functions.mix(row, inbox, known)
-                functions.resume(row.method)
-            functions.make(row, start, result.update, known)
+                row, start = functions.begin(row, inbox, known)
+            functions.finish(row, start, result.update, self._met_nobody(), known)
 
     def begin(self) -> None:
         """Start the clock of all workers, which is this worker's."""
@@ -163,10 +161,10 @@ class Peer:
         self._replica, self._met = replica, met
         self._held.release()
 
-    def result(self) -> Result:
+    def result(self) -> PeerResult:
         """Return what was recorded, and the worker's arrays."""
         replica, learner = ([np.asarray(leaf) for leaf in jax.tree.leaves(of)] for of in (self._replica, self._learner))
-        return Result(self.rows, replica, learner, self._moved)
+        return PeerResult(self.rows, replica, learner, self._moved)
 
     def run(self, call: Call, same_clock: bool) -> None:
         """Compute gradients until there are enough; ``same_clock``: worker 0 is on this machine."""
@@ -182,24 +180,26 @@ class Peer:
         """Compute one gradient: mix messages, compute, apply and send."""
         beside, functions = self._policy.mix == "beside", self._functions
         kept = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
-        known, found = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
+        known, messages = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
         start_time, start, row = max(0.0, self.clock()), self._snapshot, self._row()
-        if beside:
-            start = functions.resume(row.method)
-        elif not self._meets:
-            row, start = functions.mix(row, self._sum(found), known)
+        if not self._meets:
+            mixed, start = functions.begin(row, self._sum(messages), known)
         time.sleep(self._delay(self._index))
-        job = Job(step, step, np.asarray(start), self._learner)
+        job = Computation(step, step, np.asarray(start), self._learner)
         result = self._computing.run(self._index, job)
         send_time = max(start_time, self.clock())
-        if beside:
-            found = self._take_up(step)
-            row, _ = functions.mix(row, self._sum(found), known)
-        partner, other, met = -1, None, 0.0
+        partner, other, met = -1, (), 0.0
         if self._meets:
             partner = self._partner(self._index, step)
-            row, other, met = self._meet(call, partner, known)
-        own, self._memory, message, moved, norm = functions.make(row, start, result.update, known)
+            other, met = self._lend_both(call, partner)
+            row = self._row()
+        elif beside:
+            messages = self._take_up(step)
+            row, _ = functions.begin(row, self._sum(messages), known)
+        else:
+            row = mixed
+        given = row, start, result.update, (other, np.int32(partner)), known
+        own, self._memory, message, moved, norm, other = functions.finish(*given)
         message, self._learner = jax.tree.map(np.asarray, message), result.learner
         self._moved += np.asarray(moved)
         commit_time = max(send_time, self.clock())
@@ -208,7 +208,7 @@ class Peer:
             commit_time = max(commit_time, math.nextafter(max(met, self._met), math.inf))
             self._snapshot = message
             if partner >= 0:
-                call(partner, "give_back", other, commit_time)()
+                call(partner, "give_back", np.asarray(other), commit_time)()
             self.give_back(np.asarray(own), commit_time)
         else:
             self._replica = own
@@ -220,8 +220,8 @@ class Peer:
                 "start_time": start_time,
                 "send_time": send_time,
                 "commit_time": commit_time,
-                "sources": [[one.sender, one.job] for one in found],
-                "weights": [one.share for one in found],
+                "sources": [[one.sender, one.job] for one in messages],
+                "weights": [one.share for one in messages],
                 "kept": kept,
                 "partner": partner,
                 "loss": float(result.loss),
@@ -252,23 +252,23 @@ class Peer:
     def _row(self) -> WorkerRow:
         return WorkerRow(self._replica, self._memory, (), ())
 
-    def _meet(self, call: Call, partner: int, known: tuple[Any, ...]) -> tuple[WorkerRow, Any, float]:
-        """Return the row and the partner's replica after an exchange, and the time (s) of the partner's last exchange.
+    def _met_nobody(self) -> Any:
+        """Return the partner's replica and index for a commit that meets no partner."""
+        return (self._replica if self._meets else (), np.int32(-1))
 
-        Both replicas stay locked. They are locked in the order of the workers, so that there is no deadlock.
+    def _lend_both(self, call: Call, partner: int) -> tuple[Any, float]:
+        """Lock this worker's and its partner's replica; return the latter with the time (s) of its last exchange.
+
+        They are locked in the order of the workers, so that there is no deadlock.
         """
         if partner < 0:
-            own, _ = self.lend()
-            row, _ = self._functions.meet(self._row(), own, np.int32(partner), known)
-            return row, None, 0.0
+            return self.lend()[0], 0.0
         if self._index < partner:
             self.lend()
-            other, met = call(partner, "lend")()
-        else:
-            other, met = call(partner, "lend")()
-            self.lend()
-        row, other = self._functions.meet(self._row(), other, np.int32(partner), known)
-        return row, np.asarray(other), met
+            return call(partner, "lend")()
+        other = call(partner, "lend")()
+        self.lend()
+        return other
 
     def _known(self, step: int, kept: float) -> tuple[Any, ...]:
         """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
@@ -281,17 +281,14 @@ class Peer:
 class _Functions(NamedTuple):
     """A worker's compiled functions, besides its local steps."""
 
-    resume: Any
-    add: Any
-    mix: Any
-    meet: Any
-    make: Any  #: one commit
+    add: Any  #: a message to a sum
+    begin: Any
+    finish: Any
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
     method: Any = same_method.value
-    commit = build_commit(method, "none")
 
     def visit_of(worker: Any, step: Any, key: Any, kept: Any) -> Any:
         return OwnVisit(worker, step, window, workers, key, kept)
@@ -300,21 +297,19 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
         return jax.tree.map(lambda own, leaf: own + weight.astype(leaf.dtype) * leaf, total, message)
 
     def mix(row, inbox, known):
-        row = take_up(method, row, Sent(inbox, ()), visit_of(*known))
-        return row, method.resume(row.method, None)
+        held, start = begin(method, None, Held(visit_of(*known), row, other=Sent(inbox, ())))
+        return held.row, start
 
-    def exchange(row, other, partner, known):
-        return meet(method, row, other, partner, visit_of(*known))
+    def commit(row, start, update, met, known):
+        other, partner = met
+        held = Held(visit_of(*known), row, start, pulled=None, other=other, partner=partner)
+        local = LocalResult(update, jnp.zeros((), update.dtype), ())
+        left = finish(method, "none", Place(jnp.zeros_like(update)), held, start, local)
+        made = left.commit
+        norm = jnp.sqrt(jnp.vdot(made.step, made.step))
+        return made.worker, made.memory, made.message, made.step, norm, left.other
 
-    def make(row, start, update, known):
-        nowhere, loss = jnp.zeros_like(update), jnp.zeros((), update.dtype)
-        made, _ = commit(nowhere, (), row, start, start, update, loss, None, visit_of(*known))
-        return made.worker, made.memory, made.message, made.step, jnp.sqrt(jnp.vdot(made.step, made.step))
-
-    resume = (lambda own: method.resume(own, None)) if method.mix else None
-    return _Functions(
-        *(function and jax.jit(whole_products()(function)) for function in (resume, add, mix, exchange, make))
-    )
+    return _Functions(*(jax.jit(whole_products()(function)) for function in (add, mix, commit)))
 
 
 def check(method: Method, problem: Problem, header: Header) -> None:
@@ -330,7 +325,7 @@ def check(method: Method, problem: Problem, header: Header) -> None:
         ) from error
 
 
-def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[Result]) -> None:
+def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[PeerResult]) -> None:
     """Write the recording of all workers: their arrays at the end, the log, the header and the trace.
 
     ``central``: the initial central variable, shape ``[parameters]``.
@@ -357,26 +352,24 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[R
     write_trace(load(folder).trace, folder / TRACE)
 
 
-class PeerActor(Keyed):
+class PeerActor(KeyedActor):
     """A `Peer` in a Ray actor."""
 
     def __init__(self, content: bytes, key: str, *given: Any):
         method, problem = pickle.loads(content)
         index, header = given
+        self._ray = require_ray()
         super().__init__(key, Peer(index, method, problem, header))
 
     def begin(self) -> str:
         """Start the clock of all workers, which is this worker's; return its node of the cluster."""
-        import ray
-
         self._served.begin()
-        return ray.get_runtime_context().get_node_id()
+        return self._ray.get_runtime_context().get_node_id()
 
     def train(self, others: Sequence[Any], node: str) -> None:
         """Compute gradients with the other workers, which are actors; the first runs on ``node`` of the cluster."""
-        import ray
 
         def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:
-            return functools.partial(ray.get, others[index].call.remote(self._key, name, *arguments))
+            return functools.partial(self._ray.get, others[index].call.remote(self._key, name, *arguments))
 
-        self._served.run(call, ray.get_runtime_context().get_node_id() == node)
+        self._served.run(call, self._ray.get_runtime_context().get_node_id() == node)

@@ -1,7 +1,9 @@
 """The processes of a recording: how many workers, how long they and the server sleep, and who sends to whom."""
 
 import dataclasses
+import importlib.util
 import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +100,17 @@ class Processes:
     def from_dict(cls, values: Mapping[str, Any]) -> "Processes":
         """Return what `to_dict` described."""
         return cls(**values)
+
+
+def require_ray() -> Any:
+    """Return the module Ray; raise InputError if it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError('ray: is not installed, and real processes need it; pip install "asyncsim[ray]"')
+    # Ray's own announcement of a change that does not matter here.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    return ray
 
 
 def _law(argument: str, value: Any) -> Any:

@@ -17,7 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncsim.real.computing import Computing, Job, Parameters, load_state, save_state
+from asyncsim.real.computing import Computation, Computing, Parameters, load_state, save_state
+from asyncsim.real.processes import require_ray
 from asyncsim.real.recording import (
     CHECKPOINT,
     STATES,
@@ -30,6 +31,7 @@ from asyncsim.real.recording import (
     states_in,
     usable_checkpoint,
 )
+from asyncsim.replays.local import LocalResult
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
 from asyncsim.traces.columns import write_trace
@@ -40,11 +42,11 @@ _GROWN = 1.2
 _CLOCK_CALLS = 10
 
 
-class Call(NamedTuple):
+class ServerVisit(NamedTuple):
     """A visit at the server, or something else to be done there in turn; the lowest worker is the first in order."""
 
     worker: int
-    serve: Callable[["Call", float], None]  #: called at the end of the service, with the time when it began (s)
+    serve: Callable[["ServerVisit", float], None]  #: called at the end of the service, with the time when it began (s)
     arrive: float  #: when it arrived (s)
     answer: Future[Any]  #: what the visit goes on with; None means that there is nothing more to do
 
@@ -90,7 +92,7 @@ class Server:
             if event["event"] in ("commit", "read"):
                 self._busy(event["worker"])  # the named stream goes on, too
         self._waiting: Any = waiting_room(header.processes.discipline, header.seed)
-        self._urgent: deque[Call] = deque()
+        self._urgent: deque[ServerVisit] = deque()
         self._changed = threading.Condition()
         self._open = self._ledger.version < header.commits
         self._finished: Future[str] = Future()
@@ -112,7 +114,7 @@ class Server:
             if event["event"] == "commit":
                 job = parameters.job(worker, ledger.accounts[worker])
                 result = self._computing.run(worker, job)
-                parameters.commit(event, result.update, job.start, result.learner)
+                parameters.commit(event, job.start, result)
             elif event["event"] == "read":
                 (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(worker)
             ledger.take(event)
@@ -131,7 +133,7 @@ class Server:
         if self._open:
             row = self._ledger.commit_event(0, 0.0, 0.0, 0.0, 0.0, 0.0)
             job = parameters.job(0, self._ledger.accounts[0])
-            parameters.commit(row, job.start, job.start, job.learner)
+            parameters.commit(row, job.start, LocalResult(job.start, 0.0, job.learner))
             parameters.state = state
 
     def start(self) -> None:
@@ -153,7 +155,7 @@ class Server:
         """Wait until all commits are made; return what went wrong, if something did."""
         return self._finished.result()
 
-    def begin(self, worker: int) -> Job | None:
+    def begin(self, worker: int) -> Computation | None:
         """Return what a worker is to compute first; None if there is nothing to do."""
         return self._visit(worker, lambda call, serve_time: self._begin(call), urgent=True)
 
@@ -161,7 +163,7 @@ class Server:
         """Visit to read what the message of a job is formed with."""
         return self._visit(worker, lambda call, serve_time: self._pull(call, serve_time, job))
 
-    def commit(self, worker: int, update: Update) -> Job | None:
+    def commit(self, worker: int, update: Update) -> Computation | None:
         """Visit to commit; return what to compute next, None if there is nothing to do."""
         return self._visit(worker, lambda call, serve_time: self._commit(call, serve_time, update))
 
@@ -169,11 +171,11 @@ class Server:
         """Enter that a worker's process is gone; what it has waiting here goes with it."""
         self._visit(worker, lambda call, serve_time: self._lose(call, what), urgent=True)
 
-    def _visit(self, worker: int, serve: Callable[[Call, float], None], urgent: bool = False) -> Any:
+    def _visit(self, worker: int, serve: Callable[[ServerVisit, float], None], urgent: bool = False) -> Any:
         with self._changed:
             if not self._open:
                 return None
-            call = Call(worker, serve, self.clock(), Future())
+            call = ServerVisit(worker, serve, self.clock(), Future())
             (self._urgent if urgent else self._waiting).append(call)
             self._changed.notify()
         return call.answer.result()
@@ -211,7 +213,7 @@ class Server:
             trouble = trouble or f"{type(error).__name__}: {error}"
         self._finished.set_result(trouble)
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ServerVisit) -> None:
         """Let a worker go on with what it has read, or queue to read."""
         account = self._ledger.accounts[call.worker]
         if account.lost:
@@ -221,11 +223,11 @@ class Server:
         else:
             call.answer.set_result(self._parameters.job(call.worker, account))
 
-    def _queue_to_read(self, call: Call, arrive: float) -> None:
+    def _queue_to_read(self, call: ServerVisit, arrive: float) -> None:
         with self._changed:
             self._waiting.append(call._replace(serve=self._read, arrive=arrive))
 
-    def _commit(self, call: Call, serve_time: float, update: Update) -> None:
+    def _commit(self, call: ServerVisit, serve_time: float, update: Update) -> None:
         worker, ledger = call.worker, self._ledger
         account = ledger.accounts[worker]
         if account.lost or account.job != update.job:
@@ -233,7 +235,7 @@ class Server:
             return
         start = self._parameters.job(worker, account).start
         row = ledger.commit_event(worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock())
-        recorded = self._parameters.commit(row, update.update, start, update.learner)
+        recorded = self._parameters.commit(row, start, LocalResult(update.update, update.loss, update.learner))
         row["commit_time"] = self.clock()
         if not self._processes.pulls:
             row["push_time"] = row["commit_time"]
@@ -245,12 +247,12 @@ class Server:
         else:
             call.answer.set_result(self._parameters.job(worker, account))
 
-    def _read(self, call: Call, serve_time: float) -> None:
+    def _read(self, call: ServerVisit, serve_time: float) -> None:
         self._enter(self._ledger.read_event(call.worker, call.arrive, serve_time, self.clock()))
         self._parameters.read(call.worker)
         call.answer.set_result(self._parameters.job(call.worker, self._ledger.accounts[call.worker]))
 
-    def _pull(self, call: Call, serve_time: float, job: int) -> None:
+    def _pull(self, call: ServerVisit, serve_time: float, job: int) -> None:
         account = self._ledger.accounts[call.worker]
         if account.lost or account.job != job:
             call.answer.set_result(None)  # of a process that was given up
@@ -258,7 +260,7 @@ class Server:
         self._enter(self._ledger.read_event(call.worker, call.arrive, serve_time, self.clock()))
         call.answer.set_result(self._parameters.pull(call.worker))
 
-    def _lose(self, call: Call, what: str) -> None:
+    def _lose(self, call: ServerVisit, what: str) -> None:
         with self._changed:
             waiting = list(self._waiting)
             self._waiting.clear()
@@ -300,7 +302,7 @@ class Server:
         self._traced = events
 
 
-class Worker:
+class RealWorker:
     """A worker of a recording: an object whose `run` has a thread."""
 
     def __init__(self, index: int, method: Any, problem: Any, header: Header):
@@ -343,7 +345,7 @@ def clock_zero(there: Any, same_clock: bool) -> float:
     return min(calls)[1]
 
 
-class Keyed:
+class KeyedActor:
     """An actor of Ray's that serves only callers with its key: whom the recording started."""
 
     def __init__(self, key: str, served: Any):
@@ -356,7 +358,7 @@ class Keyed:
         return getattr(self._served, name)(*arguments)
 
 
-class ServerActor(Keyed):
+class ServerActor(KeyedActor):
     """A `Server` as an actor of Ray's."""
 
     def __init__(self, content: bytes, header: Header, key: str, *options: Any):
@@ -364,8 +366,8 @@ class ServerActor(Keyed):
         super().__init__(key, Server(method, problem, header, *options))
 
 
-class WorkerActor(Worker):
-    """A `Worker` as an actor of Ray's."""
+class WorkerActor(RealWorker):
+    """A `RealWorker` as an actor of Ray's."""
 
     def __init__(self, content: bytes, index: int, header: Header):
         method, problem = pickle.loads(content)
@@ -373,7 +375,7 @@ class WorkerActor(Worker):
 
     def visit(self, server: Any, key: str, node: str, timeout: float) -> None:
         """Compute and visit until the server, an actor on this node of the cluster, has nothing more to do."""
-        import ray
+        ray = require_ray()
 
         class Remote:
             """The server: its functions are calls that wait for the answer."""

@@ -4,14 +4,13 @@ Ray is imported when a recording is made: it may not be installed.
 """
 
 import contextlib
-import importlib.util
 import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -19,12 +18,12 @@ import asyncsim.real.peers as peers
 from asyncsim.base.console import note, on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_path, require_positive
 from asyncsim.base.files import plain, require_plain
-from asyncsim.methods.check import require_enough
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
-from asyncsim.real.processes import Processes
+from asyncsim.real.processes import Processes, require_ray
 from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
+from asyncsim.replays.suitable import require_enough
 from asyncsim.traces.columns import write_trace
 
 #: One thread for all that a process computes: several processes share the cores.
@@ -127,6 +126,7 @@ def record(
     header = Header(processes, commits, seed, precision, named, solved, method.reply is not None)
     require_timing(method, processes)
     check(method, problem, header)
+    limits = _Limits(cpus, memory, start_timeout, timeout, on_a_terminal() if progress is None else progress)
     if processes.topology is not None:
         for name, asked in (("restart", restart), ("resume", resume)):
             if asked:
@@ -136,16 +136,16 @@ def record(
         peers.check(method, problem, header)
         _prepare(folder, header, resume)
         with ray_cluster(address, cpus * processes.workers) as ray:
-            results = _without_server(ray, method, problem, header, cpus, memory, start_timeout, timeout, progress)
+            results = _without_server(ray, method, problem, header, limits)
         peers.write(folder, header, Computing(method, problem, header).first_job().start, results)
         return load(folder)
     _prepare(folder, header, resume)
     with ray_cluster(address, cpus * (processes.workers + 1)) as ray:
-        supervisor = Supervisor(ray, method, problem, header, cpus, memory, start_timeout, timeout)
+        supervisor = Supervisor(ray, method, problem, header, limits)
         try:
             supervisor.start(str(folder.resolve()), checkpoint_every, keep_states)
             try:
-                supervisor.watch(restart, progress)
+                supervisor.watch(restart)
             except BaseException:
                 supervisor.end()  # before the server writes the same file
                 with contextlib.suppress(InputError):
@@ -186,11 +186,6 @@ def require_timing(method: Any, processes: Processes) -> None:
         raise InputError(
             f"method = {method.name!r}: where workers meet, a real one goes on from its message; leave resume out"
         )
-    if method.sees_loss or method.sees_memories:
-        raise InputError(
-            f"method = {method.name!r}: sees losses or the memories of all workers, which real processes are not told; "
-            "choose another"
-        )
     if method.reply is not None and processes.separate_reads:
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central variable, which reads of "
@@ -223,17 +218,6 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
     usable_checkpoint(folder / CHECKPOINT, len(read_log(folder)[0]))
 
 
-def require_ray() -> Any:
-    """Return the module Ray; raise InputError if it is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise InputError('ray: is not installed, and real processes need it; pip install "asyncsim[ray]"')
-    # Ray's own announcement of a change that does not matter here.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    return ray
-
-
 @contextlib.contextmanager
 def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
     """Join a Ray cluster for a ``with`` block, or start one on this machine; the block gets the module Ray.
@@ -241,30 +225,51 @@ def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
     See `asyncsim.study.ray_executor.joined`. A local cluster has so many CPUs to give, whatever the machine has.
     """
     ray = require_ray()
-    from asyncsim.study.ray_executor import joined
+    from asyncsim.study.ray_executor import joined, send_by_value
 
     if address is not None and address.startswith("ray://"):
         raise InputError(f"address = {address!r}: the server writes to this machine; give HOST:PORT of the cluster")
     with joined(address, num_cpus=math.ceil(cpus), object_store_memory=_STORE):
+        send_by_value()
         yield ray
+
+
+class _Limits(NamedTuple):
+    """The resources of each process, and the seconds to wait for processes; see `record`."""
+
+    cpus: float
+    memory: int | None
+    start_timeout: float
+    timeout: float
+    progress: bool
+
+
+@contextlib.contextmanager
+def _counting(limits: _Limits, total: int, unit: str, remedy: str) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar in a ``with`` block; yield a function that takes the count so far.
+
+    It raises InputError if the count has not grown for too long.
+    """
+    count, grown = 0, time.monotonic()
+    with tqdm(total=total, unit=unit, disable=not limits.progress, leave=False) as bar:
+
+        def advance(now: int) -> None:
+            nonlocal count, grown
+            if now > count:
+                bar.update(now - count)
+                count, grown = now, time.monotonic()
+            if time.monotonic() - grown > limits.timeout:
+                raise InputError(f"timeout = {limits.timeout:g}: no {unit} for so long, after {now}; {remedy}")
+
+        yield advance
 
 
 class Supervisor:
     """Starts the server's and the workers' processes, watches over them, and ends them."""
 
-    def __init__(
-        self,
-        ray: Any,
-        method: Any,
-        problem: Any,
-        header: Header,
-        cpus: float,
-        memory: int | None,
-        start_timeout: float,
-        timeout: float,
-    ):
+    def __init__(self, ray: Any, method: Any, problem: Any, header: Header, limits: _Limits):
         count = header.processes.workers + 1
-        options, self._content = _sent(ray, method, problem, count, cpus, memory)
+        options, self._content = _sent(ray, method, problem, count, limits)
         self._node = ray.get_runtime_context().get_node_id()
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         self._server_actor = ray.remote(ServerActor).options(
@@ -272,7 +277,7 @@ class Supervisor:
         )
         self._worker_actor = ray.remote(WorkerActor).options(**options)
         self._ray, self._header, self._key = ray, header, secrets.token_hex(32)
-        self._start_timeout, self._timeout = start_timeout, timeout
+        self._limits = limits
         self.server: Any = None
         self.workers: list[Any] = []
         self._running: dict[Any, int] = {}  # the call of a worker's loop and its index
@@ -284,17 +289,15 @@ class Supervisor:
         self.server = self._server_actor.remote(self._content, *given)
         self.workers = [self._worker(index) for index in range(self._header.processes.workers)]
         calls = [self._call("warm_up"), *(worker.warm_up.remote() for worker in self.workers)]
-        _require_start(self._ray, calls, f"{len(calls)} processes", self._start_timeout)
+        _require_start(self._ray, calls, f"{len(calls)} processes", self._limits.start_timeout)
         self._ask("start")
         for index in range(len(self.workers)):
             self._set_going(index)
 
-    def watch(self, restart: bool, progress: bool | None) -> None:
+    def watch(self, restart: bool) -> None:
         """Return when all commits are made; enter the workers that are lost, and start them again if asked."""
         finished = self._call("wait")
-        show = on_a_terminal() if progress is None else progress
-        done, moved = 0, time.monotonic()
-        with tqdm(total=self._header.commits, unit="commit", disable=not show, leave=False) as bar:
+        with _counting(self._limits, self._header.commits, "commit", _REMEDY) as advance:
             while True:
                 calls = [finished, *self._running, *self._starting]
                 ended, _ = self._ray.wait(calls, num_returns=1, timeout=_LOOK)
@@ -314,13 +317,9 @@ class Supervisor:
                     if time.monotonic() > late:
                         _require_start(self._ray, [call], f"worker {index}", 0.0)
                 now = self._ask("commits")
-                bar.update(now - bar.n)
-                if now > done:
-                    done, moved = now, time.monotonic()
                 if not self._running and not self._starting and now < self._header.commits:
                     raise InputError(f"workers: all are lost after commit {now}; {_REMEDY}")
-                if time.monotonic() - moved > self._timeout:
-                    raise InputError(f"timeout = {self._timeout:g}: no commit for so long, after {now}; {_REMEDY}")
+                advance(now)
 
     def end(self) -> None:
         """End all processes."""
@@ -342,14 +341,14 @@ class Supervisor:
         note(f"worker {index}: {what}{', starting it again' if restart else ''}")
         if restart:
             self.workers[index] = self._worker(index)
-            late = time.monotonic() + self._start_timeout
+            late = time.monotonic() + self._limits.start_timeout
             self._starting[self.workers[index].warm_up.remote()] = index, late
 
     def _worker(self, index: int) -> Any:
         return self._worker_actor.remote(self._content, index, self._header)
 
     def _set_going(self, index: int) -> None:
-        call = self.workers[index].visit.remote(self.server, self._key, self._node, self._timeout)
+        call = self.workers[index].visit.remote(self.server, self._key, self._node, self._limits.timeout)
         self._running[call] = index
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -366,20 +365,10 @@ class Supervisor:
             raise InputError(f"server: its process is gone ({type(error).__name__}); {_REMEDY}") from error
 
 
-def _without_server(
-    ray: Any,
-    method: Any,
-    problem: Any,
-    header: Header,
-    cpus: float,
-    memory: int | None,
-    start_timeout: float,
-    timeout: float,
-    progress: bool | None,
-) -> list[peers.Result]:
+def _without_server(ray: Any, method: Any, problem: Any, header: Header, limits: _Limits) -> list[peers.PeerResult]:
     """Start workers without a server, and return what each has recorded when all are done; raise InputError if not."""
     count, key = header.processes.workers, secrets.token_hex(32)
-    options, content = _sent(ray, method, problem, count, cpus, memory)
+    options, content = _sent(ray, method, problem, count, limits)
     actor = ray.remote(peers.PeerActor).options(max_concurrency=2 * count + 6, **options)
     workers = [actor.remote(content, key, index, header) for index in range(count)]
 
@@ -394,38 +383,27 @@ def _without_server(
         return [answer(*one) for one in enumerate([one.call.remote(key, name) for one in workers])]
 
     try:
-        _require_start(ray, [one.call.remote(key, "warm_up") for one in workers], f"{count} processes", start_timeout)
+        starting = [one.call.remote(key, "warm_up") for one in workers]
+        _require_start(ray, starting, f"{count} processes", limits.start_timeout)
         node = answer(0, workers[0].begin.remote())  # whose clock all have
         trained = [one.train.remote(workers, node) for one in workers]
-        show = on_a_terminal() if progress is None else progress
-        done, moved = 0, time.monotonic()
-        with tqdm(total=header.commits, unit="gradient", disable=not show, leave=False) as bar:
+        with _counting(limits, header.commits, "gradient", "nothing is kept, record anew") as advance:
             while True:
                 ended, left = ray.wait(trained, num_returns=count, timeout=_LOOK)
                 for call in ended:
                     answer(trained.index(call), call)  # which may be an error
                 if not left:
                     return ask_all("result")
-                now = sum(ask_all("made"))
-                if now > done:
-                    done, moved = now, time.monotonic()
-                bar.update(now - bar.n)
-                if time.monotonic() - moved > timeout:
-                    raise InputError(
-                        f"timeout = {timeout:g}: no gradient for so long, after {now}; nothing is kept, record anew"
-                    )
+                advance(sum(ask_all("made")))
     finally:
         for one in workers:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(one)
 
 
-def _sent(
-    ray: Any, method: Any, problem: Any, count: int, cpus: float, memory: int | None
-) -> tuple[dict[str, Any], Any]:
+def _sent(ray: Any, method: Any, problem: Any, count: int, limits: _Limits) -> tuple[dict[str, Any], Any]:
     """Return the options of ``count`` actors, and what they compute with; raise InputError if there is no room."""
-    from asyncsim.study.ray_executor import send_by_value
-
+    cpus, memory, *_ = limits
     there = ray.cluster_resources()
     for name, each, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
         if each * count > there.get(name, 0):
@@ -439,7 +417,6 @@ def _sent(
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
     if memory is not None:
         options["memory"] = memory
-    send_by_value()
     return options, ray.put(ray.cloudpickle.dumps((method, problem)))
 
 

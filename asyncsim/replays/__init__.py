@@ -2,10 +2,9 @@
 
 From the outside in: `replay` and `ensemble` check their arguments; `tuning` says in which form to compute. `running`
 is the loop on the host: it takes chunks of pieces from the `plan` (cut by `waves`), starts them, and hands their
-numbers to the `recording`. Commits are computed by `pieces` (forms "batch" and "single", rows in one array) or by
-`dispatched` (rows apart, gradients in `groups`). Both take gradients from `local`, and make commits by `commit`.
+numbers to the `recording`. Commits are computed in `pieces`, by the one `step` of
+a method and gradients from `local`; `look` repeats a commit now and then.
 
 A *wave* is a run of commits that do not depend on each other; a *piece* is as much of it as is computed together; a
-*chunk* is the pieces that one call of a compiled program runs; a *group* is the gradients that one call computes where
-commits are dispatched.
+*chunk* is the pieces that one call of a compiled program runs.
 """

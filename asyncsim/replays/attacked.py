@@ -12,11 +12,14 @@ import numpy as np
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
+from asyncsim.methods.buffer import group_means
 from asyncsim.methods.check import check_method
-from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.methods.recipe import Recipe, recipe_of
+from asyncsim.methods.method import Array, Memories, Method, State, present
+from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
+from asyncsim.replays.central import weighed
 from asyncsim.replays.programs import Same
+from asyncsim.traces.trace import Trace
 
 
 def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
@@ -32,6 +35,29 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
     return _same_attacked(Same(method), Same(attack), byzantine), problem
 
 
+def among_the_living(method: Method, trace: Trace, attack: Attack | None) -> Method:
+    """Return a method whose central variable is the mean of the living, if workers without a server are ever away.
+
+    Raises
+    ------
+    InputError
+        They are, and others are Byzantine.
+    """
+    if trace.protocol != "gossip" or trace.spells.empty:
+        return method
+    if attack is not None:
+        raise InputError(
+            f"attack = {attack.text!r}: in this trace workers without a server crash, leave or join, and may copy the "
+            "replica of a Byzantine one; leave out one of attack and these failures"
+        )
+    return _same_weighed(Same(method), trace.workers)
+
+
+@cached(maxsize=64)
+def _same_weighed(same_method: Same, workers: int) -> Method:
+    return recast(same_method.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers))
+
+
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
     """Raise InputError unless a method can be replayed under an attack."""
     attacked, problem = under_attack(method, problem, attack, workers)
@@ -41,28 +67,52 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 @cached(maxsize=64)
 def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
-    attacked, recipe = _attacked(method, attack, byzantine)._replace(recipe=None), recipe_of(method)
-    if recipe is None:
-        return attacked
-    make, key = recipe.make, (recipe.key, same_attack, mask)
-    return attacked._replace(
-        recipe=Recipe(key, lambda numbers: _attacked(make(numbers), attack, byzantine), recipe.numbers, attacked)
-    )
+    return recast(method, (same_attack, mask), lambda method: _attacked(method, attack, byzantine))
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if method.mix is not None or method.meet is not None:
-        honest = tuple((~byzantine).tolist())
-        # Messages then differ from their honest mass, which the replay keeps in its memory.
-        method = method._replace(
-            honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
-        )
+        method = weighed(method, tuple((~byzantine).tolist()))
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
-        change = attack.change or (lambda messages, honest, byzantine, key: messages)
-        return method.rounds.attacked(change, byzantine)._replace(message=method.message, name=method.name)
-    return method if attack.change is None else _last_changed(method, attack, byzantine)
+        own = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
+        method = method.rounds.attacked(byzantine)._replace(**own)
+    if attack.change is None:
+        return method
+    return (
+        _last_changed(method, attack, byzantine)
+        if method.combine is None
+        else _waiting_changed(method, attack, byzantine)
+    )
+
+
+def _require_vectors(method: Method, attack: Attack, message: Any, shape: tuple[int, ...]) -> None:
+    """Raise InputError unless messages are vectors of parameters."""
+    if getattr(message, "shape", None) != shape:
+        raise InputError(
+            f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
+            "are not; choose one of the own message: sign_flip, zero"
+        )
+
+
+def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose Byzantine workers know the messages of the version and change theirs."""
+    change, combined = attack.change, method.combine
+    assert change is not None and combined is not None
+
+    def combine(server, central, messages, visits):
+        rows = jax.tree.leaves(visits.worker)[0].shape[0]
+        _require_vectors(method, attack, messages, (rows, *central.shape))
+        is_bad = jnp.asarray(byzantine)
+        means, number = group_means(messages, present(messages, visits), visits.worker, len(byzantine))
+        there = number > 0
+        changed = change(means, there & ~is_bad, there & is_bad, visits.key)
+        is_changed = is_bad[visits.worker] & jnp.any(there & ~is_bad)
+        messages = jnp.where(is_changed[:, None], changed[visits.worker], messages)
+        return combined(server, central, messages, visits)
+
+    return method._replace(combine=combine, needs_key=True)
 
 
 def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
@@ -124,11 +174,7 @@ def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Meth
         return LastMemory(method.init_memory(central), jnp.zeros_like(central), jnp.bool_(False))
 
     def apply(server, central, message, memory, visit, memories):
-        if getattr(message, "shape", None) != central.shape:
-            raise InputError(
-                f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
-                "are not; choose one of the own message: sign_flip, zero"
-            )
+        _require_vectors(method, attack, message, central.shape)
         is_bad = jnp.asarray(byzantine)
 
         def changed() -> Array:

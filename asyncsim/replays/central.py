@@ -33,6 +33,16 @@ class Sent(NamedTuple):
     mass: Any
 
 
+def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
+    """Return a method without a server whose central variable is the weighted mean of some workers' messages.
+
+    Messages may differ from their mass, which the replay keeps in its memory.
+    """
+    return method._replace(
+        honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
+    )
+
+
 def initial_memory(method: Method, central: Array) -> State:
     """Return a worker's memory before its first commit."""
     if method.mix is not None and method.last is None:

@@ -16,17 +16,17 @@ from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.attacked import under_attack, warn_of_weakness
-from asyncsim.replays.commit import columns
+from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.local import Constants
+from asyncsim.replays.observing import columns
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Family, compiled_ensemble
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, look_every, replay, run_to_the_end
+from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import batches_members, default_devices
-from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
 
 
@@ -123,6 +123,10 @@ def replay_ensemble(
         grid = grid._replace(factory=lambda **values: under_attack(own(**values), learnt, attack, workers)[0])
         grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
         recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
+    if any(among_the_living(method, trace, attack) is not method for method in grid.methods):
+        of_all = grid.factory
+        grid = grid._replace(factory=lambda **values: among_the_living(of_all(**values), trace, attack))
+        grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         forget_other_precision()
         trace = trace.accepted

@@ -16,11 +16,10 @@ _LOCAL_STEPS = 2**32 - 1
 
 
 class Flat(NamedTuple):
-    """How a problem's tree becomes the vector that methods work on, and back; ``set_row`` writes it into an array."""
+    """Functions from a problem's tree to the vector that methods work on, and back."""
 
     ravel: Callable[[Any], Array]
     unravel: Callable[[Array], Any]
-    set_row: Callable[[Array, Any, Any], Array]
 
 
 class Learner(NamedTuple):
@@ -61,14 +60,14 @@ class LocalResult(NamedTuple):
     """What a worker brings to its visit."""
 
     update: Any
-    loss: Array
-    learner: Learner
+    loss: Any
+    learner: Any  #: a `Learner`
 
 
-def build_local(method: Method, problem: Problem, window: int, windows_differ: bool = False):
-    """Return the function that takes a worker's local steps from some parameters.
+def build_local(method: Method, problem: Problem, flat: Flat, window: int, windows_differ: bool = False):
+    """Return the function that takes a worker's local steps, as many as the window or as the visit says.
 
-    They are as many as the window, or as its visit says. Parameters and update are in the problem's own tree.
+    Their start and their sum are vectors.
     """
     optimizer = optax.with_extra_args_support(method.optimizer)
 
@@ -84,7 +83,8 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
         steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, **given)
         return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
 
-    def local(data, key, params, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
+    def local(data, key, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
+        params = flat.unravel(start)
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         carry = (params, learner.optimizer, learner.problem)
         given = {"visit": visit, "start": params}
@@ -103,7 +103,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
         if window == 1:
             carry, (steps, value) = step(carry, rows[0], key, data, **given_at(0))
-            return LocalResult(steps, value, Learner(*carry[1:]))
+            return LocalResult(flat.ravel(steps), value, Learner(*carry[1:]))
 
         nothing = jax.tree.map(jnp.zeros_like, params)
         if windows_differ:
@@ -115,7 +115,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
             state = (carry, nothing, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
             carry, update, total = jax.lax.fori_loop(0, visit.local_steps, another, state)
-            return LocalResult(update, total / visit.local_steps.astype(total.dtype), Learner(*carry[1:]))
+            return LocalResult(flat.ravel(update), total / visit.local_steps.astype(total.dtype), Learner(*carry[1:]))
 
         def next_step(state, index):
             carry, update = state
@@ -123,7 +123,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
             return (carry, optax.tree.add(update, steps)), value
 
         (carry, update), values = jax.lax.scan(next_step, (carry, nothing), jnp.arange(window))
-        return LocalResult(update, jnp.mean(values), Learner(*carry[1:]))
+        return LocalResult(flat.ravel(update), jnp.mean(values), Learner(*carry[1:]))
 
     return local
 
@@ -154,16 +154,6 @@ def start_anew(anew: Callable[[Array], tuple[State, Learner]], row: Any, read: A
     return row._replace(method=method, learner=learner)
 
 
-def from_vector(local: Callable[..., LocalResult], flat: Flat) -> Callable[..., LocalResult]:
-    """Return the function of `build_local` for parameters and an update that are one flat vector each."""
-
-    def local_from_vector(data: Any, key: Array, start: Array, *given: Any) -> LocalResult:
-        result = local(data, key, flat.unravel(start), *given)
-        return result._replace(update=flat.ravel(result.update))
-
-    return local_from_vector
-
-
 def flatten(template: Any, in_parts: bool = False) -> Flat:
     """Return how trees with the structure and shapes of the template become vectors.
 
@@ -174,21 +164,13 @@ def flatten(template: Any, in_parts: bool = False) -> Flat:
     def parts(tree: Any) -> list[Array]:
         return [leaf.reshape(-1).astype(vector.dtype) for leaf in jax.tree.leaves(tree) if leaf.size]
 
-    def set_row(array: Array, tree: Any, index: Any) -> Array:
-        at = 0
-        for part in parts(tree):
-            array = jax.lax.dynamic_update_slice(array, part[None], (index, jnp.asarray(at, index.dtype)))
-            at += part.size
-        return array
-
     def written(tree: Any) -> Array:
         # Behind a barrier, as XLA else makes one pad of the zeros and the first part, which takes 50 ms instead of 1
-        # where the length does not divide evenly among threads (the thesis' perceptron). Not a row of an array with
-        # two axes, as `set_row` has it, all of which XLA would copy once.
+        # where the length does not divide evenly among threads (the thesis' perceptron).
         array, at = jax.lax.optimization_barrier(jnp.zeros(vector.size, vector.dtype)), 0
         for part in parts(tree):
             array = jax.lax.dynamic_update_slice(array, part, (at,))
             at += part.size
         return array
 
-    return Flat(written if in_parts else lambda tree: jnp.concatenate(parts(tree)), unravel, set_row)
+    return Flat(written if in_parts else lambda tree: jnp.concatenate(parts(tree)), unravel)

@@ -8,52 +8,38 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.replays.central import meet, take_up
-from asyncsim.replays.commit import build_commit, looked
-from asyncsim.replays.local import Constants, Flat, MakeParts, start_anew
+from asyncsim.replays.local import Constants, Flat, MakeParts
 from asyncsim.replays.members import over_members
+from asyncsim.replays.observing import looked
+from asyncsim.replays.pieces import gather
 from asyncsim.replays.recorders import Recorder
-from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, of_workers
+from asyncsim.replays.state import Layout, Pieces, ReplayState, of_workers
+from asyncsim.replays.step import Held, Place, begin, finish
 
 
 class Met(NamedTuple):
     """What the first commit of some planned pieces meets, copied."""
 
-    central: Array
-    server: State
-    recorders: tuple[State, ...]
-    row: WorkerRow
-    read: Any
-    pulled: Array  #: the central variable that its message is formed with
+    place: Place
+    recorders: tuple[State, ...]  #: states that all commits share
+    held: Held
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
-    other: Any = ()  #: without a server the sum of the messages taken up, or the partner's replica
 
 
 def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
     """Return the jitted function that copies what the first commit meets; running its piece overwrites the state."""
 
     def first(state: ReplayState, pieces: Pieces) -> Met:
-        pulled = state.central
+        held = gather(method, layout, state, jax.tree.map(lambda leaf: leaf[0], pieces))
+        held = jax.tree.map(lambda leaf: leaf[0], held)
         if layout.separate_pushes:
-            pulled = jnp.where(pieces.push_offset[0, 0] < 0, state.push_read[pieces.push_slot[0, 0]], pulled)
-        row = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers)
+            held = held._replace(pulled=jnp.where(pieces.push_offset[0, 0] < 0, held.pulled, state.central))
         memories: tuple[Memories, ...] = ()
         if method.sees_memories:
             rows = of_workers(state.workers.memory, layout.workers)
             newer = jax.tree.map(lambda leaf: leaf[:1], rows)
-            nobody = jax.tree.leaves(rows)[0].shape[0]
-            memories = (Memories(rows, newer, jnp.full(1, nobody, jnp.int32)),)
-        read = state.read[pieces.slot[0, 0]] if layout.reads != "none" else ()
-        other: Any = ()
-        gossip = jax.tree.map(lambda leaf: leaf[0, 0], pieces.gossip)
-        if method.mix is not None:
-            other = jax.tree.map(
-                lambda leaf: jnp.tensordot(gossip.weights.astype(leaf.dtype), leaf[gossip.sources], 1), state.messages
-            )
-        elif method.meet is not None:
-            partner = jnp.where(gossip.partner < 0, pieces.visit.worker[0, 0], gossip.partner)
-            other = jax.tree.map(lambda leaf: leaf[partner], state.workers.method)
-        return Met(state.central, state.server, state.recorders, row, read, pulled, memories, other)
+            memories = (Memories(rows, newer, jnp.full(1, layout.workers, jnp.int32)),)
+        return Met(Place(state.central, state.server, state.waiting), state.recorders, held, memories)
 
     return jax.jit(first)
 
@@ -70,24 +56,16 @@ def build_look(
 
     def look(met: Met, data: Any, constants: Constants, pieces: Pieces) -> list[dict[str, list[Array]]]:
         method, local, anew = parts(constants.numbers)
-        commit = build_commit(method, layout.reads)
-        visit, job, rows = jax.tree.map(lambda leaf: leaf[0, 0], (pieces.visit, pieces.job, pieces.rows))
-        row, read = met.row, met.read
-        if method.mix is not None:
-            row, read = take_up(method, row, met.other, visit), None
-        if anew is not None:
-            row = start_anew(anew, row, read, pieces.fresh[0, 0])
-        start = read if method.resume is None else method.resume(row.method, read)
-        result = local(data, constants.key, start, row.learner, visit, job, rows)
-        if method.meet is not None:
-            row, _ = meet(method, row, met.other, pieces.gossip.partner[0, 0], visit)
-        brought = start if read is None else read, start, result.update, result.loss, met.pulled, visit
-        made, _ = commit(met.central, met.server, row, *brought, *met.memories)
+        # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
+        held, start = begin(method, None if layout.gossip else anew, met.held)
+        job, rows = pieces.job[0, 0], pieces.rows[0, 0]
+        result = local(data, constants.key, start, held.row.learner, held.visit, job, rows)
+        commit = finish(method, layout.reads, met.place, held, start, result, *met.memories).commit
         shown: list[dict[str, list[Array]]] = []
         # Recorders come with those of shared states last.
-        for one, state in zip(recorders, (*met.row.recorders, *met.recorders), strict=True):
+        for one, state in zip(recorders, (*met.held.row.recorders, *met.recorders), strict=True):
             if one.look is not None:
-                found = over(functools.partial(looked, one))(state, made)
+                found = over(functools.partial(looked, one))(state, commit)
                 shown.append({name: jax.tree.leaves(flat.unravel(value)) for name, value in found.items()})
         return shown
 

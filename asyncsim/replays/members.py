@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 
-from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
+from asyncsim.methods.method import OF_MESSAGE, Array, Memories, Method, Visit, add, send_update
 from asyncsim.replays.local import Learner, MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
-_FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
+_FUNCTIONS = ("message", "apply", "receive", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,6 +45,14 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
 
         return over_members(of_member)(dict(numbers), keys, start, learner, visit, rows)
 
+    def combine(server: Any, central: Array, messages: Any, visits: Visit) -> Any:
+        def of_member(values: Any, *arguments: Any) -> Any:
+            of_version: Any = make(values).method.combine
+            return of_version(*arguments)
+
+        axes: Any = _axis(visits)._replace(**dict.fromkeys(OF_MESSAGE, 1))
+        return jax.vmap(of_member, (0, 0, 0, 1, axes))(dict(numbers), server, central, messages, visits)
+
     def restart(read: Array) -> Any:
         def of_member(values: Any, read: Array) -> Any:
             anew: Any = make(values).anew
@@ -52,9 +60,9 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
 
         return jax.vmap(of_member)(dict(numbers), read)
 
-    return Parts(
-        method._replace(**{name: of_method(name) for name in _FUNCTIONS}), local, restart if restarts else None
-    )
+    functions = {name: of_method(name) for name in _FUNCTIONS}
+    functions["combine"] = combine if method.combine else None
+    return Parts(method._replace(**functions), local, restart if restarts else None)
 
 
 def _axis(argument: Any) -> Any:
@@ -70,7 +78,8 @@ def _axis(argument: Any) -> Any:
 
 
 #: Where the axis of members is: rows of workers and slots stay the leading axis.
-_AXES: Any = {"central": 0, "server": 0, "recorders": 0, "read": 1, "push_read": 1, "workers": 1, "messages": 1}
+_AXES: Any = dict.fromkeys(("central", "server", "recorders"), 0)
+_AXES |= dict.fromkeys(("read", "push_read", "workers", "messages", "waiting"), 1)
 
 
 def batched_state(

@@ -23,13 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.methods.method import Array, Memories
-from asyncsim.replays.central import Sent, meet, take_up
-from asyncsim.replays.commit import build_commit, columns, observe, row_after
-from asyncsim.replays.local import Constants, MakeParts, Parts, start_anew
+from asyncsim.methods.method import Array, Memories, Method
+from asyncsim.replays.central import Sent
+from asyncsim.replays.lives import lose_message, lose_worker, return_worker
+from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
 from asyncsim.replays.members import over_members
+from asyncsim.replays.observing import columns, observe
 from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
+from asyncsim.replays.step import Held, Place, begin, finish
+from asyncsim.replays.waves import Change
 
 
 class InPieces:
@@ -38,8 +41,6 @@ class InPieces:
     ``parts`` makes the functions of the method of numbers; ``make`` is `asyncsim.replays.state.initial_state`, or the
     same of an ensemble, from numbers, parameters, the problem's state and sizes.
     """
-
-    looks_ahead = False
 
     def __init__(
         self,
@@ -69,6 +70,15 @@ class InPieces:
         #: From the state (used up), the training data, the constants of the run, some planned pieces and how many of
         #: them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         self.advance = jax.jit(advance, donate_argnums=0)
+        self._lose_message = jax.jit(lose_message, donate_argnums=0)
+
+        def end_life(state: ReplayState, *given: Any) -> ReplayState:
+            return lose_worker(parts(given[0]).method, state, *given[1:])
+
+        def begin_life(state: ReplayState, *given: Any) -> ReplayState:
+            return return_worker(parts(given[0]), state, *given[1:])
+
+        self._end_life, self._begin_life = (jax.jit(one, donate_argnums=0) for one in (end_life, begin_life))
 
     def initial_state(self, numbers: Any, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
         """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
@@ -79,10 +89,6 @@ class InPieces:
             shardings = self._divided.of_state(jax.eval_shape(make, numbers, params, problem_state))
             self._initial[key] = jax.jit(make, out_shardings=shardings)
         return self._initial[key](numbers, params, problem_state)
-
-    def whole(self, state: ReplayState) -> ReplayState:
-        """Return the state as it is."""
-        return state
 
     def from_whole(self, state: ReplayState) -> ReplayState:
         """Return the state copied, as it is donated when it is gone on from."""
@@ -98,6 +104,19 @@ class InPieces:
         read, push_read = state.read.at[slots].set(central), state.push_read.at[push_slots].set(central)
         workers = state.workers._replace(memory=memory)
         return state._replace(central=central, server=server, read=read, push_read=push_read, workers=workers)
+
+    def changed(self, state: ReplayState, change: Change, numbers: Any, initial: Array) -> ReplayState:
+        """Return the state after a message is lost without a server, or a worker goes or is back.
+
+        ``initial`` is the initial replica.
+        """
+        if change.kind == "message":
+            state = self._lose_message(state, change.place, change.share)
+        elif change.kind == "end":
+            state = self._end_life(state, numbers, change.place, change.share)
+        else:
+            state = self._begin_life(state, numbers, change.place, change.source, initial)
+        return state if len(self._devices) == 1 else jax.device_put(state, self._divided.of_state(state))
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
@@ -145,24 +164,47 @@ _ROWS = ("read", "push_read", "workers", "messages")
 class _Carried(NamedTuple):
     """What a commit finds of those before it in its piece."""
 
-    central: Array
-    server: Any
+    place: Place
     history: Any  #: the central variable before the piece and after each commit, if reads need it; else ``()``
     memory: Any  #: what commits have left of their workers' memories, if the method sees all; else ``()``
+
+
+def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) -> Held:
+    """Read what the commits of a piece meet; leaves with an axis of commits."""
+    single = layout.form == "single"
+    meets = method.meet is not None
+
+    def read(index: Any) -> tuple[WorkerRow, Any, Any, Any]:
+        worker, slot, push_slot, gossip = index
+        other: Any = ()
+        if method.mix is not None:
+            other = _inbox(state.messages, gossip, single)
+        elif meets:
+            other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
+        pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
+        seen = _take(state.read, slot, single) if layout.reads != "none" else ()
+        return _take(state.workers, worker, single), seen, pulled, other
+
+    index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
+    row, seen, pulled, other = _apart(single, piece.size, read, index)
+    return Held(piece.visit, row, seen, pulled, other, partner=piece.gossip.partner if meets else (), fresh=piece.fresh)
 
 
 def _build_piece(
     parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
 ) -> Callable[..., tuple[ReplayState, Array]]:
     """Return the function that runs a piece: to the state after it, and the numbers of its commits."""
-    method, local, anew = parts
-    commit, size = build_commit(method, layout.reads), layout.piece_size
+    (method, local, anew), size = parts, layout.piece_size
+    # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
+    restart = None if layout.gossip else anew
     single = layout.form == "single"
     own = [one for one in recorders if not one.shared]
     shared = [one for one in recorders if one.shared]
     over = over_members if layout.members is not None else lambda function: function
-    observe_own = over(lambda states, made: observe(own, states, made))
-    observe_shared = over(lambda states, made: observe(shared, states, made, base=False))
+    observe_own = over(lambda states, commit: observe(own, states, commit))
+    observe_shared = over(lambda states, commit: observe(shared, states, commit, base=False))
+    members = () if layout.members is None else (layout.members,)
+    numbers_shape = (*members, len(columns(recorders)))
 
     def each(function: Callable[..., Any], *given: Any) -> Any:
         """Call a function of each commit: of all at once, or of the only one without an axis of one."""
@@ -171,101 +213,74 @@ def _build_piece(
         return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], given)))
 
     def run_piece(state: ReplayState, data: Any, key: Array, piece: Pieces) -> tuple[ReplayState, Array]:
-        worker, slot, push_slot = piece.visit.worker, piece.slot, piece.push_slot
+        def compute(held: Held, job: Array, rows: Array) -> tuple[Held, Array, LocalResult]:
+            held, start = begin(method, restart, held)
+            return held, start, local(data, key, start, held.row.learner, held.visit, job, rows)
 
-        def take(index: Any) -> tuple[WorkerRow, Any, Any, Any]:
-            worker, slot, push_slot, gossip = index
-            pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
-            read = _take(state.read, slot, single) if layout.reads != "none" else ()
-            other: Any = ()
-            if method.mix is not None:
-                other = _inbox(state.messages, gossip, single)
-            elif method.meet is not None:
-                other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
-            return _take(state.workers, worker, single), read, pulled, other
-
-        index = worker, slot, push_slot, piece.gossip
-        rows, read, pulled, other = divided.by_commit(_apart(single, piece.size, take, index))
-        if method.mix is not None:
-            rows = each(functools.partial(take_up, method), rows, other, piece.visit)
-            resume: Any = method.resume
-            read = each(lambda own: resume(own, None), rows.method)
-        if anew is not None:
-            rows = each(functools.partial(start_anew, anew), rows, read, piece.fresh)
-        start = read if method.resume is None or method.mix else each(method.resume, rows.method, read)
-        given = (start, rows.learner, piece.visit, piece.job, piece.rows)
-        result = each(lambda *own: local(data, key, *own), *given)
+        held = gather(method, layout, state, piece)
+        rows = divided.by_commit((held.row, held.read, held.pulled, held.other))
+        held = held._replace(**dict(zip(("row", "read", "pulled", "other"), rows, strict=True)))
+        held, start, result = each(compute, held, piece.job, piece.rows)
         result = divided.by_commit(result)
-        moved = divided.by_parameter((rows.method, rows.memory, read, start, result.update, pulled))
-        rows = rows._replace(method=moved[0], memory=moved[1])
-        given = (piece, rows, *moved[2:5], result.loss, result.learner, moved[5], other)
-
-        def finish(state: ReplayState, given: Any) -> tuple[ReplayState, Array]:
-            return commit_and_write(state, *given)
-
+        row, *vectors = held.row, held.read, held.pulled, start, result.update
+        method_state, memory, *vectors = divided.by_parameter((row.method, row.memory, *vectors))
+        row = row._replace(method=method_state, memory=memory)
+        held = held._replace(row=row, read=vectors[0], pulled=vectors[1])
+        given = piece, held, vectors[2], result._replace(update=vectors[3])
         if not single:
-            return finish(state, given)
+            return commit_and_write(state, *given)
         none = jnp.zeros((size, *numbers_shape), state.central.dtype)
 
         def turn(i: Array, carry: Any) -> Any:
-            return finish(carry[0], _tied(given, i))
+            return commit_and_write(carry[0], *_tied(given, i))
 
         return jax.lax.fori_loop(0, piece.size, turn, (state, none))
 
-    members = () if layout.members is None else (layout.members,)
-    numbers_shape = (*members, len(columns(recorders)))
+    def commit_and_write(
+        state: ReplayState, piece: Pieces, held: Held, start: Array, result: LocalResult
+    ) -> tuple[ReplayState, Array]:
+        there = jnp.arange(size, dtype=piece.size.dtype) < piece.size
 
-    def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled, other):
-        visit, there = piece.visit, jnp.arange(size, dtype=piece.size.dtype) < piece.size
-        if method.meet is not None:
-            rows, other = each(functools.partial(meet, method), rows, other, piece.gossip.partner, visit)
-
-        def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any]]:
-            place, is_there, visit, row, pulled, offset, *brought = of_commit
-            seen_at_push = before.central
+        def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any, Any]]:
+            index, is_there, offset, held, start, result = of_commit
             if layout.separate_pushes:
                 # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
                 in_piece = jax.lax.dynamic_index_in_dim(before.history, jnp.maximum(offset, 0), keepdims=False)
-                seen_at_push = jnp.where(offset < 0, pulled, in_piece)
+                held = held._replace(pulled=jnp.where(offset < 0, held.pulled, in_piece))
             memories: tuple[Memories, ...] = ()
             if method.sees_memories:
-                newer = jnp.where(jnp.arange(size, dtype=place.dtype) < place, piece.visit.worker, visit.workers)
+                newer = jnp.where(jnp.arange(size, dtype=index.dtype) < index, piece.visit.worker, held.visit.workers)
                 memories = (Memories(of_workers(state.workers.memory, layout.workers), before.memory, newer),)
-            made, seen = commit(before.central, before.server, row, *brought, seen_at_push, visit, *memories)
-            central, server = made.central, made.server
-            if size > 1:
-                central, server = jax.tree.map(
-                    lambda new, old: jnp.where(is_there, new, old), (central, server), (before.central, before.server)
-                )
+            made = is_there if size > 1 else None
+            left = finish(method, layout.reads, before.place, held, start, result, *memories, made=made)
+            place = left.place
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                history = jax.lax.dynamic_update_index_in_dim(history, central, place + 1, 0)
+                history = jax.lax.dynamic_update_index_in_dim(history, place.central, index + 1, 0)
             if method.sees_memories:
-                memory = jax.tree.map(lambda leaf, new: leaf.at[place].set(new), memory, made.memory)
-            return _Carried(central, server, history, memory), (made, seen)
+                memory = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), memory, left.commit.memory)
+            return _Carried(place, history, memory), (left.commit, left.read, left.other)
 
         central = divided.by_parameter(state.central)
-        begin = _Carried(
-            central,
-            state.server,
+        first = _Carried(
+            Place(central, state.server, state.waiting),
             history=jnp.broadcast_to(central, (size + 1, *central.shape)) if layout.keeps_history else (),
-            memory=rows.memory if method.sees_memories else (),
+            memory=held.row.memory if method.sees_memories else (),
         )
-        place = jnp.arange(size, dtype=piece.slot.dtype)
-        of_commits = (place, there, visit, rows, pulled, piece.push_offset, read, start, update, loss)
+        of_commits = (jnp.arange(size, dtype=piece.slot.dtype), there, piece.push_offset, held, start, result)
         # To unroll all is to be without a loop, also of a single commit.
-        end, (made, seen) = jax.lax.scan(step, begin, of_commits, unroll=max(2, min(size, layout.unrolled)))
+        end, (commits, seen, other) = jax.lax.scan(step, first, of_commits, unroll=max(2, min(size, layout.unrolled)))
 
-        after, numbers = each(observe_own, rows.recorders, made)
+        after, numbers = each(observe_own, held.row.recorders, commits)
         recorder_states = state.recorders
         if shared:
 
             def next_shared(states: Any, of_commit: Any) -> Any:
-                is_there, made = of_commit
-                after, numbers = observe_shared(states, made)
+                is_there, commit = of_commit
+                after, numbers = observe_shared(states, commit)
                 return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), after, states), numbers
 
-            recorder_states, more = jax.lax.scan(next_shared, recorder_states, (there, made))
+            recorder_states, more = jax.lax.scan(next_shared, recorder_states, (there, commits))
             numbers = jnp.concatenate([numbers, more], -1)
 
         read, push_read = state.read, state.push_read
@@ -274,19 +289,21 @@ def _build_piece(
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
             push_read = _put_separate(push_read, end.history, piece.push_reads, layout._replace(read_blocks=1))
-        left = divided.by_commit(row_after(made, after, learner))
+        row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
         if method.meet is not None:
-            partner = jnp.where(piece.gossip.partner < 0, visit.worker, piece.gossip.partner)
+            partner = jnp.where(held.partner < 0, piece.visit.worker, held.partner)
             workers = workers._replace(method=_put(workers.method, other, partner, there, single))
         if method.mix is not None:
             last = jax.tree.leaves(messages)[0].shape[0] - 1
             taken = piece.gossip.message_slot >= 0
             message_slot = jnp.where(taken, piece.gossip.message_slot, last)
-            sent = Sent(made.message, () if method.honest is None else made.memory)
+            sent = Sent(commits.message, () if method.honest is None else commits.memory)
             messages = _put(messages, sent, message_slot, there & taken, single)
-        workers = _put(workers, left, visit.worker, there, single)
-        return ReplayState(end.central, end.server, recorder_states, read, push_read, workers, messages), numbers
+        workers = _put(workers, row, piece.visit.worker, there, single)
+        central, server, waiting = end.place
+        state = ReplayState(central, server, recorder_states, read, push_read, workers, messages, waiting)
+        return state, numbers
 
     return run_piece
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.base.streams import stream_key
-from asyncsim.methods.check import require_replies
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
+from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
-from asyncsim.replays.waves import Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
+from asyncsim.replays.waves import Change, Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
 from asyncsim.traces.trace import Trace
 
 
@@ -62,7 +62,7 @@ class Plan:
     look_every : sequence of int
         Worker steps between two looks of each recorder that looks at whole vectors.
     dtype, devices
-    form : {"batch", "single", "dispatched"}
+    form : {"batch", "single"}
         See `asyncsim.replays.tuning`. Of a batch of one a CPU makes "single" commits.
     needs_key : bool
         Whether visits have keys.
@@ -104,6 +104,11 @@ class Plan:
                 self.restores.append((at, stays, np.unique(slots[0]), np.unique(slots[1])))
             starts = np.concatenate([starts, back.position, back.checkpoint[back.checkpoint < commits]])
             made, pushed = made & ~back.read, pushed & ~back.push
+        #: What changes before a commit without a server, by its position.
+        self.changes: dict[int, list[Change]] = {}
+        for change in () if waves.gossip is None else waves.gossip.changes:
+            self.changes.setdefault(change.position, []).append(change)
+        starts = np.concatenate([starts, [at for at in self.changes if at < commits]]).astype(int)
         shared = waves.apart is None
         self._reads = separate_reads(read[made], waves.slot[made], shared) if made.any() else empty
         self._blocks = trace.read_blocks
@@ -140,6 +145,7 @@ class Plan:
         self._columns["completes"] = completes
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
+        self._version_messages = int(np.diff(ends).max())
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
@@ -162,7 +168,8 @@ class Plan:
             members=self.members,
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
-            restarts=self.waves.fresh is not None,
+            restarts=self.waves.fresh is not None or bool(self.changes),
+            version_messages=1 if method.combine is None else self._version_messages,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
@@ -173,7 +180,7 @@ class Plan:
         """
         first, last = np.searchsorted(self._cuts, (start, stop))
         cuts = self._cuts[first + 1 : last]
-        alone = np.isin(cuts, [at for restore in self.restores for at in restore[:2]])
+        alone = np.isin(cuts, [*self.changes, *(at for restore in self.restores for at in restore[:2])])
         begins = first + 1 + np.flatnonzero(self.looked_at[cuts] | alone)
         for begin, end in itertools.pairwise([first, *begins.tolist(), last]):
             for at in range(begin, end, self._chunk):

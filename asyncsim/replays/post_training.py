@@ -25,7 +25,7 @@ from asyncsim.clusters.laws import Constant
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
 from asyncsim.replays.plan import purpose_key
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.traces.trace import Trace
 
 Array = jax.Array
@@ -59,7 +59,7 @@ class Updates(NamedTuple):
     write: Any
 
 
-class State(NamedTuple):
+class PolicyState(NamedTuple):
     """A replay between two updates."""
 
     params: Array  #: ``[parameters]``
@@ -141,7 +141,7 @@ def _ring(versions: np.ndarray, update: np.ndarray, updates: int) -> tuple[np.nd
 
 def build_update(
     method: PolicyGradient, problem: PolicyProblem, group: int, unravel: Callable[[Array], Any]
-) -> Callable[..., tuple[State, dict[str, Array]]]:
+) -> Callable[..., tuple[PolicyState, dict[str, Array]]]:
     """Return the function that generates a batch, updates the policy and records the update."""
 
     def generate(ring: Array, key: Array, sample: Array, quantile: Array, slot: Array) -> tuple:
@@ -157,8 +157,8 @@ def build_update(
         return jax.vmap(functools.partial(problem.logp, unravel(params)))(*batch)
 
     def update(
-        state: State, planned: Updates, key: Array, rate: Array
-    ) -> tuple[State, dict[str, Array]]:
+        state: PolicyState, planned: Updates, key: Array, rate: Array
+    ) -> tuple[PolicyState, dict[str, Array]]:
         of_batch = planned.sample, planned.quantile, planned.slot
         prompt, length, tokens, behaviour, rewards = jax.vmap(
             functools.partial(generate, state.ring, key)
@@ -200,7 +200,7 @@ def build_update(
             "age": jnp.sum(jnp.where(present, behaviour - proximal, 0.0)) / written,
             **{f"reward_q{number + 1}": by_length[number] for number in range(4)},
         }
-        return State(params, optimizer, ring), recorded
+        return PolicyState(params, optimizer, ring), recorded
 
     return update
 
@@ -274,13 +274,13 @@ def replay_members(
         unravel = ravel_pytree(tree)[1]
         update = build_update(method, problem, cluster.rollouts.group, unravel)
 
-        def begin(seed_key: Array) -> State:
+        def begin(seed_key: Array) -> PolicyState:
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), problem.init(seed_key))
             params = ravel_pytree(initial)[0]
             ring = jnp.broadcast_to(params, (slots, *params.shape))
-            return State(params, method.optimizer.init(params), jnp.array(ring))
+            return PolicyState(params, method.optimizer.init(params), jnp.array(ring))
 
-        def advance(state: State, key: Array, rate: Array, part: Updates) -> tuple:
+        def advance(state: PolicyState, key: Array, rate: Array, part: Updates) -> tuple:
             return jax.lax.scan(
                 lambda state, planned: update(state, planned, key, rate), state, part
             )

@@ -15,14 +15,13 @@ from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Method, add, send_update
 from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.dispatched import Dispatched
-from asyncsim.replays.local import Flat, MakeParts, Parts, build_anew, build_local, flatten, from_vector
+from asyncsim.replays.local import Flat, MakeParts, Parts, build_anew, build_local, flatten
 from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
-from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
+from asyncsim.replays.tuning import writes_slices
 
 
 class Program(NamedTuple):
@@ -30,8 +29,8 @@ class Program(NamedTuple):
 
     Attributes
     ----------
-    engine : InPieces or Dispatched
-        What computes commits, on a kind of state of its own.
+    engine : InPieces
+        Computes commits.
     first, look : function
         The inputs of the first commit of some pieces, and the recorders' values of it; see `asyncsim.replays.look`.
     evaluate : function
@@ -48,7 +47,7 @@ class Program(NamedTuple):
     devices : tuple of jax.Device
     """
 
-    engine: Any
+    engine: InPieces
     first: Callable[[Any, Pieces], Met]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
@@ -99,7 +98,7 @@ def compiled(
         # Weakly typed, like Python's numbers: they never promote.
         numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
     same_recorders = tuple(map(Same, recorders))
-    return _build(family, same_recorders, Same(problem), layout, dtype, devices, gradients_at_once()), numbers
+    return _build(family, same_recorders, Same(problem), layout, dtype, devices), numbers
 
 
 def compiled_ensemble(
@@ -118,7 +117,7 @@ def compiled_ensemble(
         # One after the other: what an evaluation holds at a time is sized for one.
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
-    make = functools.partial(batched_state, _initial(of_member, recorders, flat))
+    make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
     engine = InPieces(parts, recorders, layout, (device,), make)
     flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
     first, look = build_first(family.method, layout), build_look(parts, recorders, flat_members, layout)
@@ -188,24 +187,13 @@ def _build(
     layout: Layout,
     dtype: Any,
     devices: tuple[Any, ...],
-    at_once: int,
 ) -> Program:
     family, problem = keyed.value, same_problem.value
     recorders = tuple(same.value for same in same_recorders)
     flat, evaluate, each = _of_problem(same_problem, dtype, devices[0])
     parts = _parts(family, problem, layout, flat, dtype)
-    engine: Any
-    first: Callable[[Any, Pieces], Met]
-    if layout.form == "dispatched":
-        parameters = problem.parameter_count
-        room = gradients_a_group(parameters, _has_convolution(problem, dtype))
-        of_trees = _parts(family, problem, layout, flat, dtype, on_trees=True)
-        engine = Dispatched(of_trees, family.method, recorders, flat, layout, devices[0], at_once, room, parameters)
-        first = engine.first
-    else:
-        engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat))
-        first = build_first(family.method, layout)
-    look = build_look(parts, recorders, flat, layout)
+    engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat, layout))
+    first, look = build_first(family.method, layout), build_look(parts, recorders, flat, layout)
     return Program(engine, first, look, evaluate, *_build_replicas(parts, family.method, layout), each, flat, devices)
 
 
@@ -216,25 +204,27 @@ def _of_problem(same_problem: Same, dtype: Any, device: Any) -> tuple[Flat, Call
     return flat, jax.jit(_evaluation(same_problem.value, flat)), _evaluation_of_each(same_problem.value, flat)
 
 
-def _parts(
-    family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any, on_trees: bool = False
-) -> MakeParts:
-    """Return the function from numbers to a method's functions, on vectors or on the problem's tree."""
+def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any) -> MakeParts:
+    """Return the function from numbers to the functions of a method with them."""
 
     def parts(numbers: Any) -> Parts:
         method = family.make(numbers)
-        local = build_local(method, problem, layout.window, layout.windows_differ)
-        restart = build_anew(method, problem, flat, dtype) if layout.restarts else None
-        return Parts(method, local if on_trees else from_vector(local, flat), restart)
+        local = build_local(method, problem, flat, layout.window, layout.windows_differ)
+        return Parts(method, local, build_anew(method, problem, flat, dtype) if layout.restarts else None)
 
     return parts
 
 
-def _initial(parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat) -> Callable[..., ReplayState]:
+def _initial(
+    parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
+) -> Callable[..., ReplayState]:
     """Return the function from numbers, parameters, the problem's state and sizes to the state at version zero."""
-    return lambda numbers, *arguments, **sizes: initial_state(
-        parts(numbers).method, recorders, flat, *arguments, **sizes
-    )
+
+    def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
+        sizes["version_messages"] = layout.version_messages
+        return initial_state(parts(numbers).method, recorders, flat, *arguments, **sizes)
+
+    return initial
 
 
 @cached(maxsize=256)
@@ -315,20 +305,6 @@ def _flatten(problem: Problem, dtype: Any, device: Any) -> Flat:
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
     return flatten(template, writes_slices(device.platform, problem.parameter_count))
-
-
-def _has_convolution(problem: Problem, dtype: Any) -> bool:
-    """Return whether the loss has one of XLA's own convolutions, as `asyncsim.problems.layers.convolve` has not."""
-
-    def minibatch(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((problem.batch_size, *leaf.shape[1:]), _float(jnp.result_type(leaf), dtype))
-
-    key = jax.random.key(0)
-    params, state = jax.eval_shape(
-        lambda: (cast(problem.init(key), dtype), cast(problem.init_state(), dtype) if problem.init_state else ())
-    )
-    loss = jax.make_jaxpr(problem.stateful_loss)(params, state, jax.tree.map(minibatch, problem.train), key)
-    return "conv_general_dilated" in str(loss)
 
 
 def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:

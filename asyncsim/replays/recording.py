@@ -10,9 +10,9 @@ import pandas as pd
 from asyncsim.base.files import plain
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.commit import RECORDED
+from asyncsim.replays.observing import RECORDED
 from asyncsim.replays.recorders import ENERGIES, ENERGY_RATIO
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.traces.trace import Trace
 
 #: Quantiles of each diagnostic that are recorded.

@@ -15,20 +15,21 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 from asyncsim.base.threads import has_one_core
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method, require_arrived, require_server, require_timing
+from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
-from asyncsim.replays.attacked import under_attack, warn_of_weakness
-from asyncsim.replays.commit import columns, require_recorders
+from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.local import Constants
+from asyncsim.replays.observing import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
+from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
+from asyncsim.replays.suitable import require_arrived, require_one_server, require_server, require_timing
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
-from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
 
 PRECISIONS = ("float32", "float64")
@@ -145,8 +146,7 @@ class Replay:
     running : Running
         The loop on the host.
     state : ReplayState
-        After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
-        dispatched a few at a time, it is made anew each time it is asked for.
+        After ``position`` commits. The next `advance` reuses its memory: copy what is to be kept.
     position : int
     diverged_at : int or None
     """
@@ -181,6 +181,7 @@ class Replay:
         if attack is not None:
             method, problem = under_attack(method, problem, attack, trace.workers)
             recorders = check_replay(trace, method, problem, record)
+        method = among_the_living(method, trace, attack)
         dtype = jnp.dtype(precision)
         if devices is None:
             devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
@@ -190,7 +191,7 @@ class Replay:
             )
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
-        form = form or form_of(trace, method, problem, devices)
+        form = form or form_of(problem, devices)
         plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -298,6 +299,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     recorders = require_recorders(record)
     params = jax.eval_shape(problem.init, jax.random.key(0))
     shown = check_method(method, params, trace.workers)
+    require_one_server(trace.servers, problem.parameter_count)
     require_server(method, trace)
     require_timing(method, trace)
     require_arrived(method, trace, params)

@@ -56,19 +56,16 @@ class Running:
         slots = {"slots": waves.slots, "push_slots": waves.push_slots}
         if waves.gossip is not None:
             slots["message_slots"] = waves.gossip.slots + 1
+        self._living = np.ones(self.trace.workers, bool)
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
             constants.numbers, params, of_problem, **slots, workers=self.trace.workers
         )
+        self._initial = jnp.array(self._state.central)
 
     @property
     def state(self) -> ReplayState:
-        """The replay after ``position`` commits."""
-        return self._program.engine.whole(self._held)
-
-    @property
-    def _held(self) -> Any:
-        """The program's own kind of state, unless commits were interrupted: nobody knows which of them it has."""
+        """The replay after ``position`` commits; InputError if it was interrupted amid its commits."""
         if self._state is None:
             raise InputError("replay: was interrupted amid its commits, and cannot go on; make a new one")
         return self._state
@@ -89,33 +86,31 @@ class Running:
         """
         if stop not in self._plan.stops:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
-        # Given back at the end: whatever ends this early leaves commits that are made and not recorded.
-        held, self._state = self._held, None
+        # Given back at the end: an interruption leaves commits that are made and not recorded.
+        state, self._state = self.state, None
         pending: tuple[np.ndarray, Any, Any] | None = None
-        chunks = self._plan.chunks(self.position, stop)
-        program, engine = self._program, self._program.engine
-        ahead = engine.looks_ahead
-        chunk = next(chunks, None)
-        while chunk is not None and not self.over:
+        for starts, pieces in self._plan.chunks(self.position, stop):
+            if self.over:
+                break
             require_wanted()
-            starts, pieces = chunk
             if self._plan.restores:
-                held = self._restored(held, int(starts[0]))
-            following = next(chunks, None) if ahead else None
-            # Nothing is begun from what is restored before it is.
-            begun = following if following and following[0][0] not in self._restores else None
-            more = (begun and begun[1],) if ahead else ()
-            met = program.first(held, pieces) if self._plan.looked_at[starts[0]] else None
-            held, numbers = engine.advance(held, self._train, self._constants, pieces, np.int32(len(starts) - 1), *more)
-            # While the devices work on a chunk, the host plans the next and looks at the one before.
-            chunk = following if ahead else next(chunks, None)
+                state = self._restored(state, int(starts[0]))
+            for change in self._plan.changes.get(int(starts[0]), ()):
+                state = self._program.engine.changed(state, change, self._constants.numbers, self._initial)
+                if change.kind != "message":
+                    self._living[change.place] = change.kind == "begin"
+            looked_at = self._plan.looked_at[starts[0]]
+            met = self._program.first(state, pieces) if looked_at else None
+            given = self._train, self._constants, pieces
+            state, numbers = self._program.engine.advance(state, *given, np.int32(len(starts) - 1))
+            # While the devices work on a chunk, the host looks at the one before and plans the next.
             if pending is not None:
                 self._take(*pending)
-            shown = [] if met is None else program.look(met, self._train, self._constants, pieces)
+            shown = self._program.look(met, *given) if looked_at else []
             pending = (starts, numbers, shown)
         if pending is not None:
             self._take(*pending)
-        self._state = held
+        self._state = state
 
     def _restored(self, held: Any, position: int) -> Any:
         """Keep what the server holds, if it is restored later; and restore what it held, if it is time."""
@@ -134,11 +129,11 @@ class Running:
         first = self._program.devices[0]
         # On one device: the same program there for any number of them.
         central, state, train, test = jax.device_put(
-            (self._held.central, self._mean_problem_state(), self._train, self._test), first
+            (self.state.central, self._mean_problem_state(), self._train, self._test), first
         )
         values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
-            values = {"consensus_distance": self._program.spread(self._held, self._constants.numbers), **values}
+            values = {"consensus_distance": self._spread(), **values}
         if self.evaluates_replicas:
             values |= self._of_replicas(first)
         return [
@@ -149,21 +144,30 @@ class Running:
 
     def params(self) -> list[Any]:
         """Return the members' central variables in the problem's own tree, as numpy arrays."""
-        central = jax.device_put(self._held.central, self._program.devices[0])
+        central = jax.device_put(self.state.central, self._program.devices[0])
         return [jax.tree.map(np.asarray, self._program.flat.unravel(own)) for own in self._of_members(central)]
 
     def replicas(self) -> list[Any]:
         """Return the members' replicas as trees of arrays with a leading axis of workers; None with a server."""
         if self._program.replicas is None:
             return [None] * len(self.recordings)
-        found = np.asarray(self._program.replicas(self._held, self._constants.numbers))
+        found = np.asarray(self._program.replicas(self.state, self._constants.numbers))
         unravel = jax.vmap(self._program.flat.unravel)
         members = np.moveaxis(found, 1, 0) if self._batched else [found]
         return [jax.tree.map(np.asarray, unravel(jnp.asarray(own))) for own in members]
 
+    def _spread(self) -> Any:
+        """Return the mean squared distance of the living workers' replicas from the central variable."""
+        spread, replicas_of = self._program.spread, self._program.replicas
+        assert spread is not None and replicas_of is not None
+        if not self._plan.changes or not self._living.any():
+            return spread(self.state, self._constants.numbers)
+        replicas = replicas_of(self.state, self._constants.numbers)[self._living]
+        return jnp.mean(jnp.sum((replicas - self.state.central) ** 2, -1), 0)
+
     def wait(self) -> None:
         """Wait until the devices have made all commits so far."""
-        jax.block_until_ready(self._held)
+        jax.block_until_ready(self.state)
 
     def go_on_from(self, state: ReplayState) -> None:
         """Go on from a state that a single device holds; raise InputError if there are several."""
@@ -174,10 +178,11 @@ class Running:
     def _of_replicas(self, device: Any) -> dict[str, Any]:
         """Return the best, mean and worst of the replicas' losses and accuracies on the test data, if there are any."""
         part, data = ("train", self._train) if self._test is None else ("test", self._test)
-        states = None if self._problem.init_state is None else self._program.engine.problem_states(self._held)
+        states = None if self._problem.init_state is None else self._program.engine.problem_states(self.state)
         assert self._program.replicas is not None
-        replicas = self._program.replicas(self._held, self._constants.numbers)
-        rows = jax.tree.map(lambda leaf: leaf[self._program.honest], (replicas, states))
+        replicas = self._program.replicas(self.state, self._constants.numbers)
+        counted = self._living if self._plan.changes else self._program.honest
+        rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
         values: dict[str, Any] = {}
         for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():
             if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best
@@ -211,7 +216,7 @@ class Running:
             return None
         return jax.tree.map(
             lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
-            self._program.engine.problem_states(self._held),
+            self._program.engine.problem_states(self.state),
         )
 
 

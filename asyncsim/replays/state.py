@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from asyncsim.base.tracing import naming_failures
 from asyncsim.methods.check import visit_kinds
-from asyncsim.methods.method import Array, Method, State, Visit
+from asyncsim.methods.method import OF_MESSAGE, Array, Method, State, Visit
 from asyncsim.replays.central import Sent, initial_memory
 from asyncsim.replays.local import Flat, Learner
 from asyncsim.replays.recorders import Recorder
@@ -18,7 +18,7 @@ class Layout(NamedTuple):
 
     Attributes
     ----------
-    form : {"batch", "single", "dispatched"}
+    form : {"batch", "single"}
         How commits are computed, see `asyncsim.replays.tuning`.
     piece_size : int
         Commits that a piece has room for; a multiple of the number of devices.
@@ -41,6 +41,8 @@ class Layout(NamedTuple):
         number of a commit shape ``[members]``.
     unrolled : int
         Commits of a piece that are unrolled.
+    version_messages : int
+        The most messages of a version.
     gossip : bool
         Whether there is no server: workers take up each other's messages, or meet.
     restarts : bool
@@ -61,6 +63,7 @@ class Layout(NamedTuple):
     gossip: bool = False
     unrolled: int = 1
     restarts: bool = False
+    version_messages: int = 1
 
     @property
     def keeps_history(self) -> bool:
@@ -74,7 +77,35 @@ class WorkerRow(NamedTuple):
     method: State
     memory: State
     recorders: tuple[State, ...]  #: of the recorders whose states are not shared
-    learner: Any  #: a `Learner`; ``()`` where it is handled apart
+    learner: Any  #: a `Learner`
+
+
+class Waiting(NamedTuple):
+    """Messages that wait for the message that completes their version, by their places in it."""
+
+    messages: Any  #: leaves with an axis of messages in front
+    visits: Visit  #: the fields `OF_MESSAGE` with the same axis; the others are ``()``
+
+
+def of_message(visit: Visit) -> Visit:
+    """Return the part of a visit that a waiting message keeps."""
+    dropped: Any = {name: () for name in Visit._fields if name not in OF_MESSAGE}
+    return visit._replace(**dropped)
+
+
+def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> Any:
+    """Return room for the messages of a version; ``()`` if the method combines none."""
+    if method.combine is None:
+        return ()
+
+    def send(row: WorkerRow, central: Array, visit: Visit) -> Waiting:
+        message, *_ = method.message(row.method, central, central, central, visit)
+        if method.receive is not None:
+            message, _ = method.receive(row.memory, message, visit)
+        return Waiting(message, of_message(visit))
+
+    kinds = jax.eval_shape(send, row, central, visit_kinds(method.sees_loss, method.needs_key))
+    return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), kinds)
 
 
 class ReplayState(NamedTuple):
@@ -97,6 +128,8 @@ class ReplayState(NamedTuple):
     messages : tree
         `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one row more than
         slots: there the form "single" writes what nobody takes up.
+    waiting : Waiting
+        Messages that wait for their version; ``()`` of methods without ``combine``.
     """
 
     central: Array
@@ -106,6 +139,7 @@ class ReplayState(NamedTuple):
     push_read: Array
     workers: WorkerRow
     messages: Any = ()
+    waiting: Any = ()
 
 
 def of_workers(rows: Any, workers: int) -> Any:
@@ -158,6 +192,7 @@ def initial_state(
     push_slots: int,
     workers: int,
     message_slots: int = 0,
+    version_messages: int = 1,
 ) -> ReplayState:
     """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
     central = flat.ravel(params)
@@ -191,4 +226,5 @@ def initial_state(
         push_read=repeated(central, push_slots),
         workers=jax.tree.map(lambda leaf: repeated(leaf, workers), row),
         messages=messages,
+        waiting=no_messages(method, row, central, version_messages),
     )

@@ -1,18 +1,13 @@
 """In which form, on which devices and in which sizes a replay is computed: constants, never tuned while running.
 
-On a CPU, by the parameters of the problem:
+On a CPU problems of fewer than 2,000 parameters have the form ``batch``, pieces of a few commits, and longer vectors
+``single``, one commit after the other. Accelerators, and several devices, have ``batch``.
 
-============================  ==========================================================================================
-fewer than 2,000              ``batch``: pieces of a few commits; of one commit ``single``
-2,000 to 100,000              ``single``: one commit after the other
-100,000 or more               ``dispatched``: gradients side by side, if reads are whole and the method does not see all
-                              memories; else ``single``
-============================  ==========================================================================================
-
-Accelerators, and several devices, have ``batch``. Sizes for the CPU are measured; an accelerator's are a guess until
-somebody measures them. A size changes the order of floating-point sums: hence constants, and one machine, one result.
+Sizes for the CPU are measured; an accelerator's are a guess until somebody measures them. A size changes the order of
+floating-point sums: hence constants, and one machine, one result.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,12 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
-from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.side_by_side import cores
-from asyncsim.traces.trace import Trace
 
-Form = Literal["batch", "single", "dispatched"]
+Form = Literal["batch", "single"]
 
 
 class Tuning(NamedTuple):
@@ -51,25 +43,14 @@ class Tuning(NamedTuple):
 
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
-#: Parameters from which on a CPU's commits are dispatched: on two cores that was, without groups, 1.3 times the rate of
-#: single commits for MNIST's network (163,790), and 1.3 to 1.4 times for the thesis' perceptron (4,798,010).
+#: Parameters from which one gradient keeps several cores busy.
 _LONG_VECTOR = 100_000
-#: Groups of gradients that are then computed at a time, if there are cores for them, as each takes memory; and replays
-#: of fewer parameters, as Python plans for one of them at a time. Measured on two cores only.
+#: Replays of fewer parameters that are computed at a time, as Python plans for one of them at a time.
 _MOST_AT_ONCE = 4
-#: Gradients in such a group at most: 1.04 times the rate of 4 with 100 workers, the same with 10 (MNIST's network). And
-#: elements of their vectors, as some ten groups are kept where workers are few and their times differ.
-_GROUP, _GROUP_ELEMENTS = 8, 2**21
 #: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25
-#: Parameters from which on moving a vector costs more than anything else that is done once a commit: no copy is made
-#: that can be avoided.
-VERY_LONG_VECTOR = 1_000_000
-#: Elements of central variables of that length that are made between two trims: 0.3 GB in float32.
-_ELEMENTS_TO_TRIM = 2**26
-#: Commits of such vectors that are dispatched before the first of them has to be made, as each that is not holds some:
-#: with four the rate is that of any number (two cores).
-AHEAD = 4
+#: Parameters from which a vector is written in parts.
+_VERY_LONG_VECTOR = 1_000_000
 
 # CPU: two cores; quadratics of 16 to 2,000 parameters. Batches of longer vectors are no quicker there than one gradient
 # after the other, and what a piece holds of several commits leaves the cache. Four commits unrolled run as fast as all,
@@ -91,17 +72,10 @@ def tuning(platform: str, parameters: int) -> Tuning:
     return _CPU._replace(piece_sizes=sizes or (1,))
 
 
-def form_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> Form:
-    """Return in which form a replay on these devices is computed.
-
-    Blocks of reads, the memories of all workers and the messages between them are parts of arrays of all rows, which
-    "dispatched" has not.
-    """
-    parameters = problem.parameter_count
-    if devices[0].platform != "cpu" or len(devices) > 1 or parameters < _FEW_PARAMETERS:
-        return "batch"
-    rows_apart = trace.read_blocks == 1 and not method.sees_memories and trace.protocol != "gossip"
-    return "dispatched" if parameters >= _LONG_VECTOR and rows_apart else "single"
+def form_of(problem: Problem, devices: Sequence[Any]) -> Form:
+    """Choose the form in which a replay on these devices is computed."""
+    on_one_cpu = devices[0].platform == "cpu" and len(devices) == 1
+    return "single" if on_one_cpu and problem.parameter_count >= _FEW_PARAMETERS else "batch"
 
 
 def default_devices(parameters: int) -> tuple[Any, ...]:
@@ -140,34 +114,14 @@ def writes_slices(platform: str, parameters: int) -> bool:
     Otherwise they are concatenated, which XLA does element by element on a CPU: 50 ms for the perceptron of the thesis
     (4,798,010), which takes 2 ms in parts. MNIST's network (163,790) takes the same either way.
     """
-    return platform == "cpu" and parameters >= VERY_LONG_VECTOR
+    return platform == "cpu" and parameters >= _VERY_LONG_VECTOR
 
 
-def gradients_a_group(parameters: int, has_convolution: bool) -> int:
-    """Return how many gradients one call may compute in a loop, where commits are dispatched a few at a time.
-
-    One for very long vectors, which to copy out of the loop takes longer than another call, and for losses with XLA's
-    own convolutions: in a loop they make the gradient of MNIST's network 3.5 times as slow.
-    """
-    if parameters >= VERY_LONG_VECTOR or has_convolution:
-        return 1
-    return min(_GROUP, _GROUP_ELEMENTS // parameters)
-
-
-def commits_between_trims(parameters: int) -> int:
-    """Return after how many dispatched commits `asyncsim.replays.side_by_side.trim` is called again; 0 for never.
-
-    Vectors that are not very long are the smaller part of what a process holds.
-    """
-    return max(1, _ELEMENTS_TO_TRIM // parameters) if parameters >= VERY_LONG_VECTOR else 0
-
-
-def gradients_at_once() -> int:
-    """Return how many groups of gradients are computed at a time where commits are dispatched a few at a time.
-
-    It depends on the cores, but is no size of a sum: results do not depend on it.
-    """
-    return min(cores(), _MOST_AT_ONCE)
+def cores() -> int:
+    """Count the cores that this process may use, which is the number of XLA's threads."""
+    if os.environ.get("NPROC", "").isdigit():
+        return max(1, int(os.environ["NPROC"]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def replays_at_once(problem: Problem, workers: int) -> int:

@@ -18,6 +18,7 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.traces.trace import Trace
@@ -104,6 +105,8 @@ class Gossip(NamedTuple):
         What the worker kept of its own state when it sent it.
     partner : int array
         The worker that a commit meets; -1 if none.
+    changes : tuple of Change
+        With absences, the lives and messages that end, and the lives that begin, in order.
     """
 
     sources: np.ndarray
@@ -113,6 +116,31 @@ class Gossip(NamedTuple):
     slots: int
     kept: np.ndarray
     partner: np.ndarray
+    changes: "tuple[Change, ...]" = ()
+
+
+class Change(NamedTuple):
+    """A change between two commits of a trace without a server.
+
+    Attributes
+    ----------
+    position : int
+        Commits made before.
+    kind : {"message", "end", "begin"}
+        A message is lost; a worker's life ends; or one begins.
+    place : int
+        The slot of the message, or the worker.
+    share : float
+        Of the message; or of its last message that the worker has kept.
+    source : int
+        Whose replica a returning worker copies; -1: the initial one.
+    """
+
+    position: int
+    kind: str
+    place: int
+    share: float = 1.0
+    source: int = -1
 
 
 class Reads(NamedTuple):
@@ -310,6 +338,10 @@ def _find_gossip(trace: Trace) -> Waves:
     # A message waits until it is taken up for the last time.
     last = np.full(commits, -1)
     np.maximum.at(last, flat, rows)
+    lost = trace.in_flight[trace.in_flight["taker"] < 0]
+    lost_row, lost_at = lost["row"].to_numpy(), _positions(trace, lost["arrive_time"])
+    lost_at = np.maximum(lost_at, lost_row + 1)
+    np.maximum.at(last, lost_row, lost_at - 1)
     sent = np.flatnonzero(last >= 0)
     slot, slots = _allocate(sent, last[sent])
     message_slot = np.full(commits, -1)
@@ -322,7 +354,40 @@ def _find_gossip(trace: Trace) -> Waves:
     previous = _previous_commit(worker)
     own = previous + 1
     kept, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
-    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner)
+    messages = zip(lost_at.tolist(), message_slot[lost_row].tolist(), lost["weight"], strict=True)
+    changes = [Change(at, "message", slot, share) for at, slot, share in messages] + _lives(trace)
+    changes.sort(key=lambda change: change.position)
+    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner, tuple(changes))
     depends_on = np.maximum.accumulate(np.maximum(own, newest + 1))
     nowhere = np.zeros(commits, int)
     return Waves(own, own, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)
+
+
+def _positions(trace: Trace, times: pd.Series) -> np.ndarray:
+    """Return how many commits are made before some failures: those of an instant come before its commits."""
+    return np.searchsorted(trace.frame["commit_time"].to_numpy(), times.to_numpy(), side="left")
+
+
+def _lives(trace: Trace) -> list[Change]:
+    """Return the ends and begins of lives, in the order of time."""
+    if trace.spells.empty:
+        return []
+    spells = trace.spells.sort_values("begin", kind="stable")
+    gone, back = _positions(trace, spells["begin"]), _positions(trace, spells["end"])
+    frame, kept_after = trace.frame, trace.kept_after
+    number = spells.groupby("worker").cumcount().to_numpy()
+    last = {life: row for row, life in enumerate(zip(frame["worker"], frame["incarnation"], strict=True))}
+    # The version that a life begins from is told by its first computation, whatever became of it.
+    reads = pd.concat([frame, trace.open_reads])[["worker", "read_arrive_time", "read_version"]]
+    version = {(worker, time): version for worker, time, version in reads[::-1].itertuples(index=False)}
+    timed = []
+    positions = zip(spells.itertuples(), number.tolist(), gone.tolist(), back.tolist(), strict=True)
+    for spell, before, begin, end in positions:
+        row = last.get((spell.worker, before))
+        timed.append((spell.begin, Change(begin, "end", spell.worker, 1.0 if row is None else kept_after[row])))
+        if not np.isnan(spell.end):
+            copied = version[spell.worker, spell.end]
+            source = -1 if copied == 0 else int(frame["worker"].iloc[copied - 1])
+            timed.append((spell.end, Change(end, "begin", spell.worker, source=source)))
+    timed.sort(key=lambda change: change[0])
+    return [change for _, change in timed]

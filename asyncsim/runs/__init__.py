@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 
 __all__ = ["Run", "open", "table"]
 

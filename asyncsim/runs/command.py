@@ -8,11 +8,13 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from asyncsim.base.console import counted, note, tell
-from asyncsim.base.errors import InputError, choices_like, reading_results
+from asyncsim.base.errors import InputError, choices_like
+from asyncsim.pages.trust import is_trusted, page_of
 from asyncsim.runs import index
+from asyncsim.runs.folders import one_line
 from asyncsim.study.results import PAGE
 
 #: Folders that a table shows unless all are asked for.
@@ -27,7 +29,12 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; {self.prog} --help lists what there is")
 
 
-def main(command: str, arguments: Sequence[str]) -> int:
+def _parser(command: Callable[..., Any]) -> Parser:
+    """Return the parser of a command, which its docstring describes."""
+    return Parser(prog=f"asyncsim {command.__name__}", description=" ".join((command.__doc__ or "").split()))
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
     """Run one of the commands; return the exit code: 2 for bad input."""
     try:
         return COMMANDS[command](arguments)
@@ -38,7 +45,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def runs(arguments: Sequence[str]) -> int:
     """List finished studies, the newest first."""
-    parser = Parser(prog="asyncsim runs", description="List finished studies, the newest first.")
+    parser = _parser(runs)
     parser.add_argument("--study", help="only results of this study")
     parser.add_argument("--method", help="only results with this method")
     parser.add_argument("--tag", help="only results with a tag that has this in its name")
@@ -79,7 +86,7 @@ def runs(arguments: Sequence[str]) -> int:
 
 def tag(arguments: Sequence[str]) -> int:
     """Name a folder of results, or a commit of one of its runs."""
-    parser = Parser(prog="asyncsim tag", description="Name a folder of results, or a commit of one of its runs.")
+    parser = _parser(tag)
     parser.add_argument("folder", nargs="?", help="the folder of results, or its name, or a tag that it has")
     parser.add_argument("name", nargs="?", help="letters, digits, '.', '_' and '-'")
     parser.add_argument("--note", default="", help="a line that says why")
@@ -102,8 +109,8 @@ def tag(arguments: Sequence[str]) -> int:
 
 
 def warp(arguments: Sequence[str]) -> int:
-    """Print the folder of a tag."""
-    parser = Parser(prog="asyncsim warp", description="Print the folder that a tag names; cd $(asyncsim warp NAME)")
+    """Print the folder that a tag names; cd $(asyncsim warp NAME)"""
+    parser = _parser(warp)
     parser.add_argument("name", help="a tag, or the name of a folder of results")
     parser.add_argument("--open", action="store_true", help="show its page as well")
     given = parser.parse_args(arguments)
@@ -118,46 +125,32 @@ def warp(arguments: Sequence[str]) -> int:
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Open the page of a finished study."""
-    parser = Parser(prog="asyncsim show", description="Open the page of a finished study in the browser.")
+    """Open the page of a finished study in the browser."""
+    parser = _parser(show)
     parser.add_argument("name", help="a tag, or a folder of results")
     _show(index.find(parser.parse_args(arguments).name).folder)
     return 0
 
 
 def diff(arguments: Sequence[str]) -> int:
-    """Print which options of two finished studies differ, and draw both on the same axes."""
-    parser = Parser(
-        prog="asyncsim diff", description="Print which options of two studies differ; draw both on the same axes."
-    )
+    """Print which options of two studies differ; draw both on the same axes."""
+    parser = _parser(diff)
     parser.add_argument("first", help="a tag, or a folder of results")
     parser.add_argument("second", help="another")
     parser.add_argument("--measure", help="what is drawn: train_loss, test_accuracy, ...")
     parser.add_argument("--out", help="where the figure is written; a PNG and a PDF of the tags' names otherwise")
-    given = parser.parse_args(arguments)
-    from asyncsim.runs.difference import differences, draw
-    from asyncsim.runs.opened import open
+    from asyncsim.runs.difference import report  # which loads matplotlib
 
-    pair = open(given.first), open(given.second)
-    found = differences(pair[0].config, pair[1].config)
-    print(f"{given.first} ({pair[0].config['study']}) and {given.second} ({pair[1].config['study']})")
-    width = max((len(name) for name, _, _ in found), default=0)
-    for name, one, two in found:
-        print(f"  {name:<{width}}  {one}  |  {two}")
-    if not found:
-        print("  the options are the same")
-    for path in draw(pair, given.measure, given.out):
-        print(path)
+    report(**vars(parser.parse_args(arguments)))
     return 0
 
 
 def animate(arguments: Sequence[str]) -> int:
-    """Show how the workers of a run, or of two, move around the central variable."""
-    parser = Parser(
-        prog="asyncsim animate",
-        description="Write a page in which the workers of a run, or of two side by side, move around the central "
-        "variable. Studies that were run with --animate show distances, others the staleness.",
-    )
+    """Write a page in which the workers of a run, or of two side by side, move around the central variable.
+
+    Studies that were run with --animate show distances, others the staleness.
+    """
+    parser = _parser(animate)
     parser.add_argument("name", help="a tag, or a folder of results")
     parser.add_argument(
         "--runs", nargs="+", metavar="RUN", help="one or two of its runs; by default runs of two methods"
@@ -165,70 +158,39 @@ def animate(arguments: Sequence[str]) -> int:
     parser.add_argument("--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4")
     parser.add_argument("--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
-    given = parser.parse_args(arguments)
-    from asyncsim.pages.movie import write_movie
-    from asyncsim.pages.page import MOST_FRAMES, two_runs, write_animation
-    from asyncsim.runs.opened import open
+    from asyncsim.runs import animation  # which loads matplotlib
 
-    found = open(given.name)
-    out = Path(given.out or f"{found.name}-animation.html")
-    if out.exists() and not given.force:
-        raise InputError(f"--out {out}: exists already; give another name, or --force to overwrite it")
-    if given.frames is not None and not 2 <= given.frames <= MOST_FRAMES:
-        raise InputError(f"--frames {given.frames}: must be from 2 to {MOST_FRAMES}")
-    names = given.runs or ([found.place.run] if found.place else [])
-    if len(names) > 2:
-        raise InputError(f"--runs {' '.join(names)}: {len(names)} runs; give one or two")
-    chosen = []
-    rows = found.summary.reindex(columns=["run_folder", "trace_file"]).dropna()
-    trace_files = dict(zip(rows["run_folder"], rows["trace_file"], strict=True))
-    for name in names:
-        if name not in found.runs:
-            raise InputError(f"--runs {name}: not in {found.folder}; {choices_like(name, found.runs)}")
-        file = trace_files.get(f"runs/{name}")
-        if file is None:
-            raise InputError(f"--runs {name}: the summary in {found.folder} names no trace of it; choose another")
-        chosen.append((name, found.runs[name], found.finished.trace(file)))
-    chosen = chosen or two_runs(found.folder)
-    if not chosen:
-        raise InputError(f"name = {given.name!r}: {found.folder} has no run with a trace to animate")
-    if not any(name.startswith("position_") for name in chosen[0][1].commits):
-        note("the study was not run with --animate: what is drawn is the staleness, not the distance")
-    with reading_results(found.folder):
-        if out.suffix == ".html":
-            print(write_animation(chosen, out, given.frames or MOST_FRAMES))
-        else:
-            print(write_movie(chosen, out, given.frames or 300))
+    print(animation.animate(**vars(parser.parse_args(arguments))))
     return 0
 
 
 def _show(folder: Path) -> None:
     """Open the page of a folder of results in the browser; draw a new one unless this machine wrote it."""
     page = folder / PAGE
-    if not index.is_trusted(page):
-        from asyncsim.drawing.command import draw_page
+    if not is_trusted(page):
+        from asyncsim.pages.command import draw_page
 
         note(f"{page} is not known to be this machine's, and could run anything: the page is drawn anew")
-        page = draw_page(folder, index.page_of(folder))
+        page = draw_page(folder, page_of(folder))
     print(page)
     if not webbrowser.open(page.absolute().as_uri()):
         note("no browser could be opened; open that file in one")
 
 
-def _methods(entries: Sequence[index.Entry]) -> set[str]:
+def _methods(entries: Sequence[index.IndexEntry]) -> set[str]:
     """Return the methods of some entries, with their hyper-parameters and by their names alone."""
     # Commas inside brackets are between hyper-parameters.
     calls = {call for entry in entries for call in re.split(r", (?![^(]*\))", entry.methods) if call}
     return calls | {call.partition("(")[0] for call in calls}
 
 
-def _table(entries: Sequence[index.Entry]) -> str:
+def _table(entries: Sequence[index.IndexEntry]) -> str:
     """Return the entries as a table that fits the terminal: long cells are cut, the folder never."""
     now = datetime.now(UTC)
     rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
     for one in entries:
         tags = ", ".join(tag.name for tag in one.tags) or "-"
-        methods = index.one_line(one.methods)
+        methods = one_line(one.methods)
         rows.append([tags, one.study, one.cluster, methods, one.headline, _age(one.date, now), _short(one.folder)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
@@ -236,7 +198,7 @@ def _table(entries: Sequence[index.Entry]) -> str:
         widths[widths.index(max(widths[:5]))] -= 1
     lines = []
     for row in rows:
-        cells = [*map(index.one_line, row[:-1], widths), row[-1]]
+        cells = [*map(one_line, row[:-1], widths), row[-1]]
         lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
     return "\n".join(lines)
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim import plots
 from asyncsim.base.errors import InputError, require_free
 from asyncsim.base.files import CHECKSUM
-from asyncsim.drawing import look
-from asyncsim.runs.index import one_line
-from asyncsim.runs.opened import Opened
-from asyncsim.runs.run import flat
+from asyncsim.drawing import look, plots
+from asyncsim.replays.run import flat
+from asyncsim.runs.folders import one_line
+from asyncsim.runs.opened import Opened, open
 from asyncsim.study import results
 
 #: Entries of a configuration that no option sets.
@@ -34,6 +33,20 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     shared = [one for one in values if _ABSENT not in one[1:]]
     changed = [(name, one_line(one, _LONGEST), one_line(two, _LONGEST)) for name, one, two in shared if one != two]
     return [one for one in changed if not one[0].startswith("code ")] or changed
+
+
+def report(first: str, second: str, measure: str | None = None, out: str | None = None) -> None:
+    """Print which options of two studies differ, and the files in which both are drawn."""
+    pair = open(first), open(second)
+    rows = differences(pair[0].config, pair[1].config)
+    print(f"{first} ({pair[0].config['study']}) and {second} ({pair[1].config['study']})")
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, value, other in rows:
+        print(f"  {name:<{width}}  {value}  |  {other}")
+    if not rows:
+        print("  the options are the same")
+    for path in draw(pair, measure, out):
+        print(path)
 
 
 def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.PathLike | None = None) -> list[Path]:

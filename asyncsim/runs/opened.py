@@ -8,8 +8,9 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import files_below
+from asyncsim.replays.run import Run
 from asyncsim.runs import index
-from asyncsim.runs.run import Run
+from asyncsim.runs.folders import runs_in
 from asyncsim.study import results
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
@@ -37,7 +38,7 @@ class Lazy(Mapping[str, Loaded]):
         return f"<{len(self)}: {', '.join(self._names)}>"
 
 
-class Place(NamedTuple):
+class TaggedPlace(NamedTuple):
     """A run, or one of its commits, that a tag names."""
 
     run: str
@@ -62,14 +63,14 @@ class Opened(NamedTuple):
         The tag by which it was opened, or the folder's name, and the tag's note.
     finished : Finished
         The results in its folder.
-    place : Place or None
+    place : TaggedPlace or None
         The run, and its commit, that the tag names.
     """
 
     name: str
     note: str
     finished: Finished
-    place: Place | None
+    place: TaggedPlace | None
 
     @property
     def folder(self) -> Path:
@@ -89,7 +90,7 @@ class Opened(NamedTuple):
     @property
     def runs(self) -> Lazy[Run]:
         """Its runs by name, ``gem-seed0`` say."""
-        return Lazy(index.runs_in(self.folder), lambda name: Run.load(self.folder / "runs" / name))
+        return Lazy(runs_in(self.folder), lambda name: Run.load(self.folder / "runs" / name))
 
     @property
     def traces(self) -> Lazy[Trace]:
@@ -131,7 +132,7 @@ def open(name: str) -> Opened:
     """
     found = index.find(name)
     study = read(found.folder, str(results.config_of(found.folder).get("study")))
-    if found.run is not None and found.run not in index.runs_in(found.folder):
+    if found.run is not None and found.run not in runs_in(found.folder):
         raise InputError(f"name = {name!r}: its run {found.run} is not in {found.folder} any more; tag another")
-    place = Place(found.run, found.commit, found.folder) if found.run else None
+    place = TaggedPlace(found.run, found.commit, found.folder) if found.run else None
     return Opened(found.name, found.note, study, place)

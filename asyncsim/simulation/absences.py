@@ -1,19 +1,26 @@
 """Let workers crash, leave and join, and the server go down.
 
-A crash, or a departure, ends the life of a worker (`asyncsim.simulation.world`); the server counts it
-until the failure is detected. When the worker is back it begins a new life, with the newest version:
-that read costs the way down, no way up, and a service only where reads are visits of their own. So does
-the read after a message that was given up.
+A crash, or a departure, ends the life of a worker; the others count the worker until the failure is
+detected. When the worker is back, it begins a new life.
+
+With a server (`asyncsim.simulation.world`) a new life begins with the newest version: that read costs
+the way down, no way up, and a service only where reads are visits of their own. So does the read after
+a message that was given up. Without a server see `asyncsim.simulation.peers`.
 """
 
 import functools
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import simpy
+from simpy.events import NORMAL, EventPriority
+
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.failures import Failure
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.simulation.clock import Clock, Record
 from asyncsim.simulation.station import Station, Worker
 from asyncsim.simulation.weather import Incidents, Weather
 from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS
@@ -25,8 +32,136 @@ if TYPE_CHECKING:
 _FRUITLESS, _FRUITLESS_OF_A_WORKER = 100_000, 1_000
 
 
-class Absences:
-    """The failures of a run, and the rows that they end.
+class Absences(ABC):
+    """The absences of workers: when they begin, are detected and end. Subclasses say what follows.
+
+    Attributes
+    ----------
+    away : list of int
+        How many absences each worker has at the moment.
+    incarnation : list of int
+        How often each worker has lost its state.
+    """
+
+    #: The failures of an instant come in the order in which they were scheduled, among other events.
+    priority: EventPriority = NORMAL
+    #: The end of the error about too many failures.
+    fruitless: str
+
+    def __init__(self, cluster: Cluster, weather: Weather, clock: Clock, rows: Record):
+        self._failures, self._weather, self._clock, self._rows = cluster.failures, weather, clock, rows
+        n = cluster.workers
+        self.away = [int(not is_present) for is_present in weather.present]
+        self.incarnation = list(self.away)
+        self._spell: list[list[float]] = [[] for _ in range(n)]
+        self._spells: list[list[float]] = []
+        for index in range(n):
+            if self.away[index]:
+                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
+                self._spells.append(self._spell[index])
+        self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
+
+    @property
+    def spells(self) -> list[float]:
+        """Rows of `Trace.spells`, entry by entry."""
+        return list(itertools.chain.from_iterable(self._spells))
+
+    def schedule(self) -> None:
+        """Schedule the first failure of each kind."""
+        for incidents in self._weather.incidents:
+            self.next_incident(incidents, 0)
+        for index, changes in enumerate(self._weather.changes):
+            for time, joins in changes:
+                self.at(time, functools.partial(self._readmit if joins else self._leave, index))
+
+    def cause(self, index: int) -> int:
+        """Return why a worker is away: a position in `FAILED_BY`."""
+        return FAILED_BY.index(SPELLS[int(self._spell[index][1])])
+
+    def count_row(self, is_accepted: bool) -> None:
+        """Count the failures since the last accepted message; raise InputError if there are too many."""
+        self._fruitless = 0 if is_accepted else self._fruitless + 1
+        if self._fruitless > self._most_fruitless:
+            raise InputError(
+                f"failures = {', '.join(map(str, self._failures))}: so often that {self.fruitless} "
+                f"in {self._fruitless:,} failures; give longer times between them, or shorter computations"
+            )
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Schedule an action."""
+        event = simpy.Event(self._clock)
+        event._ok, event._value = True, None
+        event.callbacks.append(lambda _: action())
+        self._clock.schedule(event, self.priority, max(time - self._clock._now, 0.0))
+
+    @abstractmethod
+    def end_life(self, index: int) -> None:
+        """End the life of a worker that goes away."""
+
+    @abstractmethod
+    def is_counted(self, index: int) -> bool:
+        """Return whether the others count a worker."""
+
+    @abstractmethod
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more; release who waited for it."""
+
+    @abstractmethod
+    def admit(self, index: int) -> None:
+        """Count a worker that is back, and begin its new life."""
+
+    def next_incident(self, incidents: Incidents, number: int) -> None:
+        """Schedule a crash of some workers, and the end of their absence."""
+        begin, end = incidents.spells.at(number)
+
+        def crash() -> None:
+            self.count_row(is_accepted=False)
+            for index in incidents.workers:
+                self._remove(index, CRASH, incidents.failure.detect or 0.0)
+            self.at(end, readmit)
+
+        def readmit() -> None:
+            for index in incidents.workers:
+                self._readmit(index)
+            self.next_incident(incidents, number + 1)
+
+        self.at(begin, crash)
+
+    def detect(self, index: int, incarnation: int) -> None:
+        """Dismiss a worker, if it is still away."""
+        if self.away[index] and incarnation == self.incarnation[index] and self.is_counted(index):
+            self._spell[index][4:6] = self._clock._now, len(self._rows)
+            self.dismiss(index)
+
+    def _leave(self, index: int) -> None:
+        self._remove(index, LEAVE, detect=0.0)
+
+    def _remove(self, index: int, cause: int, detect: float) -> None:
+        """Begin an absence of a worker."""
+        self.away[index] += 1
+        if self.away[index] == 1:
+            kind = SPELLS.index(FAILED_BY[cause])
+            self._spell[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
+            self._spells.append(self._spell[index])
+            self.end_life(index)
+            self.incarnation[index] += 1
+        number = self.incarnation[index]
+        if detect:
+            self.at(self._clock._now + detect, functools.partial(self.detect, index, number))
+        else:
+            self.detect(index, number)
+
+    def _readmit(self, index: int) -> None:
+        """End an absence of a worker."""
+        self.away[index] -= 1
+        if not self.away[index]:
+            spell = self._spell[index]
+            spell[3], spell[6] = self._clock._now, len(self._rows)
+            self.admit(index)
+
+
+class ServerAbsences(Absences):
+    """The failures of a run with a server, and the rows that they end.
 
     Attributes
     ----------
@@ -35,45 +170,28 @@ class Absences:
     has_begun, under_way : list of bool
         Whether each worker has begun a computation without a row so far; whether its message or request is
         under way to the server, or at the server: a crash does not stop these.
-    incarnation, incarnation_of_job : list of int
-        How often each worker has lost its state: so far, and before its computation began.
+    incarnation_of_job : list of int
+        How often each worker had lost its state before its computation began.
     """
 
+    fruitless = "the server got no message"
+
     def __init__(self, world: "World", weather: Weather):
-        self._world, self._weather, self._clock = world, weather, world.clock
+        super().__init__(world.cluster, weather, world.clock, world.steps)
+        self._world = world
         n = len(weather.present)
         self.jobs = [0] * n
         self.reads_made = [int(is_present) for is_present in weather.present]
         self.has_begun = [False] * n
         self.under_way = [False] * n
-        self._absences = [int(not is_present) for is_present in weather.present]  # spells under way
-        self.incarnation = list(self._absences)
-        self.incarnation_of_job = list(self._absences)
-        self._spell: list[list[float]] = [[] for _ in range(n)]
-        self._spells: list[list[float]] = []
-        for index in range(n):
-            if not weather.present[index]:
-                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
-                self._spells.append(self._spell[index])
+        self.incarnation_of_job = list(self.incarnation)
         self._restored, self._restores = -1.0, 0
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
         self._outages_begun = 0
-        self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
-        for incidents in weather.incidents:
-            if incidents is weather.outages:
-                world.server.busy = self._service_time(world.server.busy, incidents)
-                self._next_outage(incidents, 0)
-            else:
-                self._next_crash(incidents, 0)
-        for index, changes in enumerate(weather.changes):
-            for time, joins in changes:
-                self._at(time, functools.partial(self._readmit if joins else self._leave, index))
-
-    @property
-    def spells(self) -> list[float]:
-        """Rows of `Trace.spells`, entry by entry."""
-        return list(itertools.chain.from_iterable(self._spells))
+        if weather.outages is not None:
+            world.server.busy = self._service_time(world.server.busy, weather.outages)
+        self.schedule()
 
     # The reports of the world.
 
@@ -89,10 +207,7 @@ class Absences:
             self._restored, self._restores = -1.0, 0
         if failed_by != RESENT:
             self.jobs[index] += 1
-        if outcome < CANCELLED:
-            self._fruitless = 0
-        else:
-            self._count_failure()
+        self.count_row(outcome < CANCELLED)
         has_begun = self.has_begun[index]
         self.has_begun[index] = failed_by == RESENT
         return has_begun
@@ -103,7 +218,7 @@ class Absences:
         self.close_job(index, NOTHING, outcome)
         self.under_way[index] = False
         released = gate.released(worker, outcome) if gate.holds else (worker,)
-        if self._absences[index]:
+        if self.away[index]:
             gate.forget(index)
             self._end_life(index)
             released = [peer for peer in released if peer is not worker]
@@ -115,9 +230,9 @@ class Absences:
     def after_read(self, index: int) -> bool:
         """End the visit of a read; return whether its worker is present."""
         self.under_way[index] = False
-        if self._absences[index]:
+        if self.away[index]:
             self._end_life(index)
-        return not self._absences[index]
+        return not self.away[index]
 
     def resume(self, worker: Worker) -> None:
         """Let a worker continue after a commit."""
@@ -130,7 +245,7 @@ class Absences:
         world = self._world
         if self._down:
             self._when_up.append(functools.partial(self.enter, index))
-        elif not self._absences[index] and world.lives[index] is None:
+        elif not self.away[index] and world.lives[index] is None:
             worker = world.begin_life(index)
             if world.gate.must_wait(index):
                 world.gate.wait(worker)
@@ -140,87 +255,63 @@ class Absences:
 
     # Workers.
 
-    def _next_crash(self, incidents: Incidents, number: int) -> None:
-        begin, end = incidents.spells.at(number)
+    def end_life(self, index: int) -> None:
+        """End the life of a worker that goes away, unless its message is under way."""
+        if not self.under_way[index]:
+            self._world.gate.forget(index)
+            self._end_life(index)
 
-        def crash() -> None:
-            self._count_failure()
-            for index in incidents.workers:
-                self._remove(index, CRASH, incidents.failure.detect or 0.0)
-            self._at(end, readmit)
+    def is_counted(self, index: int) -> bool:
+        """Return whether the server counts a worker."""
+        return index in self._world.gate.members
 
-        def readmit() -> None:
-            for index in incidents.workers:
-                self._readmit(index)
-            self._next_crash(incidents, number + 1)
-
-        self._at(begin, crash)
-
-    def _leave(self, index: int) -> None:
-        self._remove(index, LEAVE, detect=0.0)
-
-    def _remove(self, index: int, cause: int, detect: float) -> None:
-        """Begin an absence of a worker; its message stays if it is under way."""
-        self._absences[index] += 1
-        if self._absences[index] == 1:
-            kind = SPELLS.index(FAILED_BY[cause])
-            self._spell[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
-            self._spells.append(self._spell[index])
-            if not self.under_way[index]:
-                self._world.gate.forget(index)
-                self._end_life(index)
-            self.incarnation[index] += 1
-        number = self.incarnation[index]
-        if detect:
-            self._at(self._clock._now + detect, functools.partial(self._detect, index, number))
-        else:
-            self._detect(index, number)
-
-    def _end_life(self, index: int) -> None:
-        """Cancel the jobs that a worker which is away would have computed."""
-        world = self._world
-        world.lives[index] = None
-        world.computing.pop(index, None)
-        cause = FAILED_BY.index(SPELLS[int(self._spell[index][1])])
-        while self.has_read_ahead(index):
-            world.add_row(index, CANCELLED, cause)
-
-    def _detect(self, index: int, incarnation: int) -> None:
-        """Remove a member that is still away."""
-        gate = self._world.gate
+    def detect(self, index: int, incarnation: int) -> None:
+        """Dismiss a worker that is still away, once the server is up."""
         if self._down:
-            self._when_up.append(functools.partial(self._detect, index, incarnation))
-            return
-        if not self._absences[index] or incarnation != self.incarnation[index] or index not in gate.members:
-            return
-        self._spell[index][4:6] = self._clock._now, len(self._world.steps)
+            self._when_up.append(functools.partial(self.detect, index, incarnation))
+        else:
+            super().detect(index, incarnation)
+
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more; release who waited for it."""
+        gate = self._world.gate
         version = gate.version
         for worker in gate.dismiss(index):
             self.resume(worker)
         if gate.version > version:
             self._after_version()
 
-    def _readmit(self, index: int) -> None:
-        """End an absence of a worker, which gets the newest version."""
-        self._absences[index] -= 1
-        if self._absences[index]:
-            return
-        spell = self._spell[index]
-        spell[3], spell[6] = self._clock._now, len(self._world.steps)
-        if index not in self._world.gate.members:
+    def admit(self, index: int) -> None:
+        """Count a worker that is back, and send it the newest version."""
+        if not self.is_counted(index):
             self._world.gate.admit(index)
         self.enter(index)
 
+    def _end_life(self, index: int) -> None:
+        """Cancel the jobs that a worker which is away would have computed."""
+        world = self._world
+        world.lives[index] = None
+        world.computing.pop(index, None)
+        while self.has_read_ahead(index):
+            world.add_row(index, CANCELLED, self.cause(index))
+
     # The server.
+
+    def next_incident(self, incidents: Incidents, number: int) -> None:
+        """Schedule a crash of some workers, or an outage, and its end."""
+        if incidents is self._weather.outages:
+            self._next_outage(incidents, number)
+        else:
+            super().next_incident(incidents, number)
 
     def _next_outage(self, outages: Incidents, number: int) -> None:
         begin, end = outages.spells.at(number)
         self._outages_begun = number
 
         def go_down() -> None:
-            self._count_failure()
+            self.count_row(is_accepted=False)
             self._down = True
-            self._at(end, restore)
+            self.at(end, restore)
 
         def restore() -> None:
             self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, math.nan])
@@ -235,7 +326,7 @@ class Absences:
             for action in waiting:
                 action()
 
-        self._at(begin, go_down)
+        self.at(begin, go_down)
 
     def _after_version(self) -> None:
         """Write a checkpoint if one is due, and stop computations that are now too stale."""
@@ -285,19 +376,3 @@ class Absences:
             return takes
 
         return service_time
-
-    # Shared by workers and server.
-
-    def _count_failure(self) -> None:
-        """Count a failure; raise InputError if too many came without an accepted message."""
-        self._fruitless += 1
-        if self._fruitless > self._most_fruitless:
-            failures: tuple[Failure, ...] = self._world.cluster.failures
-            raise InputError(
-                f"failures = {', '.join(map(str, failures))}: so often that the server got no message "
-                f"in {self._fruitless:,} failures; give longer times between them, or shorter computations"
-            )
-
-    def _at(self, time: float, action: Callable[[], None]) -> None:
-        timeout = self._clock.timeout(max(time - self._clock._now, 0.0))
-        timeout.callbacks.append(lambda _: action())

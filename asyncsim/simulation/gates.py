@@ -157,7 +157,7 @@ class Barrier(Batches):
         self._delivered.clear()
 
 
-class Rounds(Gate):
+class Turns(Gate):
     """Collects a message of every member, then makes a version of the next of each; see `asyncsim.rounds`."""
 
     def __init__(self, policy: Policy, members: Iterable[int]):
@@ -303,7 +303,7 @@ def gate_of(policy: Policy, workers: int, members: Iterable[int]) -> Gate:
     """Return the gate of a policy."""
     count = policy.per_version(workers)
     if policy.name == "rounds":
-        return Rounds(policy, members)
+        return Turns(policy, members)
     if policy.name == "buckets":
         return Buckets(policy, members, count)
     if policy.bound is not None:

@@ -27,6 +27,8 @@ class Journeys:
         The number of each worker's computation, from one: only every `far_every`-th visit is far.
     exists : function
         Whether a `Worker` is still the life of its worker; a life that has ended gets no messages.
+    stream : str
+        Ends the names of the random streams.
     """
 
     def __init__(
@@ -37,10 +39,11 @@ class Journeys:
         direction: int,
         visits: list[int],
         exists: Callable[[Worker], bool] | None,
+        stream: str,
     ):
         self._clock, self._cluster = clock, cluster
         way, near = cluster.ways[direction], cluster.near_ways[direction]
-        purpose = f"latency {('up', 'down')[direction]}"
+        purpose = f"latency {('up', 'down')[direction]}{stream}"
         self._way, self._transfer = way, way.transfer
         self._latency = delays(way.latency, seed, purpose)
         self._near_or_far: Callable[..., float] | None = None

@@ -3,7 +3,16 @@
 There are two kinds of events: a worker's gradient is applied, and a worker continues with its next
 computation. A message needs no event, as its arrival is known when it is sent. At each instant
 gradients are applied first, worker by worker; then workers continue. So a message that takes no time
-has arrived for all computations that begin at the instant of its sending.
+has arrived for all computations that begin at the instant of its sending. Failures come before all of
+these.
+
+A crash, or a departure, ends the life of a worker, with its replica and all that it has not taken up.
+The others count the worker until the failure is detected. A returning worker copies the replica of the
+living neighbour that applied a gradient last, and takes part from the newest round of its neighbours on.
+
+A share of a message that nobody will take up comes back: its sender takes it up with the messages of
+others. So the shares of a row always sum to one, and where they are symmetric, those that a worker
+mixes do as well.
 """
 
 from abc import ABC, abstractmethod
@@ -13,17 +22,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from simpy.events import EventPriority
 
 from asyncsim.base.errors import require_memory
 from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.network import takes_no_time
-from asyncsim.clusters.topologies import Topology
+from asyncsim.clusters.topologies import Edges, Topology
+from asyncsim.simulation.absences import Absences
 from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import Worker
-from asyncsim.traces.bookkeeping import trace_without_server
-from asyncsim.traces.columns import GOSSIP, Source
+from asyncsim.simulation.weather import Weather
+from asyncsim.traces.bookkeeping import Lives, trace_without_server
+from asyncsim.traces.columns import APPLIED, CANCELLED, GOSSIP, NOTHING, Source
 from asyncsim.traces.trace import Trace
 
 #: Rows between two updates of the progress bar.
@@ -34,6 +46,10 @@ _MESSAGE_BYTES = 120
 _PARTNERS = 64
 #: A row, a share of its state, and when it arrives (s).
 _Message = tuple[int, float, float]
+#: The messages of a round to a worker, their latest arrival, and, with failures, the senders that it need not wait for.
+_Round = tuple[list[_Message], list[float], set[int]]
+_NOBODY: set[int] = set()
+_NOTHING: _Round = [], [0.0], _NOBODY
 
 
 def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
@@ -49,7 +65,13 @@ class Peers(ABC):
     Attributes
     ----------
     rows : Record
-        Each gradient: its worker, the begin and end of its computation, and when it was applied.
+        Each gradient: its worker, the begin and end of its computation, and when it was applied. With failures
+        also cancelled computations.
+    causes : Record
+        With failures, for each row: the worker's round, the version that the computation began from, when the
+        worker could have begun it, the outcome and its cause, and how often the worker had lost its state.
+    absences : PeerAbsences or None
+        With failures, the absences of workers.
     """
 
     def __init__(self, cluster: Cluster, seed: int):
@@ -58,8 +80,9 @@ class Peers(ABC):
         self.cluster, self.seed, self.topology = cluster, seed, cluster.topology
         self.clock = clock_for(cluster)
         self.rows = Record(("worker", "start_time", "send_time", "commit_time"))
-        self.workers = [Worker(self.clock, index) for index in range(n)]
-        self.applied = [0] * n  # gradients of each worker
+        self.causes = Record(("round", "read_version", "ready_time", "outcome", "failed_by", "incarnation"))
+        self.workers = [Worker(self.clock, index) for index in range(n)]  # the present life of each
+        self.applied = [0] * n  # gradients of each worker; of one that was away, its round
         self.start_time, self.end_time = [0.0] * n, [0.0] * n
         self.duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
         self.latency, self.transfer, self.at_once = _journeys(cluster, self.topology, seed)
@@ -67,17 +90,34 @@ class Peers(ABC):
         self.commits = 0
         self._apply: list[Callable[[Any], None]] = [self.apply]
         self._go_on: list[Callable[[Any], None]] = [self.go_on]
+        self.absences: PeerAbsences | None = None
+        if cluster.failures:
+            self.weather = weather = Weather(cluster.failures, n, cluster.sites, seed)
+            self.absences = PeerAbsences(self, weather)
+            if weather.slows:
+                work, working_time, clock = self.duration, weather.working_time, self.clock
+                self.duration = lambda index: working_time(index, clock._now, work(index))
+            self.counted = {index for index in range(n) if weather.present[index]}
+            self.computing = [False] * n
+            self.read_version, self.ready_time = [0] * n, [0.0] * n
+            self._has_row = [False] * n  # in its present life
+            self._near = self.topology.neighbours(n)
+            for index, takers in enumerate(self.topology.neighbours(n)):
+                for taker in takers:
+                    self._near[taker] = sorted({*self._near[taker], index})
+            self._copy_latency, self._copy_transfer, _ = _journeys(cluster, self.topology, seed, "latency down")
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
         """Run until ``commits`` gradients were applied; report the progress."""
         self.commits = commits
-        for index in range(self.cluster.workers):
+        for index in range(self.cluster.workers) if self.absences is None else sorted(self.counted):
             self.compute(index, 0.0)
         step, accepted = self.clock.step, self.accepted
         for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
             while len(accepted) < stop:
                 step()
             self.rows.pack()
+            self.causes.pack()
             report(stop)
 
     @abstractmethod
@@ -108,12 +148,54 @@ class Peers(ABC):
         """Record a gradient that is applied now; return whether the run continues."""
         self.rows.entries.extend((index, self.start_time[index], self.end_time[index], self.clock._now))
         self.accepted.append(index)
+        if self.absences is not None:
+            self._add_cause(index, APPLIED, NOTHING)
+            self.read_version[index], self._has_row[index] = len(self.accepted), True
         self.applied[index] += 1
         return len(self.accepted) < self.commits
+
+    def _add_cause(self, index: int, outcome: int, failed_by: int) -> None:
+        """Record the outcome of a row, after which its worker waits."""
+        assert self.absences is not None
+        versions = self.applied[index], self.read_version[index], self.ready_time[index]
+        self.causes.entries.extend((*versions, outcome, failed_by, self.absences.incarnation[index]))
+        self.absences.count_row(outcome == APPLIED)
+        self.ready_time[index], self.computing[index] = self.clock._now, False
 
     @abstractmethod
     def trace(self) -> Trace:
         """Return the trace of the run."""
+
+    # Absences.
+
+    def end_life(self, index: int, failed_by: int) -> None:
+        """End a worker's life: its next event does nothing, and its computation is cancelled."""
+        now = self.clock._now
+        self.workers[index].callbacks = []
+        self.workers[index] = Worker(self.clock, index)
+        begin, end = (self.start_time[index], min(self.end_time[index], now)) if self.computing[index] else (now, now)
+        self.rows.entries.extend((index, begin, end, now))
+        self._add_cause(index, CANCELLED, failed_by)
+        self._has_row[index] = False
+
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more; release who waited for it."""
+        self.counted.discard(index)
+
+    def begin_life(self, index: int) -> None:
+        """Let a worker that is back compute, once it has copied a replica: the initial one if it is the only one."""
+        assert self.absences is not None
+        now, away = self.clock._now, self.absences.away
+        self.counted.add(index)
+        self.ready_time[index] = now
+        living = [peer for peer in range(self.cluster.workers) if self._has_row[peer] and not away[peer]]
+        near = [peer for peer in living if peer in self._near[index]]
+        source = max(near or living, key=self.read_version.__getitem__, default=None)
+        self.read_version[index] = 0 if source is None else self.read_version[source]
+        if source is not None:
+            now += self._copy_latency(index, source) + self._copy_transfer(source, index)
+        self.workers[index].callbacks = [lambda worker: self.compute(index, self.clock._now)]
+        self.clock.schedule_at(self.workers[index], now, self.cluster.workers + index)
 
     def trace_of(
         self,
@@ -129,14 +211,48 @@ class Peers(ABC):
         worker = table["worker"].astype(np.int64)
         local_steps = np.array(cluster.windows)[worker]
         rows = pd.DataFrame(table).assign(local_steps=local_steps, kept=kept_share, partner=partner)
+        source = Source(
+            cluster.workers, GOSSIP, max(cluster.windows), seed=self.seed, cluster=cluster, takes_up=takes_up
+        )
+        if self.absences is not None:
+            away, begun = np.array(self.absences.away) > 0, np.where(self.computing, self.start_time, np.nan)
+            lives = Lives(np.array(self.read_version), np.array(self.ready_time), away, self.absences.spells)
+            rows = rows.assign(**self.causes.table())
+            return trace_without_server(source, rows, sources, weights, begun, in_flight, lives)
         # A worker whose last gradient has just been applied has not begun another.
         started = np.full(cluster.workers, -1.0)
         started[worker] = table["start_time"]
         open_start = np.where(np.array(self.start_time) > started, self.start_time, np.nan)
-        source = Source(
-            cluster.workers, GOSSIP, max(cluster.windows), seed=self.seed, cluster=cluster, takes_up=takes_up
-        )
         return trace_without_server(source, rows, sources, weights, open_start, in_flight)
+
+
+class PeerAbsences(Absences):
+    """The absences of workers without a server."""
+
+    #: The failures of an instant come before all else: who is away is the same for all its events.
+    priority = EventPriority(-1)
+    fruitless = "no gradient was applied"
+
+    def __init__(self, peers: Peers, weather: Weather):
+        super().__init__(peers.cluster, weather, peers.clock, peers.rows)
+        self._peers = peers
+        self.schedule()
+
+    def end_life(self, index: int) -> None:
+        """End the life of a worker that goes away."""
+        self._peers.end_life(index, self.cause(index))
+
+    def is_counted(self, index: int) -> bool:
+        """Return whether the others count a worker."""
+        return index in self._peers.counted
+
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more; release who waited for it."""
+        self._peers.dismiss(index)
+
+    def admit(self, index: int) -> None:
+        """Count a worker that is back, and begin its new life."""
+        self._peers.begin_life(index)
 
 
 class Messages(Peers):
@@ -156,18 +272,30 @@ class Messages(Peers):
         self._behind = policy.steps or 0
         self._by_round = policy.name == "neighbours"
         self._mixes_beside = policy.mix == "beside"
-        # The messages of a round to a worker, and their latest arrival; those to take up whenever they arrive.
-        self._rounds: list[dict[int, tuple[list[_Message], list[float]]]] = [{} for _ in range(n)]
+        # The messages of each round to a worker; those to take up whenever they arrive.
+        self._rounds: list[dict[int, _Round]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
+        self._wake = self.apply_at if self._mixes_beside else self.go_on_at
         self._sources: list[list[int]] = []
         self._weights: list[list[float]] = []
+        self._since = [0] * n  # the first round of a worker's present life
+        if self.absences is not None:
+            self._senders: list[Worker] = []  # of each row, the life that sent it
+            self._from = [_senders(edges, n) for edges in self._edges]
+            # To workers that are away: round, row, share, arrival, and whether it was sent before they went.
+            self._undelivered: list[list[tuple[int, int, float, float, bool]]] = [[] for _ in range(n)]
+            self._lost: list[tuple[int, int, float, float]] = []  # rows of `Trace.in_flight` without a taker
+            self._void: set[tuple[int, int, int]] = set()  # sender, taker and round of messages that come back
+            self._last = [0] * n  # the first round of which a worker that is away has sent nothing
 
     def compute(self, index: int, now: float) -> None:
         """Begin a computation."""
         self.start_time[index] = now
         self.end_time[index] = end = now + self.duration(index)
+        if self.absences is not None:
+            self.computing[index] = True
         if self._mixes_beside:
             self._after_round(self.apply_at, index, self.applied[index] - 1, end)
         else:
@@ -184,6 +312,8 @@ class Messages(Peers):
                 arrival, row, share = heappop(box)
                 messages.append((row, share, arrival))
             messages.sort()
+            if self.absences is not None:
+                messages = _merged(messages)
             self._rounds[index].pop(self.applied[index] - 1 - self._behind, None)
         self._mixed[index] = messages
         self.compute(index, now)
@@ -200,6 +330,8 @@ class Messages(Peers):
         self._sources.append([message[0] for message in messages])
         self._weights.append([message[1] for message in messages])
         goes_on = self.add_row(index)
+        if self.absences is not None:
+            self._senders.append(worker)
         self._send(index, number, row)
         if not goes_on:
             return
@@ -210,42 +342,179 @@ class Messages(Peers):
 
     def _send(self, index: int, number: int, row: int) -> None:
         """Send shares of a row's state to the neighbours of a round; wake those whose round is complete."""
-        now, part = self.clock._now, number % len(self._edges)
+        now, part, fails = self.clock._now, number % len(self._edges), self.absences is not None
+        at_once, by_round, waits, rounds = self.at_once, self._by_round, self._waits, self._rounds
+        waiting, ready, expected, wake = self._waiting, self._ready, self._expected[part], self._wake
         for taker, share in self._sends[part][index]:
-            arrival = now if self.at_once else now + self.latency(index, taker) + self.transfer(index, taker)
-            if not self._by_round:
+            arrival = now if at_once else now + self.latency(index, taker) + self.transfer(index, taker)
+            if fails:
+                arrives = self._arrival(index, taker, number, (row, share, arrival))
+                if arrives is None:
+                    continue
+                arrival = arrives
+            if not by_round:
                 heappush(self._inbox[taker], (arrival, row, share))
-            if not self._waits:
+            if not waits:
                 continue
-            messages, latest = self._rounds[taker].setdefault(number, ([], [0.0]))
+            box = rounds[taker].get(number)
+            if box is None:
+                box = rounds[taker][number] = [], [0.0], set() if fails else _NOBODY
+            messages, latest, came = box
             messages.append((row, share, arrival))
-            latest[0] = max(latest[0], arrival)
-            if self._waiting[taker] == number and len(messages) == self._expected[part][taker]:
-                self._waiting[taker] = -1
-                wake = self.apply_at if self._mixes_beside else self.go_on_at
-                wake(taker, max(self._ready[taker], latest[0]))
+            if arrival > latest[0]:
+                latest[0] = arrival
+            if fails:
+                came.add(index)
+                self._recheck(taker)
+            elif waiting[taker] == number and len(messages) == expected[taker]:
+                waiting[taker] = -1
+                wake(taker, max(ready[taker], latest[0]))
 
     def _round(self, index: int) -> list[_Message]:
         """Return the messages of the round before a worker's next gradient, by their rows."""
-        messages, _ = self._rounds[index].pop(self.applied[index] - 1, ([], [0.0]))
-        return sorted(messages)
+        box = self._rounds[index].pop(self.applied[index] - 1, None)
+        messages = [] if box is None else sorted(box[0])
+        return messages if self.absences is None else _merged(messages)
 
     def _after_round(self, schedule: Callable[[int, float], None], index: int, number: int, now: float) -> None:
         """Schedule a worker's next event for the arrival of the last message of a round."""
-        if self._waits and number >= 0:
-            expected = self._expected[number % len(self._edges)][index]
-            messages, latest = self._rounds[index].get(number, ((), (0.0,))) if expected else ((), (0.0,))
-            if len(messages) < expected:
+        if self._waits and number >= self._since[index]:
+            part = number % len(self._edges)
+            expected = self._expected[part][index]
+            messages, latest, _ = self._rounds[index].get(number, _NOTHING) if expected else _NOTHING
+            is_short = len(messages) < expected if self.absences is None else self._lacks(index, number)
+            if is_short:
                 self._waiting[index], self._ready[index] = number, now
                 return
             now = max(now, latest[0])
         schedule(index, now)
 
+    # Failures.
+
+    def _arrival(self, index: int, taker: int, number: int, message: _Message) -> float | None:
+        """Return when a message arrives; None if it does not."""
+        absences, now = self.absences, self.clock._now
+        assert absences is not None
+        row, share, arrival = message
+        late, is_given_up = 0.0, False
+        while self.weather.loses and not is_given_up and (loss := self.weather.loss(index)) is not None:
+            late += loss.timeout or 0.0
+            is_given_up = not loss.resend
+        if (index, taker, number) in self._void:
+            self._void.remove((index, taker, number))
+            self._come_back(index, number, row, share, now)
+        elif taker not in self.counted or number < self._since[taker]:
+            # Of an exchange of which the other half has come, this half is lost.
+            if self._is_exchange(index, taker, number) and taker in self._box(index, number)[2]:
+                self._lost.append((row, -1, share, now))
+            else:
+                self._come_back(index, number, row, share, now)
+        elif absences.away[taker]:
+            self._undelivered[taker].append((number, row, share, arrival + late, False))
+        elif is_given_up:
+            self._give_up(index, taker, number, (row, share, now + late))
+        else:
+            return arrival + late
+        return None
+
+    def _give_up(self, index: int, taker: int, number: int, message: _Message) -> None:
+        """Let the share of a lost message come back at its arrival; of an exchange both halves."""
+        row, share, time = message
+        self._come_back(index, number, row, share, time)
+        if not self._waits:
+            return
+        box = self._box(taker, number)
+        box[2].add(index)
+        box[1][0] = max(box[1][0], time)
+        if self._is_exchange(index, taker, number):
+            mine = self._box(index, number)
+            arrived = [one for one in mine[0] if self._senders[one[0]].index == taker]
+            if arrived:
+                mine[0].remove(arrived[0])
+                self._come_back(taker, number, *arrived[0][:2], time)
+            else:
+                self._void.add((taker, index, number))
+            mine[2].add(taker)
+        self._recheck(taker)
+
+    def _come_back(self, index: int, number: int, row: int, share: float, time: float) -> None:
+        """Let a worker take up a share of its own message; of an earlier round with the next mixing."""
+        if not self._by_round:
+            heappush(self._inbox[index], (time, row, share))
+            return
+        mixes_later = self.computing[index] and not self._mixes_beside
+        box = self._box(index, max(number, self.applied[index] - 1 + mixes_later))
+        box[0].append((row, share, time))
+        box[1][0] = max(box[1][0], time)
+
+    def _is_exchange(self, index: int, taker: int, number: int) -> bool:
+        """Return whether two workers send to each other in a round, and wait for that."""
+        return self._by_round and taker in self._from[number % len(self._edges)][index]
+
+    def _box(self, index: int, number: int) -> _Round:
+        """Return the messages of a round to a worker."""
+        return self._rounds[index].setdefault(number, ([], [0.0], set()))
+
+    def _lacks(self, index: int, number: int) -> bool:
+        """Return whether a message of a round will come and has not been sent."""
+        came = self._box(index, number)[2]
+        senders = self._from[number % len(self._edges)][index]
+        return any(peer not in came and peer in self.counted and number >= self._since[peer] for peer in senders)
+
+    def _recheck(self, index: int) -> None:
+        """Wake a worker that waits for nobody any more."""
+        number = self._waiting[index]
+        if number >= 0 and not self._lacks(index, number):
+            self._waiting[index] = -1
+            self._wake(index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0]))
+
+    def _settle(self, index: int) -> None:
+        """Settle what was sent to a worker that has died: it comes back or is lost; then release who waited."""
+        for number, row, share, _, was_before in self._undelivered[index]:
+            sender = self._senders[row]
+            is_lost = number < self._last[index] if self._is_exchange(sender.index, index, number) else was_before
+            if is_lost or self.workers[sender.index] is not sender:
+                self._lost.append((row, -1, share, self.clock._now))
+            else:
+                self._come_back(sender.index, number, row, share, self.clock._now)
+        self._undelivered[index] = []
+        for peer in self._near[index]:
+            self._recheck(peer)
+
+    def end_life(self, index: int, failed_by: int) -> None:
+        """End a worker's life, and with it the messages that it has taken up for a computation."""
+        self._lost += [(row, -1, share, self.clock._now) for row, share, _ in self._mixed[index]]
+        self._mixed[index], self._waiting[index], self._last[index] = [], -1, self.applied[index]
+        if self._by_round:
+            waiting = [(number, *one) for number, (box, *_) in self._rounds[index].items() for one in box]
+        else:
+            waiting = [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
+        self._undelivered[index] += [(*one, True) for one in waiting]
+        self._rounds[index], self._inbox[index] = {}, []
+        super().end_life(index, failed_by)
+        self._sources.append([])
+        self._weights.append([])
+        self._senders.append(self.workers[index])
+
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more; release who waited for it."""
+        super().dismiss(index)
+        self._settle(index)
+
+    def begin_life(self, index: int) -> None:
+        """Let a worker that is back take part from the newest round of its living neighbours on."""
+        assert self.absences is not None
+        if self._waits:
+            rounds = [self.applied[peer] for peer in self._near[index] if not self.absences.away[peer]]
+            self.applied[index] = self._since[index] = max([self.applied[index], *rounds])
+        super().begin_life(index)
+        self._settle(index)
+
     def trace(self) -> Trace:
         """Return the trace of the run."""
         n, takers = self.cluster.workers, range(self.cluster.workers)
         waiting: Sequence[list[_Message]] = (
-            [[message for messages, _ in rounds.values() for message in messages] for rounds in self._rounds]
+            [[message for messages, *_ in rounds.values() for message in messages] for rounds in self._rounds]
             if self._by_round
             else [[(row, share, arrival) for arrival, row, share in box] for box in self._inbox]
         )
@@ -256,9 +525,21 @@ class Messages(Peers):
         ]
         worker = self.rows.table()["worker"].astype(np.int64)
         job = pd.Series(worker).groupby(worker).cumcount().to_numpy()
-        kept_share = np.array([edges.kept(n) for edges in self._edges])[(job - 1) % len(self._edges), worker]
+        number, is_first = job, job == 0
+        if self.absences is not None:
+            causes = self.causes.table()
+            number, life = causes["round"].astype(np.int64), causes["incarnation"]
+            is_first = pd.Series(worker).groupby([worker, life]).cumcount().to_numpy() == 0
+            is_first |= causes["outcome"] == CANCELLED
+            in_flight += self._lost
+            in_flight += [
+                (row, taker, share, arrival)
+                for taker in takers
+                for _, row, share, arrival, _ in self._undelivered[taker]
+            ]
+        kept_share = np.array([edges.kept(n) for edges in self._edges])[(number - 1) % len(self._edges), worker]
         takes_up = "commit" if self._mixes_beside else "read"
-        return self.trace_of(takes_up, self._sources, self._weights, np.where(job == 0, 1.0, kept_share), -1, in_flight)
+        return self.trace_of(takes_up, self._sources, self._weights, np.where(is_first, 1.0, kept_share), -1, in_flight)
 
 
 class Handshakes(Peers):
@@ -274,19 +555,38 @@ class Handshakes(Peers):
         self._partner_of = partners(self.topology, n, seed)
         self._partner, self._free = [-1] * n, [0.0] * n
         self._row_partners: list[int] = []
+        self._loses = self.absences is not None and self.weather.loses
+        self._waiting: list[list[Worker]] = [[] for _ in range(n)]  # for whom it is that is away
+        self._number = [0] * n  # computations of each worker
 
     def compute(self, index: int, now: float) -> None:
         """Begin a computation, and draw the partner for its end."""
         self.start_time[index] = now
         self.end_time[index] = end = now + self.duration(index)
-        partner = self._partner[index] = self._partner_of(index, self.applied[index])
-        (self.apply_at if self.at_once or partner < 0 else self.go_on_at)(index, end)
+        if self.absences is not None:
+            self.computing[index] = True
+        partner = self._partner[index] = self._partner_of(index, self._number[index])
+        self._number[index] += 1
+        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.go_on_at)(index, end)
 
     def go_on(self, worker: Worker) -> None:
         """Ask the partner for an exchange."""
-        index = worker.index
+        index, now = worker.index, self.clock._now
+        if self.absences is not None and not self._may_exchange(worker):
+            return
         partner = self._partner[index]
-        begin = max(self.clock._now, self._free[index], self._free[partner])
+        if partner < 0:
+            self.apply_at(index, now)
+            return
+        if self._loses and (loss := self.weather.loss(index)) is not None:
+            late = now + (loss.timeout or 0.0)
+            if loss.resend:
+                self.go_on_at(index, late)
+            else:
+                self._partner[index] = -1
+                self.apply_at(index, late)
+            return
+        begin = max(now, self._free[index], self._free[partner])
         request, reply = self.latency(index, partner), self.latency(index, partner)
         end = begin + request + reply + (self.transfer(index, partner) + self.transfer(partner, index))
         self._free[index] = self._free[partner] = end
@@ -295,9 +595,55 @@ class Handshakes(Peers):
     def apply(self, worker: Worker) -> None:
         """Apply a gradient, at the end of an exchange."""
         index = worker.index
+        if self.absences is not None and not self._may_exchange(worker):
+            return
         self._row_partners.append(self._partner[index])
         if self.add_row(index):
             self.compute(index, self.clock._now)
+
+    # Failures.
+
+    def _may_exchange(self, worker: Worker) -> bool:
+        """Return whether a worker's partner is there; else wait until it is, or is known to be away, or ask another."""
+        assert self.absences is not None
+        index = worker.index
+        partner = self._partner[index]
+        if partner < 0 or not self.absences.away[partner]:
+            return True
+        if partner in self.counted:
+            self._waiting[partner].append(worker)
+            return False
+        living = [peer for peer in self._near[index] if peer in self.counted]
+        self._partner[index] = living[partner % len(living)] if living else -1
+        self._exchange_now(worker)
+        return False
+
+    def _exchange_now(self, worker: Worker) -> None:
+        """Schedule a worker's exchange for this instant."""
+        at_once = self.at_once and not self._loses
+        (self.apply_at if at_once else self.go_on_at)(worker.index, self.clock._now)
+
+    def _release(self, index: int) -> None:
+        waiting, self._waiting[index] = self._waiting[index], []
+        for worker in waiting:
+            if self.workers[worker.index] is worker:
+                self._exchange_now(worker)
+
+    def end_life(self, index: int, failed_by: int) -> None:
+        """End a worker's life, which leaves its exchange."""
+        super().end_life(index, failed_by)
+        self._free[index] = self.clock._now
+        self._row_partners.append(-1)
+
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more; release who waited for it."""
+        super().dismiss(index)
+        self._release(index)
+
+    def begin_life(self, index: int) -> None:
+        """Let a worker that is back compute, and whoever waited for it exchange with it."""
+        super().begin_life(index)
+        self._release(index)
 
     def trace(self) -> Trace:
         """Return the trace of the run."""
@@ -306,16 +652,33 @@ class Handshakes(Peers):
         return self.trace_of("commit", sources, weights, 1.0, self._row_partners, [])
 
 
+def _merged(messages: list[_Message]) -> list[_Message]:
+    """Return messages by their rows, the shares of a row that came back as one."""
+    merged: dict[int, _Message] = {}
+    for row, share, arrival in messages:
+        _, before, earlier = merged.get(row, (row, 0.0, arrival))
+        merged[row] = row, before + share, max(earlier, arrival)
+    return list(merged.values())
+
+
+def _senders(edges: Edges, workers: int) -> list[list[int]]:
+    """Return from whom each worker takes up messages."""
+    senders: list[list[int]] = [[] for _ in range(workers)]
+    for sender, taker in zip(edges.sender.tolist(), edges.taker.tolist(), strict=True):
+        senders[taker].append(sender)
+    return senders
+
+
 def _journeys(
-    cluster: Cluster, topology: Topology, seed: int
+    cluster: Cluster, topology: Topology, seed: int, purpose: str = "latency up"
 ) -> tuple[Callable[[int, int], float], Callable[[int, int], float], bool]:
     """Return functions of sender and taker: a message's latency and its transfer time (s); and if both are zero."""
     (near, _), (far, _) = cluster.near_ways, cluster.ways
     at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
-    latency, slow = delays(near.latency, seed, "latency up"), topology.slowness(cluster.workers)
+    latency, slow = delays(near.latency, seed, purpose), topology.slowness(cluster.workers)
     if near == far and not slow:
         return lambda sender, taker: latency(sender), lambda sender, taker: near.transfer[sender], at_once
-    between = delays(far.latency, seed, "far latency up")
+    between = delays(far.latency, seed, f"far {purpose}")
     site = cluster.site_of
 
     def travel(sender: int, taker: int) -> float:

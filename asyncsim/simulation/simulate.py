@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from asyncsim.base.console import on_a_terminal
@@ -19,7 +18,6 @@ from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
 from asyncsim.simulation.peers import simulate_without_server
 from asyncsim.simulation.world import World
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
-from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
 
 #: Memory (bytes) that a commit takes at the least: the record and the columns.
@@ -28,6 +26,8 @@ _COMMIT_BYTES = 400
 
 def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
     """Simulate a cluster until the server has accepted ``commits`` messages; without a server, until so many gradients.
+
+    Several servers have accepted a message once the last of them has its part.
 
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
     happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
@@ -55,7 +55,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    memory = commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES
+    memory = (commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES) * cluster.servers
     require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory)
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
@@ -63,18 +63,15 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         world = World(cluster, seed)
         world.run(commits, report)
     commits_made, of_failures = world.steps.table(), dict[str, Any]()
+    shards = [(shard.steps.table(), shard.reads.table()) for shard in world.shards] if cluster.servers > 1 else []
     if world.absences is not None:
         commits_made |= world.causes.table()
-        spells = np.array(world.absences.spells).reshape(-1, len(no_spells().columns))
-        of_failures = {
-            "first": world.first,
-            "consumed": world.absences.jobs,
-            "spells": dict(zip(no_spells(), spells.T, strict=True)),
-        }
-    if world.slots is not None:
-        of_failures["rollouts"] = world.slots.tables()
+        of_failures = {"first": world.first, "consumed": world.absences.jobs, "spells": world.absences.spells}
+    rollouts = None if world.slots is None else world.slots.tables()
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
-    return trace_of(cluster, seed, commits_made, reads, world.present(), **of_failures)
+    return trace_of(
+        cluster, seed, commits_made, reads, world.present(), shards=shards, rollouts=rollouts, **of_failures
+    )
 
 
 @contextmanager

@@ -173,9 +173,9 @@ class _LowestRank(list):
 class _Random(list):
     """Those that wait; each is as likely as the others to go first."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, stream: str):
         super().__init__()
-        self._uniform = delays([Uniform(0.0, 1.0)], seed, "discipline")
+        self._uniform = delays([Uniform(0.0, 1.0)], seed, f"discipline{stream}")
 
     def popleft(self) -> Worker:
         chosen = int(self._uniform(0) * len(self)) if len(self) > 1 else 0
@@ -183,8 +183,11 @@ class _Random(list):
         return self.pop()
 
 
-def waiting_room(discipline: str, seed: int) -> Any:
-    """Return an empty container with ``append`` and, for whoever is next, ``popleft``."""
+def waiting_room(discipline: str, seed: int, stream: str = "") -> Any:
+    """Return an empty container with ``append`` and, for whoever is next, ``popleft``.
+
+    ``stream``: ends the name of the random stream.
+    """
     if discipline == "lowest_rank":
         return _LowestRank()
-    return _Random(seed) if discipline == "random" else deque()
+    return _Random(seed, stream) if discipline == "random" else deque()

@@ -1,9 +1,10 @@
-"""The world of a server: workers that compute, travel, wait, are served and read, under a gate and the weather.
+"""The world of servers: workers that compute, travel, wait, are served and read, under a gate and the weather.
 
 A worker waits for one thing at a time, so it *is* its next event, used repeatedly: no process
 and no request object, and two events per visit when the network takes no time. Its cycle is a chain of
 steps, built at the start: a step lets a worker act and names the step that follows. The protocols, in `_cycle`,
-are ways to chain them.
+are ways to chain them. With several servers the chain forks after the computation, into one branch per server,
+and joins before the next computation.
 
 A `Worker` is one *life* of a worker. A crash ends it, unless its message is under way to the server;
 then the visit ends it. A step of a life that has ended does nothing. Job ``j`` of a worker always
@@ -11,6 +12,7 @@ computes from its read ``j``, read 0 being version 0 at time 0, so a read that i
 is that of a cancelled row.
 """
 
+import functools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.simulation.absences import Absences
+from asyncsim.simulation.absences import ServerAbsences
 from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
-from asyncsim.simulation.gates import gate_of
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
 from asyncsim.simulation.rollouts import Slots
-from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
+from asyncsim.simulation.shards import Shard, SplitMessages
+from asyncsim.simulation.station import Step, Worker
 from asyncsim.simulation.weather import Weather
-from asyncsim.traces.bookkeeping import FAILURE_RECORD, READ_RECORD, STEP_RECORD
+from asyncsim.traces.bookkeeping import FAILURE_RECORD
 from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, LOSS, LOST, NOTHING, RESENT
 
 #: Commits between two updates of the progress bar: a fraction of a second.
@@ -35,15 +37,17 @@ _BLOCK = 20_000
 
 
 class World:
-    """One run on a cluster with a server.
+    """One run on a cluster with one server or several.
 
     Attributes
     ----------
+    shards : list of Shard
+        The servers, each with its shard of the parameters; one with all of them.
     steps, reads : Record
         The messages and cancelled computations, and the reads, in the order in which their services ended.
     causes : Record
         With failures, for each row of ``steps``: the failure that lost it, and the restores before it.
-    absences : Absences or None
+    absences : ServerAbsences or None
         With failures, the absences of workers and of the server.
     lives : list of Worker or None
         The life of each worker that may continue.
@@ -53,29 +57,28 @@ class World:
         n = cluster.workers
         self.cluster, self.seed = cluster, seed
         self.clock = clock_for(cluster)
-        self.steps, self.reads, self.causes = map(Record, (STEP_RECORD, READ_RECORD, FAILURE_RECORD))
+        self.causes = Record(FAILURE_RECORD)
         failures = [failure for failure in cluster.failures if failure.on != "slots"]
         self.weather = Weather(failures, n, cluster.sites, seed) if failures else None
         present = [True] * n if self.weather is None else self.weather.present
         self.first = [index for index in range(n) if present[index]]
-        self.gate = gate_of(cluster.policy, n, self.first)
-        service = delays([cluster.service] * n, seed, "service")
-        self.server: Station | OpenStation = (
-            OpenStation(self.clock, n, service)
-            if cluster.discipline == "lock_free"
-            else Station(self.clock, n, service, waiting_room(cluster.discipline, seed))
-        )
+        self.shards = [Shard(self, number) for number in range(cluster.servers)]
+        self._split = SplitMessages(self, cluster.servers) if cluster.servers > 1 else None
+        messages = self._split or self.shards[0]
+        self.gate, self.steps, self.reads = messages.gate, messages.steps, messages.reads
+        self._last_read, self._read_version = messages.last_read, messages.read_version
+        self.server = self.shards[0].station
         self.lives: list[Worker | None] = [None] * n
         self.computing: dict[int, Worker] = {}  # where computations may be stopped
-        self._stops = cluster.policy.stops_computations
+        self._stops = cluster.policy.stops_computations and self._split is None
         self._began_from: dict[int, list[int]] = defaultdict(list)  # workers by the version they began from
-        self._accepted: list[int] = []
-        self._start_time, self._send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
-        self._last_read, self._read_version = [0] * n, [0] * n  # the version of the last read; of the computation
-        self._visits = [0] * n
-        self.absences = None if self.weather is None else Absences(self, self.weather)
+        self.accepted: list[int] = []
+        self.start_time, self.send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
+        self._visit_counts = [0] * n
+        self.absences = None if self.weather is None else ServerAbsences(self, self.weather)
         #: Whether each read is part of a commit's visit, at its instant, and has no row of its own.
-        self.reads_are_commits = not (cluster.separate_reads or self.gate.holds or self._stops or self.weather)
+        has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or self.weather
+        self.reads_are_commits = not (has_own_reads or self._split)
         self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
         self.compute = self._cycle()
 
@@ -86,64 +89,78 @@ class World:
             self.compute(worker)
         if self.slots is not None:
             self.slots.begin()
-        step, accepted = self.clock.step, self._accepted
+        step, accepted = self.clock.step, self.accepted
+        records = [self.causes, self.steps, self.reads]
+        records += [record for shard in self.shards for record in (shard.steps, shard.reads)]
         for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
             while len(accepted) < stop:
                 step()
-            for record in (self.steps, self.reads, self.causes):
+            for record in records:
                 record.pack()
             report(stop)
 
     def present(self) -> dict[str, np.ndarray]:
-        """Return who waits at the server or is served, and since when."""
-        server = self.server
-        served = [] if server.serving is None else [server.serving]
-        worker = np.array(sorted(worker.index for worker in [*server.waiting, *served]), np.int64)
-        return {"worker": worker, "arrive_time": np.array(server.arrive_time)[worker]}
+        """Return who waits at a server or is served, and since when; with several servers also at which."""
+        tables = []
+        for number, shard in enumerate(self.shards):
+            station = shard.station
+            served = [] if station.serving is None else [station.serving]
+            worker = np.array(sorted(worker.index for worker in [*station.waiting, *served]), np.int64)
+            columns = {"worker": worker, "arrive_time": np.array(station.arrive_time)[worker]}
+            tables.append(columns if self._split is None else {**columns, "shard": np.full(len(worker), number)})
+        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
     # The cycle of a worker.
 
     def _cycle(self) -> Step:
-        """Chain a worker's steps from one computation to the next, and return the computation.
-
-        ``resume`` is the step after a commit; ``enter`` the first step of a returning worker.
-        """
-        cluster, server = self.cluster, self.server
-        exists = None if self.weather is None else self._exists
-        way_up, way_down = (
-            Journeys(self.clock, cluster, self.seed, direction, self._visits, exists).before for direction in (UP, DOWN)
-        )
-        if self.weather is not None and cluster.collective_time:
-            way_down = self._all_reduce
+        """Chain a worker's steps from one computation to the next, and return the computation."""
         computed: list[Callable[[Any], None]] = []
         compute = self._compute(computed)
         if self.slots is not None:
             compute = self.slots.supply(compute)
+        if self._split is None:
+            computed.append(self._visits(self.shards[0], compute))
+        else:
+            departures = [self._visits(shard, self._split.join(compute)) for shard in self.shards]
+            computed.append(self._split.fork(self.shards, departures))
+        return compute
+
+    def _visits(self, shard: Shard, compute: Step) -> Step:
+        """Chain the steps from the end of a computation to ``compute``, the next, and return the first of them.
+
+        ``resume`` is the step after a commit; ``enter`` the first step of a returning worker.
+        """
+        cluster, visit = self.cluster, shard.station.visit
+        exists = None if self.weather is None else self._exists
+        way_up, way_down = (
+            Journeys(self.clock, cluster, self.seed, direction, self._visit_counts, exists, shard.stream).before
+            for direction in (UP, DOWN)
+        )
+        if self.weather is not None and cluster.collective_time:
+            way_down = self._all_reduce
         up = way_up if self.weather is None else lambda step, loaded=True: self._send(way_up(step, loaded), loaded)
-        visit, commit, read = server.visit, self._commit, self._read
+        commit, read = functools.partial(self._commit, shard), functools.partial(self._read, shard)
         if cluster.protocol == "exchange":
             self.resume = self.enter = read(way_down(compute))
-            computed.append(up(visit(commit(self.resume))))
-        elif cluster.protocol == "write_then_read":
+            return up(visit(commit(self.resume)))
+        if cluster.protocol == "write_then_read":
             self.resume = self.enter = visit(read(way_down(compute), ends_visit=True))
-            computed.append(up(visit(commit(self.resume))))
-        elif not cluster.separate_reads:
+            return up(visit(commit(self.resume)))
+        if not cluster.separate_reads:
             self.resume = way_down(compute)
             self.enter = read(self.resume)
-            computed.append(up(visit(read(commit(self.resume)))))
-        else:
-            self.resume = way_down(compute, loaded=False)
-            self.enter = visit(read(self.resume, ends_visit=True))
-            write = up(visit(commit(self.resume)))
-            computed.append(up(visit(read(way_down(write), ends_visit=True)), loaded=False))
-        return compute
+            return up(visit(read(commit(self.resume))))
+        self.resume = way_down(compute, loaded=False)
+        self.enter = visit(read(self.resume, ends_visit=True))
+        write = up(visit(commit(self.resume)))
+        return up(visit(read(way_down(write), ends_visit=True)), loaded=False)
 
     def _exists(self, worker: Worker) -> bool:
         return self.lives[worker.index] is worker
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
-        clock, lives, computing, visits = self.clock, self.lives, self.computing, self._visits
-        start_time, send_time = self._start_time, self._send_time
+        clock, lives, computing, visits = self.clock, self.lives, self.computing, self._visit_counts
+        start_time, send_time = self.start_time, self.send_time
         last_read, read_version = self._last_read, self._read_version
         duration = delays(self.cluster.compute_laws, self.seed, "compute", self.cluster.windows)
         gate, absences, stops = self.gate, self.absences, self._stops
@@ -226,7 +243,7 @@ class World:
             return
         self.add_row(index, LOST, RESENT if resend else LOSS)
         if resend:
-            self._start_time[index] = self._send_time[index] = self.clock._now
+            self.start_time[index] = self.send_time[index] = self.clock._now
             send(worker)
         elif absences.has_read_ahead(index):
             self.compute(worker)
@@ -234,12 +251,15 @@ class World:
             self.lives[index] = None
             absences.enter(index)
 
-    def _commit(self, next_step: Step) -> Step:
+    def _commit(self, shard: Shard, next_step: Step) -> Step:
         """Return the end of a visit at which a message is taken; released workers continue with ``next_step``."""
-        clock, gate, stops, absences = self.clock, self.gate, self._stops, self.absences
-        steps, accepted = self.steps.entries.extend, self._accepted.append
-        start_time, send_time, read_version = self._start_time, self._send_time, self._read_version
-        arrive_time, serve_time = self.server.arrive_time, self.server.serve_time
+        clock, gate, stops, absences = self.clock, shard.gate, self._stops, self.absences
+        steps: Callable[[tuple[float, ...]], None] = shard.steps.entries.extend
+        accepted: Callable[[int], None] = self.accepted.append
+        if self._split is not None:  # which accepts whole messages
+            steps, accepted = self._split.count_commits(shard), lambda index: None
+        start_time, send_time, read_version = self.start_time, self.send_time, shard.read_version
+        arrive_time, serve_time = shard.station.arrive_time, shard.station.serve_time
         take, holds, takes_all, slots = gate.take, gate.holds, gate.takes_all, self.slots
 
         def commit(worker: Worker) -> None:
@@ -268,10 +288,13 @@ class World:
 
         return commit
 
-    def _read(self, next_step: Step, ends_visit: bool = False) -> Step:
+    def _read(self, shard: Shard, next_step: Step, ends_visit: bool = False) -> Step:
         """Return the step that reads the newest version, at the end of a visit of its own if ``ends_visit``."""
-        clock, gate, last_read, absences = self.clock, self.gate, self._last_read, self.absences
-        reads, arrive_time, serve_time = self.reads.entries.extend, self.server.arrive_time, self.server.serve_time
+        clock, gate, last_read, absences = self.clock, shard.gate, shard.last_read, self.absences
+        reads: Callable[[tuple[float, ...]], None] = shard.reads.entries.extend
+        if self._split is not None:
+            reads = self._split.count_reads(shard)
+        arrive_time, serve_time = shard.station.arrive_time, shard.station.serve_time
 
         def note_version(worker: Worker) -> None:
             last_read[worker.index] = gate.version
@@ -319,7 +342,7 @@ class World:
     def add_row(self, index: int, outcome: int, failed_by: int) -> None:
         """Record a job that did not end with a message at the server."""
         now = self.clock._now
-        start, send = self._start_time[index], min(self._send_time[index], now)
+        start, send = self.start_time[index], min(self.send_time[index], now)
         if self.absences is not None and not self.absences.close_job(index, failed_by, outcome):
             start = send = now
         self.steps.entries.extend((index, start, send, now, now, now, outcome, self.gate.version))

@@ -2,7 +2,8 @@
 
 ``python -m asyncsim.study NAME [options]`` runs a study, `load` imports one for Python. A study of one cluster has a
 `config`, whose methods and problem `entries` makes; a `sweep` makes the cells of a grid. Their runs and other
-measurements are `jobs` for an `executor`, into a folder of `results`. `finished` reads them again.
+measurements are `jobs` for an `executor`, into a folder of `results`. `finished` reads them again, and presents tables
+whose `columns` have names, titles and axes.
 """
 
 from asyncsim.study.command import INTERRUPTED, configure, main, overview, set_up_jax

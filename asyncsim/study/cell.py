@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim import recorders
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import folder_name, plain, require_plain, set_aside
@@ -24,12 +23,13 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
-from asyncsim.methods.check import require_enough, require_replies
 from asyncsim.problems import Problem
+from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.replays.replay import replay
+from asyncsim.replays.run import Run
+from asyncsim.replays.suitable import require_enough, require_one_server, require_replies
 from asyncsim.replays.waves import find_waves
-from asyncsim.runs.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import computing_device
@@ -165,6 +165,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
             for method in cell.methods:
                 cluster, commits = cell.own(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
+                require_one_server(cluster.servers, cell.problem.parameter_count)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"
@@ -188,7 +189,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         note(f"attack = {attack.text!r}: {reason}")
                 if method.reply and seed == 0:
                     require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
-                jobs.append(_job(cell, method, seed, cluster, commits, file))
+                jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 
 
@@ -199,8 +200,7 @@ def _trace_job(cell: Cell, seed: int) -> Job:
     labels = {**cell.values, "workers": cluster.workers, "seed": seed}
 
     def row(trace: Trace) -> Tables:
-        own = {f"trace.{name}": value for name, value in trace.summary().items()}
-        return {SUMMARY: [{**labels, "status": "finished", **own, "trace_file": file}]}
+        return {SUMMARY: [{**labels, "status": "finished", **_numbers(trace), "trace_file": file}]}
 
     def keep(folder: Path, trace: Trace) -> Tables:
         trace.save(folder / file)
@@ -210,104 +210,135 @@ def _trace_job(cell: Cell, seed: int) -> Job:
         if not require_plain(folder / file).exists():
             return None
         try:
-            trace = Trace.load(folder / file)
-            _require_own("trace", {"cluster": trace.cluster, "seed": trace.seed}, {"cluster": cluster, "seed": seed})
-            return row(trace)
+            return row(_loaded(folder / file, cluster, commits, seed))
         except InputError as error:
             note(f"{error}: moved to {set_aside(folder, file)}, and made again")
             return None
 
-    values = _values(cell)
-    return Job(f"{values}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels)
+    return Job(f"{_values(cell)}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels)
 
 
-def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, trace_file: str) -> Job:
-    """Return a run: a method on a trace of a cluster that meets its timing."""
-    config = cell.config
-    run_folder = (Path("runs", cell.folder) / folder_name(f"{method.name}-seed{seed}")).as_posix()
-    labels = {**cell.values, "workers": cell.cluster.workers, "method": method.name, "seed": seed}
-    of_trace = {"own_workers": cluster.workers, "own_trace": cluster != cell.cluster}
-    # Worker steps of the study's cluster, in those of the trace at hand: of as many gradients, or of as much time.
-    share = 1 if cell.seconds is not None else max(1, cell.cluster.workers // cluster.workers)
-    options: dict[str, Any] = {
-        "precision": config.precision,
-        "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
-        "attack": config.attack,
-    }
-    if cluster.topology is not None and getattr(config, "evaluate_replicas", False):
-        options["evaluate_replicas"] = True
-    looks_every = config.diagnose_every * share
-    looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum, config.animate
+class CellRun(NamedTuple):
+    """A run of a cell: a method on a trace of a cluster that meets its timing."""
 
-    def row(run: Run, trace: Trace) -> Tables:
-        own = {
-            **labels,
-            **outcome(run, trace),
-            **({} if cell.goal is None else cell.goal.reached(run, trace)),
-            **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
-            **{f"trace.{name}": value for name, value in trace.summary().items()},
-            **of_trace,
-            "trace_file": trace_file,
-            "run_folder": run_folder,
+    cell: Cell
+    method: Method
+    seed: int
+    cluster: Cluster
+    commits: int
+    trace_file: str  #: in the study's folder
+
+    @property
+    def folder(self) -> str:
+        """Its folder inside the study's folder."""
+        return (Path("runs", self.cell.folder) / folder_name(f"{self.method.name}-seed{self.seed}")).as_posix()
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The columns that name the run."""
+        own = {"workers": self.cell.cluster.workers, "method": self.method.name, "seed": self.seed}
+        return {**self.cell.values, **own}
+
+    @property
+    def of_trace(self) -> dict[str, Any]:
+        """The columns that say whether the trace is the cell's."""
+        return {"own_workers": self.cluster.workers, "own_trace": self.cluster != self.cell.cluster}
+
+    def job(self) -> Job:
+        """Return the job that computes it."""
+        cell, config, method = self.cell, self.cell.config, self.method
+        # Worker steps of the study's cluster, in steps of this trace: of as many gradients, or of as much time.
+        share = 1 if cell.seconds is not None else max(1, cell.cluster.workers // self.cluster.workers)
+        options: dict[str, Any] = {
+            "precision": config.precision,
+            "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
+            "attack": config.attack,
         }
-        return {SUMMARY: [own]}
+        if self.cluster.topology is not None and getattr(config, "evaluate_replicas", False):
+            options["evaluate_replicas"] = True
+        looks_every = config.diagnose_every * share
+        looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum, config.animate
+        return Job(
+            f"{_values(cell)}{method.name}, seed {self.seed}",
+            self.folder,
+            _replayed,
+            (self.cluster, self.commits, self.seed, method, cell.problem, looks, options, config.device),
+            self.keep,
+            self.read,
+            {**self.labels, **self.of_trace},
+            say=_ending,
+        )
 
-    def keep(folder: Path, found: tuple[Run, Trace]) -> Tables:
-        run, trace = found
-        if not (folder / trace_file).exists():
-            trace.save(folder / trace_file)
-        run.save(folder / run_folder)
-        return row(run, trace)
+    def keep(self, folder: Path, result: tuple[Run, Trace]) -> Tables:
+        """Write the run, and the trace unless another run has, into a study's folder; return the row."""
+        run, trace = result
+        if not (folder / self.trace_file).exists():
+            trace.save(folder / self.trace_file)
+        run.save(folder / self.folder)
+        return self._row(run, trace)
 
-    def read(folder: Path) -> Tables | None:
-        where, file = require_plain(folder / run_folder), require_plain(folder / trace_file)
-        if not where.exists() and not file.exists():
+    def read(self, folder: Path) -> Tables | None:
+        """Return the row of a finished run in a study's folder; None if it must be computed."""
+        path, file = require_plain(folder / self.folder), require_plain(folder / self.trace_file)
+        if not path.exists() and not file.exists():
             return None
         try:
-            trace = Trace.load(file)
-            known = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
-            _require_own("trace", known, {"cluster": cluster, "commits": commits, "seed": seed})
+            trace = _loaded(file, self.cluster, self.commits, self.seed)
         except InputError as error:
             # Other runs read it, too; whichever comes first makes it again, the same.
-            moved = f"moved to {set_aside(folder, trace_file)}, and " if file.exists() else ""
+            moved = f"moved to {set_aside(folder, self.trace_file)}, and " if file.exists() else ""
             note(f"{error}: {moved}made again")
-            trace = _trace(cluster, commits, seed)
+            trace = _trace(self.cluster, self.commits, self.seed)
             trace.save(file)
-        if not where.exists():
+        if not path.exists():
             return None
         try:
-            run = Run.load(where)
-            hyperparameters = json.loads(json.dumps(plain(method.hyperparameters)))
-            attack = parse_attack(config.attack)
+            run = Run.load(path)
+            attack = parse_attack(self.cell.config.attack)
             own = {
                 "attack": attack and attack.text,
-                "method": method.name,
-                "hyperparameters": hyperparameters,
-                "commits": commits,
-                "seed": seed,
+                "method": self.method.name,
+                "hyperparameters": json.loads(json.dumps(plain(self.method.hyperparameters))),
+                "commits": self.commits,
+                "seed": self.seed,
             }
-            _require_own(f"run {run_folder}", run.config, own)
-            return row(run, trace)
+            _require_own(f"run {self.folder}", run.config, own)
+            return self._row(run, trace)
         except InputError as error:
-            note(f"{error}: moved to {set_aside(folder, run_folder)}, and computed again")
+            note(f"{error}: moved to {set_aside(folder, self.folder)}, and computed again")
             return None
 
-    def say(tables: Tables) -> str:
-        ((found,),) = tables.values()
-        diverged = found["status"] == "diverged"
-        return f"diverged at commit {found['diverged_at']}" if diverged else f"loss {found['final_loss']:.3g}"
+    def _row(self, run: Run, trace: Trace) -> Tables:
+        row = {
+            **self.labels,
+            **outcome(run, trace),
+            **({} if self.cell.goal is None else self.cell.goal.reached(run, trace)),
+            **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
+            **_numbers(trace),
+            **self.of_trace,
+            "trace_file": self.trace_file,
+            "run_folder": self.folder,
+        }
+        return {SUMMARY: [row]}
 
-    values = _values(cell)
-    return Job(
-        f"{values}{method.name}, seed {seed}",
-        run_folder,
-        _replayed,
-        (cluster, commits, seed, method, cell.problem, looks, options, config.device),
-        keep,
-        read,
-        {**labels, **of_trace},
-        say=say,
-    )
+
+def _ending(tables: Tables) -> str:
+    """Return in words how a run ended."""
+    ((row,),) = tables.values()
+    diverged = row["status"] == "diverged"
+    return f"diverged at commit {row['diverged_at']}" if diverged else f"loss {row['final_loss']:.3g}"
+
+
+def _numbers(trace: Trace) -> dict[str, float]:
+    return {f"trace.{name}": value for name, value in trace.summary().items()}
+
+
+def _loaded(file: Path, cluster: Cluster, commits: int, seed: int) -> Trace:
+    """Load a trace; raise InputError if it is of another cluster, length or seed."""
+    trace = Trace.load(file)
+    known = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
+    _require_own("trace", known, {"cluster": cluster, "commits": commits, "seed": seed})
+    return trace
 
 
 def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:

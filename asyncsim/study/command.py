@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import platformdirs
+
 import asyncsim.study.results as results
 from asyncsim import __version__
 from asyncsim.base.console import note, tell
@@ -102,8 +104,8 @@ def _print_no_more() -> None:
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
     _warn_of({own: path for own, path in hidden().items() if own == name})
+    set_up_jax(keep_compiled)  # before the study imports JAX
     study, config = configure(name, options)
-    set_up_jax(keep_compiled)
     result = study.run(config)
     return INCOMPLETE if results.lacks_runs(getattr(result, "folder", None)) else 0
 
@@ -115,10 +117,8 @@ def set_up_jax(keep_compiled: bool = True) -> None:
     """
     if not keep_compiled:
         return
-    import pooch
-
     for name, value in (
-        ("JAX_COMPILATION_CACHE_DIR", str(Path(pooch.os_cache("asyncsim")) / "compiled")),
+        ("JAX_COMPILATION_CACHE_DIR", str(platformdirs.user_cache_path("asyncsim") / "compiled")),
         ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
         ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
     ):
@@ -130,7 +130,7 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
 
     A study that is resumed has the options that it was begun with, but for those that are given anew.
     """
-    study = load(name)
+    study = load(name, options_alone=not {"-h", "--help"}.isdisjoint(options))
     options = _split_numbers(options)
     folder = _value_of("resume", options)
     begun = results.command_of(folder, name)

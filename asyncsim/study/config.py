@@ -8,6 +8,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -26,10 +27,11 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.files import plain
 from asyncsim.base.units import BYTES, positive
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
+from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 
 if TYPE_CHECKING:
@@ -146,6 +148,8 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
     discipline: Discipline = "fifo"
     """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
     waits."""
+    servers: int = 1
+    """Servers that each hold an equal part of the parameters; above 1 only in the study plan: replays have one."""
     read_blocks: int = 1
     """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
 
@@ -297,9 +301,6 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
         ``problem_config``, as these very objects have them; of their functions and data there are hashes. What was
         typed, and of files of the user's own the paths and hashes, is there for those who resume the study.
         """
-        import jax
-        import optax
-
         from asyncsim.base.tracing import jax_settings
         from asyncsim.traces.columns import package_versions
 
@@ -326,7 +327,7 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
             "problem": problem.name,
             "problem_config": plain(problem.config),
             **code,
-            "versions": {**package_versions(), "jax": jax.__version__, "optax": optax.__version__},
+            "versions": {**package_versions(), **{name: version(name) for name in ("jax", "optax")}},
         }
 
     def changed(self, option: str) -> bool:
@@ -402,6 +403,7 @@ class StudyConfig(StudyOptions):
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,
+            servers=self.servers,
             read_blocks=self.read_blocks,
             policy=policy,
             sites=self.sites or None,

@@ -23,7 +23,7 @@ from asyncsim.base.interruption import ignore_from_now_on
 from asyncsim.base.threads import one_core_each, work_until
 
 
-class Failure(NamedTuple):
+class JobError(NamedTuple):
     """Why a job has no result: the error in one line, and where it came from."""
 
     error: str
@@ -34,7 +34,7 @@ class Done(NamedTuple):
     """A job that has ended."""
 
     place: int  #: which of the jobs
-    value: Any  #: what the function returned, or a `Failure`
+    value: Any  #: what the function returned, or a `JobError`
 
 
 class Executor(Protocol):
@@ -43,7 +43,7 @@ class Executor(Protocol):
     def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
         """Call a function with the arguments of each job and yield the results as they are there, in any order.
 
-        An InputError of the function is passed on, as a job's input is the study's; any other error is a `Failure`.
+        An InputError of the function is passed on, as a job's input is the study's; any other error is a `JobError`.
         """
         ...
 
@@ -117,7 +117,7 @@ def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
 
 
 def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
-    """Return what a function returns, or a `Failure`; pass on an InputError.
+    """Return what a function returns, or a `JobError`; pass on an InputError.
 
     Replays have one core each, so that what is written does not depend on how many jobs are computed at a time.
     """
@@ -128,7 +128,7 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
         raise
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
-        return Failure(told, "".join(traceback.format_exception(error)))
+        return JobError(told, "".join(traceback.format_exception(error)))
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def computing_device(kind: str) -> Iterator[None]:
         yield
 
 
-class Processes:
+class LocalProcesses:
     """Computes jobs of one function in processes of this machine, one a core, and jobs of others as another executor.
 
     For what keeps Python itself busy, as simulations do; the function and its arguments must be importable elsewhere.

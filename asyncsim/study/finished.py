@@ -2,20 +2,20 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import CHECKSUM, read_table, read_text, within
+from asyncsim.base.files import CHECKSUM, read_table, read_text, within, write_csv
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.traces.trace import Trace
 
 #: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 _LONG_TRACE = 1000
 #: Columns of the summary that name files.
 _FILES = ("trace_file", "run_folder")
+
+
+#: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
+PAPERS = {
+    "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
+    "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, arXiv 1710.02368)",
+    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
+    "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
+}
 
 
 class Finished(NamedTuple):
@@ -63,7 +72,7 @@ class Finished(NamedTuple):
 
     def run(self, run_folder: str) -> "Run":
         """Load the run of a row."""
-        from asyncsim.runs.run import Run
+        from asyncsim.replays.run import Run
 
         return Run.load(within(self.folder, run_folder))
 
@@ -177,21 +186,36 @@ def _damage(error: Exception) -> str:
     return "is empty" if type(error).__name__ == "EmptyDataError" else "is damaged: no table of text"
 
 
-def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
-    """Print how the runs of each cell ended on which problem, and draw the study's figures.
-
-    ``by``: columns that set the lines of the table apart.
-    """
+def outcomes(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> str:
+    """Return how the runs of each cell ended, on which problem; ``by``: columns that set the lines apart."""
     from asyncsim.study.outcome import averaged, outcome_table
 
-    problem = read(folder, study).config["problem"]
-    print(f"{problem}, {averaged(summary, by)}\n{outcome_table(summary, by)}")
-    draw(study, folder)
+    config, _ = study_of(folder)
+    return f"{config['problem']}, {averaged(summary, by)}\n{outcome_table(summary, by)}"
 
 
-def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
-    """Draw the figures that a paper has of a study, of which there may be none, into its folder."""
-    return figures(paper).draw_study(study, folder)
+def report(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
+    """Print how the runs of each cell ended, and draw the study's figures; ``by`` as in `outcomes`."""
+    present(folder, {}, outcomes(folder, summary, by))
+
+
+def present(folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str) -> None:
+    """Write the tables of a study into its folder, draw its figures, and print texts, of which some may be empty."""
+    for name, table in tables.items():
+        write_csv(folder / name, table)
+    draw(folder)
+    print("\n".join(filter(None, texts)))
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw the shipped figures of a study, of which there may be none, into the folder of its results.
+
+    The study's name chooses among the figures; it is never imported itself.
+    """
+    _, study = study_of(folder)
+    if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
+        return list(figures(study).draw(folder))
+    return [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
 
 
 def figures(name: str) -> ModuleType:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-import asyncsim.study.results as results
+from asyncsim.base import hooks
 from asyncsim.base.console import note, on_a_terminal, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_table, require_plain, set_aside, unsealed, write_csv, write_sealed
+from asyncsim.study import results
 from asyncsim.study.config import StudyOptions
-from asyncsim.study.executor import Executor, Failure, Local
+from asyncsim.study.executor import Executor, JobError, Local
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +112,7 @@ class Runner:
                 bar.update()
                 place = missing[done.place]
                 job = self.jobs[place]
-                if isinstance(done.value, Failure):
+                if isinstance(done.value, JobError):
                     row = {**job.labels, "status": results.FAILED, "error": done.value.error}
                     self.failed[place] = {job.errors: [row]}
                     if done.value.error not in told:  # of each error the traceback once; a job that was lost has none
@@ -196,9 +197,7 @@ def run_jobs(
         place = results.old_folder(config.resume, record)
 
     def ends(folder: Path, ended: "pd.DataFrame") -> None:
-        from asyncsim.pages.page import on_a_page  # which loads matplotlib, as what follows does
-
-        with on_a_page(folder):
+        with hooks.on_a_page(folder):
             if unfinished := results.unfinished(folder):
                 print(f"{unfinished}; tables and figures are of these")
             conclude(folder, ended)
@@ -227,7 +226,7 @@ def run_jobs(
         summary = runner.tables()[results.SUMMARY]
         failed, tables = len(runner.failed), dict.fromkeys(name for rows in runner.failed.values() for name in rows)
         ended = _ended(folder)
-        if ended.empty:
+        if not len(ended):
             raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
         ends(folder, ended)
         if failed:
@@ -248,10 +247,9 @@ def read_summary(folder: Path) -> "pd.DataFrame":
     return (kept.drop(columns="status") if kept["status"].isna().all() else kept).reset_index(drop=True)
 
 
-def _ended(folder: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    return read_summary(folder) if (folder / results.SUMMARY).exists() else pd.DataFrame()
+def _ended(folder: Path) -> Any:
+    """Return the summary of what has ended; an empty list before its first row is written."""
+    return read_summary(folder) if (folder / results.SUMMARY).exists() else []
 
 
 @contextlib.contextmanager

@@ -8,6 +8,9 @@ working folder. From Python::
     result = staleness.run(staleness.Config(workers=20))
 """
 
+import __future__
+
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -55,11 +58,13 @@ def shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-def load(name: str) -> ModuleType:
-    """Import a study."""
+def load(name: str, options_alone: bool = False) -> ModuleType:
+    """Import a study; ``options_alone``: only its Config and SCALES, with what these need of its imports."""
     found = studies()
     path = found[require_choice("study", name, found)]
     try:
+        if options_alone and (options := _options_of(name, path)) is not None:
+            return options
         module = load_file(f"asyncsim.studies.{name}", path)
     except (Exception, SystemExit) as error:
         raise InputError(f"study = {name!r}: {path} cannot be imported: {told_in_a_line(error, path)}") from error
@@ -70,6 +75,60 @@ def load(name: str) -> ModuleType:
             "a study is a dataclass Config and a function run(config)"
         )
     return module
+
+
+def _options_of(name: str, path: Path) -> ModuleType | None:
+    """Return a module of a study's options, made without the rest of its file: none of its heavy imports is loaded.
+
+    None if the file has statements at its top level whose effect on the options cannot be seen, or no study.
+    """
+    tree = ast.parse(path.read_bytes())
+    docstring = ast.get_docstring(tree)
+    statements = tree.body[docstring is not None :]
+    kinds = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef
+    defined = {statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)}
+    if not {"Config", "run"} <= defined or not all(isinstance(statement, kinds) for statement in statements):
+        return None
+    needed = {"Config", "SCALES"}
+    kept: list[ast.stmt] = []
+    for statement in reversed(statements):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            aliases = statement.names
+            statement.names = [alias for alias in aliases if (alias.asname or alias.name.partition(".")[0]) in needed]
+            if statement.names:
+                kept.append(statement)
+        elif needed & _bound(statement):
+            names = (node for node in _evaluated(statement) if isinstance(node, ast.Name))
+            needed |= {name.id for name in names if isinstance(name.ctx, ast.Load)}
+            kept.append(statement)
+    module = ModuleType(f"asyncsim.options.{name}", docstring)
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclasses look for the names of annotations
+    body = ast.Module(kept[::-1], [])
+    try:
+        exec(compile(body, str(path), "exec", __future__.annotations.compiler_flag, dont_inherit=True), vars(module))
+    except NameError:  # of a name that only running the Config's methods would need
+        return None
+    return module
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement binds."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is evaluated when a file's options are made: not the methods of its classes, but for special ones."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.ClassDef) and isinstance(child, ast.FunctionDef) and not child.name.startswith("__"):
+            for part in child.decorator_list:
+                yield from ast.walk(part)
+        else:
+            yield from _evaluated(child)
 
 
 def own_file(text: str) -> tuple[str, str]:

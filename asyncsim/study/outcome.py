@@ -6,26 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import over_seeds, table_text
-from asyncsim.runs.run import Run
+from asyncsim.base.console import over_seeds
+from asyncsim.replays.run import Run
+from asyncsim.study.columns import text_of
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 
 #: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
 FINAL_SHARE = 0.1
-#: Columns of a summary that its table shows, and their titles there: before the problem's own measures, and after.
-_FIRST = {
-    "final_loss": "minibatch loss",
-    "train_loss": "train loss",
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy",
-}
-_LAST = {
-    "energy_ratio": "energy ratio",
-    "median_pi": "median pi",
-    "simulated_seconds": "simulated s",
-    "trace.throughput": "commits/s",
-}
+#: Columns of a summary that its table shows: before the problem's own measures, and after.
+_FIRST = ("final_loss", "train_loss", "test_loss", "test_accuracy")
+_LAST = ("energy_ratio", "median_pi", "simulated_seconds", "trace.throughput")
 #: A problem's own measures for which a table has room.
 ROOM = 4
 
@@ -102,14 +93,12 @@ def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str
     below names the measures of the problem's own for which there is no room.
     """
     own = own_measures(summary)
-    titles = {**_FIRST, **{name: name.replace("_", " ") for name in own[:ROOM]}, **_LAST}
-    shown = [name for name in titles if name in summary]
+    shown = [name for name in (*_FIRST, *own[:ROOM], *_LAST) if name in summary]
     keys = [summary[name] for name in by]
     means = summary[shown].where(summary["status"] == "finished").groupby(keys, sort=False).mean()
     runs = summary.groupby(list(by), sort=False)["status"]
-    table = means.rename(columns=titles)
-    table.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
-    text = table_text(table.reset_index())
+    means.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
+    text = text_of(means.reset_index())
     return f"{text}\nalso in {SUMMARY}: {', '.join(own[ROOM:])}" if own[ROOM:] else text
 
 

@@ -17,6 +17,7 @@ from asyncsim.theory import throughput_theory
 from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.gossip import previous_rows
 from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import counted_messages
 
 #: Quantities that a horizon may be given in.
 HORIZONS = ("versions", "gradients", "seconds")
@@ -101,7 +102,7 @@ def measure(
     else:
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting
-    staleness = column["staleness"][accepted][warm_up + 1 :]
+    staleness = counted_messages(trace, warm_up + 1)["staleness"].to_numpy()
     shares = _shares_with_failures(trace, warm_up) if trace.has_failures else _shares(column, accepted, begin)
     return {
         **found,
@@ -118,7 +119,7 @@ def measure(
 
 
 #: Columns of a trace that are measured.
-_NEEDED = ("worker", "staleness", "read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+_NEEDED = ("worker", "read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 
 
 def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> Trace:

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, number_text
+from asyncsim.study.columns import Column, as_column, text_of
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
@@ -38,12 +39,12 @@ class Measure(NamedTuple):
 
     name: str
     best: str = "least"  #: or ``"most"``: which values are best
-    title: str = ""  #: in a table; by default the name
+    title: str = ""  #: in a table; by default that of the column
 
     @property
     def shown(self) -> str:
         """Its title in a table."""
-        return self.title or self.name.replace("_", " ")
+        return self.title or as_column(self.name).title
 
 
 def means(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], spreads: bool = False) -> pd.DataFrame:
@@ -232,6 +233,22 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
     """Return the means of a column with their standard deviations over the seeds, as texts: ``23.5 ± 3.1``."""
     pairs = zip(table[name], table[f"{name}_sd"], strict=True)
     return [number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "") for mean, sd in pairs]
+
+
+def ranked_text(table: pd.DataFrame, by: Sequence[str], measure: Measure, more: Iterable[str], file: str = "") -> str:
+    """Return a `ranked` table as text: of several rows with their places, and a legend of the marks below.
+
+    ``by``: the columns that name a row. ``more``: further columns, as far as the table has them. ``file``: as in
+    `asyncsim.base.console.table_text`.
+    """
+    ends = ["reached", "diverged", *(name for name in more if name != measure.name)]
+    shown = table.assign(**{measure.name: spread(table, measure.name)})
+    first = Column(measure.name, measure.shown)
+    if len(table) == 1:
+        return text_of(shown, [*by, first, *ends], file)
+    order = order_columns(table)
+    shown = shown.assign(**order)
+    return f"{text_of(shown, ['', *by, first, *list(order)[1:], *ends], file)}\n{marks(table)}"
 
 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:

@@ -30,8 +30,8 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.interruption import handlers_kept
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
-from asyncsim.replays.side_by_side import cores
-from asyncsim.study.executor import Done, Failure, attempt
+from asyncsim.replays.tuning import cores
+from asyncsim.study.executor import Done, JobError, attempt
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
 _AUTH_MODE = "RAY_AUTH_MODE"
@@ -157,11 +157,11 @@ class RayExecutor:
                     except RayTaskError as error:
                         if isinstance(error.cause, InputError):
                             raise error.cause from None
-                        yield Done(place, Failure(_line(error.cause or error), str(error)))
+                        yield Done(place, JobError(_line(error.cause or error), str(error)))
                     except RayError as error:
                         lost[place] += 1
                         if lost[place] > _RETRIES:
-                            yield Done(place, Failure(f"lost {lost[place]} times: {_line(error)}", ""))
+                            yield Done(place, JobError(f"lost {lost[place]} times: {_line(error)}", ""))
                         else:
                             note(f"a run was lost ({_line(error)}); it is computed again")
                             waiting[self._task.remote(*calls[place])] = place

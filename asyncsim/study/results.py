@@ -20,7 +20,7 @@ from asyncsim.base import files
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_path
 from asyncsim.base.files import (
-    Held,
+    LockedFolder,
     alone_in,
     read_text,
     remove_partials,
@@ -48,6 +48,8 @@ PAGE = "report.html"
 KNOWN = "folders"
 #: What to do with a folder in which a study cannot go on.
 ANEW = "begin anew with --out FOLDER (in Python out=...)"
+#: The largest file (bytes) of which a few numbers are read: a stranger's folder may hold anything.
+LARGEST = 50_000_000
 #: Status of a run that ended with an error: a row of the summary without a folder.
 FAILED = "failed"
 #: Status of a recording that is being made, or was broken off.
@@ -165,10 +167,8 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
 
 def write_made(folder: Path, seconds: float | None = None) -> None:
     """Write a study's start, its device, and its seconds so far, including earlier attempts."""
-    try:
-        record = dict(json.loads(read_text(folder / MADE)))
-    except (OSError, ValueError, TypeError):
-        record = {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    record = json_table(folder / MADE)
+    record = record or {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     jax = sys.modules.get("jax")  # studies without gradients load none
     device = jax.devices()[0].device_kind if jax is not None and seconds is not None else record.get("device")
     record |= {"device": device, "cores": os.cpu_count(), "system": platform.platform()}
@@ -263,7 +263,7 @@ def resume_option(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def telling(folder: Path, held: Held, resumable: bool = True, instead: str = "") -> Iterator[None]:
+def telling(folder: Path, held: LockedFolder, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
 
     ``held``: the folder as `asyncsim.base.files.alone_in` gave it;
@@ -306,8 +306,13 @@ def cell_options(config: Mapping[str, Any]) -> list[str]:
 
 def config_of(folder: Path) -> dict[str, Any]:
     """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
+    return json_table(folder / CONFIG)
+
+
+def json_table(file: Path) -> dict[str, Any]:
+    """Return the table of a JSON file; an empty one if it cannot be read."""
     try:
-        return dict(json.loads(read_text(folder / CONFIG)))
+        return dict(json.loads(read_text(file))) if file.stat().st_size <= LARGEST else {}
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 

@@ -10,7 +10,7 @@ A study says which values its cells have and which of its options hold several; 
         config.check()
         with config.computing_device():
             cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate for n in ...])
-            conclude = functools.partial(report, "stability", by=("learning_rate", "method", "workers"))
+            conclude = functools.partial(report, by=("learning_rate", "method", "workers"))
             return run_cells("stability", config, cells, conclude)
 
 Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the defaults of all other
@@ -81,12 +81,12 @@ class SweepConfig(StudyOptions):
         return StudyConfig(**{**options, **values})
 
 
-def check_values(name: str, values: Any) -> None:
-    """Raise InputError unless the values of an option are a list, with each value once."""
+def check_values(name: str, values: Any, remedy: str = "give one or more") -> None:
+    """Raise InputError unless the values of an option are a list, with each value once; ``remedy``: if it is empty."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
     if not values:
-        raise InputError(f"{name}: none given; give one or more")
+        raise InputError(f"{name}: none given; {remedy}")
     if len(set(map(str, values))) < len(values):
         raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
 
@@ -170,13 +170,12 @@ def run_cells(
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
-    """Return the values of some options, as a key: equal for texts and numbers that are, else for the same object."""
-    from asyncsim.replays.programs import Same
+    """Return the values of some options as a key: texts and numbers by value, other objects by identity."""
 
     def key(value: Any) -> Any:
         if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
             return tuple(map(key, value))
-        return value if isinstance(value, str | int | float | Path | None) else Same(value)
+        return value if isinstance(value, str | int | float | Path | None) else id(value)
 
     return tuple(key(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
 

@@ -12,7 +12,7 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.traces.trace import Trace
 
 #: Tolerance of an error: in float32 the accuracy of nine correct examples in ten is less than 0.9.
@@ -167,11 +167,6 @@ def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> floa
         before, at, target = np.log([before, at, target])
     part = (before - target) / (before - at)
     return float(when[first - 1] + part * (when[first] - when[first - 1]))
-
-
-def until_target(times: Sequence[float]) -> dict[str, float]:
-    """Return how many seeds reached a target, and the mean of their times: infinite if one of them never did."""
-    return {"reached": int(np.isfinite(times).sum()), "time_to_target": float(np.mean(times))}
 
 
 def _kind(of: str) -> str:

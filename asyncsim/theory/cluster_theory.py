@@ -31,6 +31,7 @@ from asyncsim.theory.queueing import (
     require_cluster,
     saturation_bound,
     think_time,
+    waits_for_parts,
 )
 from asyncsim.theory.staleness import (
     first_staleness,
@@ -71,6 +72,8 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     None with failures, and where computations are stopped of which the short ones are left, so that more may end than
     the mean time says; for barriers that is told by order statistics, of laws whose sums over a window are known, and
     by what the server and a shared link can take.
+
+    With several servers a message takes at least the mean time of one part, so that these rates are bounds.
     """
     require_cluster(cluster)
     if cluster.topology is not None:
@@ -124,7 +127,7 @@ def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
 
 def _without_server(cluster: Cluster) -> ThroughputTheory:
     """Return the gradients per second of workers that compute all the time, or that nobody can leave behind."""
-    means = [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
+    means = computing(cluster)
     instant = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
     if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
         return ThroughputTheory("nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0)
@@ -185,7 +188,8 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
     most = ThroughputTheory("saturation bound", _highest_rate(cluster))
     if policy.chooses_when_to_reply and cluster.workers > 1:
         return _with_waiting(cluster, most)
-    return most if queues(cluster) or not nothing_lost else most._replace(name="nobody waits", exact=True)
+    may_wait = queues(cluster) or waits_for_parts(cluster)
+    return most if may_wait or not nothing_lost else most._replace(name="nobody waits", exact=True)
 
 
 def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
@@ -329,6 +333,8 @@ class StalenessTheory(NamedTuple):
 
 def staleness_theory(cluster: Cluster, computations: float = math.inf) -> StalenessTheory:
     """Return what theory says about the staleness of a cluster.
+
+    With several servers that is the staleness of the parts of messages, at each server.
 
     ``computations``: commits per worker of the trace at hand. Laws of little spread leave the start in step only
     slowly, and the spread of the stationary regime is not stated for a trace that hardly reaches it.

@@ -6,7 +6,7 @@ import numpy as np
 
 from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Exponential, Law
+from asyncsim.clusters.laws import Constant, Exponential, Law
 
 
 class Repairman(NamedTuple):
@@ -116,6 +116,12 @@ def queues(cluster: Cluster) -> bool:
     return cluster.workers > 1 and (served_in_turn or cluster.shared_bandwidth)
 
 
+def waits_for_parts(cluster: Cluster) -> bool:
+    """Return whether the parts of a message, at several servers, may take different times."""
+    laws = (cluster.service, *(law for way in (*cluster.ways, *cluster.near_ways) for law in way.latency))
+    return cluster.servers > 1 and not all(isinstance(law, Constant) for law in laws)
+
+
 def pulls(cluster: Cluster) -> bool:
     """Return whether workers read in a visit of its own before they write."""
     return cluster.separate_reads and cluster.protocol == "read_then_write"
@@ -150,11 +156,12 @@ def think_time(cluster: Cluster) -> float | None:
     """Return the mean time (s) per commit that a worker spends away from the server.
 
     None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
-    lets them wait or stops them. None without a server.
+    lets them wait or stops them. None without a server, and with several: workers wait for the last of them.
     """
     require_cluster(cluster)
     if (
         cluster.topology is not None
+        or cluster.servers > 1
         or not alike(cluster)
         or cluster.shared_bandwidth
         or cluster.policy.chooses_when_to_reply

@@ -6,6 +6,7 @@ worker, tells all staleness.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from asyncsim.traces.columns import (
     FAILED_BY,
     FAILING_OUTCOMES,
     OUTCOMES,
+    PART_COLUMNS,
     SPELLS,
     Source,
     no_messages,
@@ -47,7 +49,8 @@ def trace_of(
     present: Columns,
     first: Sequence[int] | None = None,
     consumed: Sequence[int] | None = None,
-    spells: Columns | None = None,
+    spells: Sequence[float] | None = None,
+    shards: Sequence[tuple[Columns, Columns]] = (),
     rollouts: RolloutTables | None = None,
 ) -> Trace:
     """Build the trace of a run from its record.
@@ -56,8 +59,10 @@ def trace_of(
     ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
 
     Under failures ``commits`` have the columns `FAILURE_RECORD` besides. ``first`` are then the workers that were there
-    at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` are those of
-    `Trace.spells`, with the positions of their kinds.
+    at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` has the entries of
+    `Trace.spells`, row by row, with the positions of the kinds.
+
+    With several servers ``shards`` are the parts of messages, and the reads, at each of them.
     """
     reads = _with_first(reads, range(cluster.workers) if first is None else first)
     jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
@@ -67,16 +72,12 @@ def trace_of(
     columns = _rows(cluster, commits, reads, jobs, read_visits)
     outcomes = OUTCOMES if spells is None else FAILING_OUTCOMES
     columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), outcomes)
+    tables = {"open_reads": _open_reads(reads, jobs, read_visits), "present": pd.DataFrame(present)}
+    if shards:
+        tables |= _parts(cluster, shards, jobs)
     if spells is not None:
         columns["failed_by"] = pd.Categorical.from_codes(commits["failed_by"].astype(np.int8), FAILED_BY)
         columns |= {name: commits[name].astype(np.int64) for name in ("incarnation", "restored", "restores")}
-    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
-    open_reads = {
-        "worker": read_visits.worker[still_open],
-        "job": read_visits.number[still_open],
-        "read_version": reads["read_version"][still_open].astype(np.int64),
-        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
-    }
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -85,18 +86,14 @@ def trace_of(
         seed=seed,
         cluster=cluster,
     )
-    table = no_spells()
-    if spells is not None:
-        kinds = np.array(SPELLS, object)[spells["kind"].astype(np.int64)]
-        table = pd.DataFrame({**spells, "kind": kinds}).astype({"worker": np.int64})[list(table)]
-    return Trace(
-        pd.DataFrame(columns),
-        source,
-        pd.DataFrame(open_reads),
-        pd.DataFrame(present),
-        spells=table,
-        rollouts=rollouts,
-    )
+    table = no_spells() if spells is None else _table_of(spells)
+    return Trace(pd.DataFrame(columns), source, **tables, spells=table, rollouts=rollouts)
+
+
+def _table_of(spells: Sequence[float]) -> pd.DataFrame:
+    """Return `Trace.spells` from its entries, with the positions of the kinds."""
+    table = pd.DataFrame(np.array(spells).reshape(-1, len(no_spells().columns)), columns=list(no_spells()))
+    return table.assign(kind=np.array(SPELLS, object)[table["kind"].astype(np.int64)]).astype({"worker": np.int64})
 
 
 class _PerWorker:
@@ -147,6 +144,38 @@ def _with_first(reads: Columns, workers: Sequence[int]) -> Columns:
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
 
 
+def _open_reads(reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> pd.DataFrame:
+    """Build the table of the reads that no job has consumed."""
+    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
+    columns = {
+        "worker": read_visits.worker[still_open],
+        "job": read_visits.number[still_open],
+        "read_version": reads["read_version"][still_open].astype(np.int64),
+        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
+    }
+    return pd.DataFrame(columns)
+
+
+def _parts(cluster: Cluster, shards: Sequence[tuple[Columns, Columns]], jobs: _PerWorker) -> dict[str, pd.DataFrame]:
+    """Build the tables of the parts of messages, and of the open reads of shards."""
+    tables, open_tables = [], []
+    for shard, (commits, reads) in enumerate(shards):
+        reads = _with_first(reads, range(cluster.workers))
+        shard_jobs, read_visits = (
+            _PerWorker(visits["worker"].astype(np.int64), cluster.workers) for visits in (commits, reads)
+        )
+        table = pd.DataFrame(_rows(cluster, commits, reads, shard_jobs, read_visits))
+        is_complete = shard_jobs.number < jobs.count[shard_jobs.worker]
+        table["commit"] = -1
+        table.loc[is_complete, "commit"] = jobs.find(shard_jobs.worker[is_complete], shard_jobs.number[is_complete])
+        table["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
+        tables.append(table.assign(shard=shard))
+        open_tables.append(_open_reads(reads, shard_jobs, read_visits).assign(shard=shard))
+    parts = pd.concat(tables, ignore_index=True).sort_values("commit_time", kind="stable", ignore_index=True)
+    parts = parts.assign(part=np.arange(len(parts)))[list(PART_COLUMNS)]
+    return {"parts": parts, "open_parts": pd.concat(open_tables, ignore_index=True)}
+
+
 def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
     """Return the columns of the trace, without the outcome."""
     makes = commits["outcome"] == APPLIED
@@ -181,6 +210,15 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, 
     }
 
 
+class Lives(NamedTuple):
+    """The workers at the end of a run without a server but with failures, ``[workers]``; and `Trace.spells`."""
+
+    read_version: np.ndarray  #: from which version each computes
+    ready_time: np.ndarray  #: since when it has waited for others
+    is_away: np.ndarray
+    spells: Sequence[float]  #: entry by entry
+
+
 def trace_without_server(
     source: Source,
     rows: pd.DataFrame,
@@ -188,51 +226,71 @@ def trace_without_server(
     weights: list[list[float]],
     open_start: np.ndarray,
     in_flight: list[tuple[int, int, float, float]],
+    lives: Lives | None = None,
 ) -> Trace:
     """Return the trace of a run without a server from its record.
 
-    ``rows`` has the columns of a trace that cannot be counted. ``open_start`` is when the computations began that are
+    ``rows`` has the columns of a trace that cannot be counted; with ``lives``, also ``read_version``, ``ready_time``,
+    and the positions of ``outcome`` and ``failed_by``. ``open_start`` is when the computations began that are
     not done at the end, ``[workers]``, not a number where none has; ``in_flight`` has the rows of `Trace.in_flight`.
     """
     worker = rows["worker"].to_numpy(np.int64)
     time, start = rows["commit_time"].to_numpy(), rows["start_time"].to_numpy()
     jobs = _PerWorker(worker, source.workers)
-    previous = previous_rows(worker)
     commit = np.arange(len(worker))
+    if lives is None:
+        previous, own, outcome = previous_rows(worker), np.full(source.workers, -1), np.full(len(worker), APPLIED)
+        own[worker] = commit
+        read_version, ready = previous + 1, np.where(previous < 0, 0.0, time[previous])
+        lives = Lives(own + 1, np.where(own < 0, 0.0, time[own]), np.zeros(source.workers, bool), ())
+        outcomes: tuple[str, ...] = OUTCOMES
+        of_failures: Columns = {}
+    else:
+        read_version, ready = rows["read_version"].to_numpy(np.int64), rows["ready_time"].to_numpy()
+        outcome, outcomes = rows["outcome"].to_numpy(np.int64), FAILING_OUTCOMES
+        of_failures = {
+            "failed_by": pd.Categorical.from_codes(rows["failed_by"].astype(np.int8), FAILED_BY),
+            "incarnation": rows["incarnation"].to_numpy(np.int64),
+            "restored": np.full(len(worker), -1),
+            "restores": np.zeros(len(worker), np.int64),
+        }
+    version = np.cumsum(outcome == APPLIED)
+    before = version - (outcome == APPLIED)
     columns = {
         "commit": commit,
         "worker": worker,
         "job": jobs.number,
         "local_steps": rows["local_steps"].to_numpy(np.int64),
-        "read_version": previous + 1,
-        "read_arrive_time": np.where(previous < 0, 0.0, time[previous]),
+        "read_version": read_version,
+        "read_arrive_time": ready,
         "read_serve_time": start,
         "read_time": start,
         "start_time": start,
         "send_time": rows["send_time"].to_numpy(),
-        "push_version": commit,
+        "push_version": before,
         "push_time": time,
         "arrive_time": time,
         "serve_time": time,
         "commit_time": time,
-        "staleness": commit - previous - 1,
-        "version": commit + 1,
-        "outcome": pd.Categorical.from_codes(np.full(len(worker), APPLIED, np.int8), OUTCOMES),
+        "staleness": before - read_version,
+        "version": version,
+        "outcome": pd.Categorical.from_codes(outcome.astype(np.int8), outcomes),
         "sources": sources,
         "weights": weights,
         "kept": rows["kept"].to_numpy(np.float64),
         "partner": rows["partner"].to_numpy(np.int64),
+        **of_failures,
     }
-    own = np.full(source.workers, -1)
-    own[worker] = commit
+    present = np.flatnonzero(~lives.is_away)
     open_reads = {
-        "worker": np.arange(source.workers),
-        "job": jobs.count,
-        "read_version": own + 1,
-        "read_arrive_time": np.where(own < 0, 0.0, time[own]),
-        "read_serve_time": open_start,
-        "read_time": open_start,
+        "worker": present,
+        "job": jobs.count[present],
+        "read_version": lives.read_version[present],
+        "read_arrive_time": lives.ready_time[present],
+        "read_serve_time": open_start[present],
+        "read_time": open_start[present],
     }
     flying = np.array(sorted(in_flight), np.float64).reshape(-1, 4)
     table = pd.DataFrame(flying, columns=list(no_messages())).astype({"row": np.int64, "taker": np.int64})
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), in_flight=table)
+    spells = _table_of(lives.spells) if of_failures else no_spells()
+    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), in_flight=table, spells=spells)

@@ -58,6 +58,11 @@ COLUMNS = {
     "outcome": "",
 }
 
+#: The columns of the parts of messages, where there are several servers.
+PART_COLUMNS = (
+    *("part", "commit", "worker", "job", "shard", "read_version", "read_arrive_time", "read_serve_time", "read_time"),
+    *("push_version", "push_time", "arrive_time", "serve_time", "commit_time", "staleness", "version", "outcome"),
+)
 #: The protocol of traces without a server, and the columns that only they have.
 GOSSIP = "gossip"
 GOSSIP_COLUMNS = {"sources": "rows", "weights": "", "kept": "", "partner": ""}
@@ -100,6 +105,23 @@ def no_open_reads() -> pd.DataFrame:
     return pd.DataFrame({**counts, **times})
 
 
+_NO_PARTS = pd.DataFrame(
+    {name: np.zeros(0, float if name.endswith("_time") else np.int64) for name in PART_COLUMNS}
+    | {"outcome": pd.Categorical([], OUTCOMES)}
+)
+_NO_OPEN_PARTS = no_open_reads().assign(shard=np.zeros(0, np.int64))
+
+
+def no_parts() -> pd.DataFrame:
+    """Return an empty table of parts of messages."""
+    return _NO_PARTS.copy()  # many times quicker than to make one: every trace of one server has such a table
+
+
+def no_open_parts() -> pd.DataFrame:
+    """Return an empty table of open reads of shards."""
+    return _NO_OPEN_PARTS.copy()
+
+
 def nobody_present() -> pd.DataFrame:
     """Return an empty table of visits present at the end."""
     return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
@@ -128,7 +150,13 @@ _METADATA = b"asyncsim"
 _CHECKSUM = b"asyncsim.sha256"
 _DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL)
 #: Small tables that travel in the header, by name, with what makes an empty one.
-_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present, "in_flight": no_messages, "spells": no_spells}
+_SIDE_TABLES = {
+    "open_reads": no_open_reads,
+    "open_parts": no_open_parts,
+    "present": nobody_present,
+    "in_flight": no_messages,
+    "spells": no_spells,
+}
 
 
 def save_trace(trace: Any, path: str | os.PathLike) -> Path:
@@ -146,6 +174,8 @@ def write_trace(trace: Any, path: Path) -> Path:
     if trace.has_failures:
         for name in FAILURE_COLUMNS:
             table = table.append_column(name, pa.array(trace.frame[name]))
+    if trace.servers > 1:
+        table = table.append_column("parts", _part_lists(trace.parts, len(trace)))
     header = json.dumps(_header(trace), sort_keys=True).encode()
     table = table.replace_schema_metadata({_METADATA: header, _CHECKSUM: b"0" * 64})
 
@@ -178,6 +208,9 @@ def load_trace(kind: Any, path: str | os.PathLike) -> Any:
         for name in {"sources", "weights"} & set(frame):
             frame[name] = table[name].to_pylist()
         rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items() if name in header}
+        if "parts" in frame:
+            del frame["parts"]
+            rest["parts"] = _parts_of(table["parts"], _unpack(header["parts"], no_parts()))
         trace = kind(frame, _source(header["source"]), **rest)
         jobs = frame.groupby("worker", sort=False)["job"]
         again: Any = False
@@ -216,12 +249,36 @@ def _header(trace: Any) -> dict[str, Any]:
     if trace.protocol != GOSSIP:  # what there is only without a server
         units = COLUMNS | (FAILURE_COLUMNS if trace.has_failures else {})
         del source["takes_up"], sides["in_flight"]
+    if trace.servers > 1:
+        sides["parts"] = trace.parts[trace.parts["commit"] < 0].to_dict("list")
+    else:
+        del sides["open_parts"]
     return {"kind": "trace", "format": FORMAT, "units": units, "source": source, **sides}
 
 
 def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:
     """Return a side table with the types it had."""
-    return pd.DataFrame({name: np.asarray(columns[name], empty[name].dtype) for name in empty})
+    if "shard" in columns:  # of several servers
+        empty = empty.assign(shard=np.zeros(0, np.int64))
+    return pd.DataFrame({name: pd.array(columns[name], empty[name].dtype) for name in empty})
+
+
+def _part_lists(parts: pd.DataFrame, rows: int) -> pa.Array:
+    """Return the parts of each row as a list of structs."""
+    columns = parts[parts["commit"] >= 0].sort_values("commit", kind="stable").drop(columns="commit")
+    columns["outcome"] = columns["outcome"].cat.codes
+    structs = pa.StructArray.from_arrays([pa.array(columns[name]) for name in columns], list(columns))
+    return pa.ListArray.from_arrays(np.linspace(0, len(columns), rows + 1).astype(np.int32), structs)
+
+
+def _parts_of(lists: pa.ChunkedArray, incomplete: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of parts from the lists in a file, and the parts of messages that are not complete."""
+    structs = lists.combine_chunks()
+    columns = {field.name: structs.flatten().field(field.name).to_numpy(False) for field in structs.type.value_type}
+    parts = pd.DataFrame({**columns, "commit": np.repeat(np.arange(len(lists)), structs.value_lengths())})
+    parts["outcome"] = pd.Categorical.from_codes(parts["outcome"], OUTCOMES)
+    parts = pd.concat([parts, incomplete]).sort_values("part", ignore_index=True)
+    return parts.assign(outcome=pd.Categorical(parts["outcome"], OUTCOMES))[list(PART_COLUMNS)]
 
 
 def _read_table(path: Path) -> tuple[Any, bool]:

@@ -85,6 +85,10 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
         raise InputError(f"{argument}: a prescribed trace, which has no times; give a recorded or a simulated one")
     if trace.protocol == GOSSIP:
         raise InputError(f"{argument}: a trace without a server; only those of servers can be calibrated")
+    if trace.servers > 1:
+        raise InputError(
+            f"{argument}: made with servers = {trace.servers}; only traces of one server can be calibrated"
+        )
     if trace.policy != asynchronous():
         raise InputError(
             f"{argument}: made under the policy {trace.policy}; only asynchronous traces can be calibrated"

@@ -23,6 +23,17 @@ def previous_rows(worker: np.ndarray) -> np.ndarray:
     return previous
 
 
+def previous_of_life(frame: pd.DataFrame, workers: int) -> np.ndarray:
+    """Return the row before each row in the same life of its worker, ``[rows]``; -1 for none."""
+    worker = frame["worker"].to_numpy()
+    return previous_rows(worker + workers * frame["incarnation"].to_numpy() if "incarnation" in frame else worker)
+
+
+def arriving(trace: Any) -> pd.DataFrame:
+    """Return the messages in flight at the end, without those that were lost with their takers."""
+    return trace.in_flight[trace.in_flight["taker"] >= 0]
+
+
 def taken_up(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the messages that rows took up, one each: ``row``, ``source`` and ``weight``.
 
@@ -69,11 +80,14 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     require_choice("takes_up", source.takes_up, TAKES_UP)
     rows, workers = len(frame), source.workers
     version, read_version = frame["version"].to_numpy(), frame["read_version"].to_numpy()
+    has_failures, is_applied = "failed_by" in frame, (frame["outcome"] == "applied").to_numpy()
+    made = np.cumsum(is_applied)
     messages = taken_up(frame)
     row, sent, weight = (messages[name].to_numpy() for name in messages)
     worker, kept, time = (frame[name].to_numpy() for name in ("worker", "kept", "commit_time"))
     partner = frame["partner"].to_numpy()
-    previous = previous_rows(worker)
+    previous = previous_of_life(frame, workers)
+    life = frame["incarnation"].to_numpy() if has_failures else np.zeros(rows, np.int64)
 
     def everywhere(holds: np.ndarray) -> np.ndarray:
         """Return which rows have messages of which all hold."""
@@ -87,10 +101,12 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     # In recorded traces by the clocks of two machines.
     in_time = time[at] <= began[row] if source.cluster is not None else np.ones(len(row), bool)
     once = ~pd.MultiIndex.from_arrays([worker[row], sent]).duplicated()
+    # A share that nobody takes up comes back to the life that sent it.
+    comes_back = has_failures & (worker[at] == worker[row]) & (life[at] == life[row])
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
     fly = {name: in_flight[name].to_numpy() for name in in_flight}
     flying_holds = (
-        (fly["row"] >= 0) & (fly["row"] < rows) & (fly["taker"] >= 0) & (fly["taker"] < workers)
+        (fly["row"] >= 0) & (fly["row"] < rows) & (fly["taker"] >= -has_failures) & (fly["taker"] < workers)
         & (fly["weight"] > 0) & (fly["weight"] <= 1 + _ROUND_OFF) & np.isfinite(fly["arrive_time"])
     )  # fmt: skip
     if not flying_holds.all():
@@ -99,16 +115,22 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     total = 0.0 + np.bincount(at, np.where(is_earlier & share, weight, 0.0), rows)  # of none NumPy counts in integers
     total += np.bincount(fly["row"], fly["weight"], rows)
     is_last = np.ones(rows, bool)
-    is_last[previous[previous >= 0]] = False
-    np.add.at(total, previous[previous >= 0], kept[previous >= 0])
+    goes_on = (previous >= 0) & is_applied
+    is_last[previous[goes_on]] = False
+    np.add.at(total, previous[goes_on], kept[goes_on])
     whole = np.where(is_last, total <= 1 + _ROUND_OFF, abs(total - 1) <= _ROUND_OFF)
     return [
-        ("outcome", (frame["outcome"] == "applied").to_numpy(), "must be 'applied'"),
-        ("version", version == np.arange(1, rows + 1), "must be one more than the row's number"),
-        ("read_version", read_version == previous + 1, "must be the version of the worker's own last row"),
-        ("sources", everywhere(is_earlier), "must be earlier rows"),
-        ("sources", everywhere(worker[at] != worker[row]), "must be rows of other workers"),
-        ("sources", everywhere(once), "must be taken up only once by a worker"),
+        ("outcome", is_applied | (has_failures & (frame["outcome"] == "cancelled").to_numpy()), "must be 'applied'"),
+        ("version", version == made, "must be one more than that of the row before, where the row is applied"),
+        (
+            "read_version",
+            np.where(previous < 0, (life > 0) | (read_version == 0), read_version == made[previous]),
+            "must be the version of the worker's own last row",
+        ),
+        ("sources", everywhere(is_earlier & is_applied[at]), "must be earlier rows"),
+        ("sources", everywhere((worker[at] != worker[row]) | comes_back), "must be rows of other workers"),
+        ("sources", everywhere(once | comes_back), "must be taken up only once by a worker"),
+        ("sources", is_applied | (np.bincount(row, minlength=rows) == 0), "must be empty where nothing was applied"),
         ("sources", everywhere(in_time), "must be rows that were applied before they are taken up"),
         ("weights", everywhere(share), "must be above 0 and at most 1"),
         ("kept", (kept >= 0) & (kept <= 1 + _ROUND_OFF), "must be from 0 to 1"),
@@ -123,16 +145,17 @@ def flights(trace: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
     messages, times = trace.taken_up, trace.frame["commit_time"].to_numpy()
     taken = trace.frame["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[messages["row"]]
-    return times[np.r_[messages["source"], trace.in_flight["row"]].astype(np.int64)], taken
+    return times[np.r_[messages["source"], arriving(trace)["row"]].astype(np.int64)], taken
 
 
 def push_weights(trace: Any) -> np.ndarray:
     """Return the weight of each row in push-sum, ``[rows]``: its shares of the weights of all that it mixes.
 
-    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers.
+    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers; a crash
+    takes what its worker keeps and what the worker was sent, and each new life begins with 1.
     """
     frame, weights = trace.frame, np.ones(len(trace.frame))
-    kept, before = frame["kept"].to_numpy(), previous_rows(frame["worker"].to_numpy())
+    kept, before = frame["kept"].to_numpy(), previous_of_life(frame, trace.workers)
     for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
         last = weights[before[row]] if before[row] >= 0 else 1.0
         weights[row] = kept[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
@@ -155,21 +178,21 @@ def waits(trace: Any) -> np.ndarray:
     blamed = frame["partner"].to_numpy().copy()
     last = messages.groupby("row")["source"].max()  # rows are in the order of time
     blamed[last.index] = frame["worker"].to_numpy()[last]
-    there = blamed >= 0
+    there = (blamed >= 0) & (blamed != frame["worker"])  # what came back is nobody's
     found = np.zeros((trace.workers, trace.workers))
     np.add.at(found, (frame["worker"].to_numpy()[there], blamed[there]), waited(frame).to_numpy()[there])
     return found
 
 
-def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, float]:
+def summary(trace: Any, phases: Any, warm_up: int) -> dict[str, float]:
     """Return a trace without a server in a few numbers.
 
     Parameters
     ----------
     trace : Trace
         What to summarize.
-    computing : pandas.DataFrame
-        ``begin`` and ``end`` (s) of the computations, also of those not done.
+    phases : Phases
+        Of all workers, also of computations that are not done.
     warm_up : int
         Rows left out at the start. Rates and time averages begin when the last of them is applied.
 
@@ -187,23 +210,43 @@ def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, floa
           that a message is of and the one that took it up. ``in_flight_mean``: messages sent and not yet taken up, over
           time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares of
           their rows' weights in push-sum (`push_weights`).
+        - With failures besides ``away_share``, of which no part is waiting; ``cancelled_share``: part of all
+          computations that ended with their workers; and ``counted_share``, ``lost_to_waiting`` and ``lost_to_failed``,
+          which sum to one.
     """
+    cancelled = trace.frame[trace.frame["outcome"] == "cancelled"]
+    has_failures, trace = trace.has_failures, trace.accepted
     measured = trace.frame.iloc[warm_up:]
     staleness, times = measured["staleness"].to_numpy(), trace.frame["commit_time"].to_numpy()
     begin, end = (float(times[warm_up - 1]) if warm_up else 0.0), float(times[-1])
     commits = np.bincount(measured["worker"], minlength=trace.workers)
     capacity = trace.workers * (end - begin)
-    computed = np.minimum(computing["end"], end) - np.maximum(computing["begin"], begin)
-    messages = trace.taken_up
+
+    def share_of(intervals: tuple[Any, Any]) -> float:
+        spent = np.maximum(np.minimum(intervals[1], end) - np.maximum(intervals[0], begin), 0.0).sum()
+        return min(1.0, float(spent / capacity)) if capacity > 0 else np.nan
+
+    messages, flying_at_end = trace.taken_up, arriving(trace)
     row, sent = messages["row"].to_numpy(), messages["source"].to_numpy()
     departed, taken = flights(trace)
-    departed, taken = np.maximum(departed, begin), np.r_[taken, np.full(len(trace.in_flight), end)]
+    departed, taken = np.maximum(departed, begin), np.r_[taken, np.full(len(flying_at_end), end)]
     flying = np.maximum(np.minimum(taken, end) - departed, 0).sum()
     late = row >= warm_up
     exchanges = int((measured["partner"] >= 0).sum())
     quantiles = {"min": 0.0, "median": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}
     per_second = 1 / (end - begin) if end > begin else np.nan
-    share = min(1.0, float(np.maximum(computed, 0).sum() / capacity)) if capacity > 0 else np.nan
+    share, away = (share_of((table["begin"], table["end"])) for table in (phases.computing, phases.away))
+    of_failures = {}
+    if has_failures:
+        late_ones = cancelled[cancelled["commit_time"] > begin]
+        in_vain = share_of((cancelled["start_time"], cancelled["send_time"]))
+        of_failures = {
+            "away_share": away,
+            "cancelled_share": len(late_ones) / (len(late_ones) + len(measured)),
+            "counted_share": share - in_vain,
+            "lost_to_waiting": 1 - share - away,
+            "lost_to_failed": in_vain + away,
+        }
     return {
         "workers": trace.workers,
         "commits": len(measured),
@@ -216,10 +259,11 @@ def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, floa
         "share_min": float(commits.min() / len(measured)),
         "share_max": float(commits.max() / len(measured)),
         "computing_share": share,
-        "waiting_share": 1 - share,
+        "waiting_share": 1 - share - away,
         "messages_mean": (int(late.sum()) + exchanges) / len(measured),
         "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
         "in_flight_mean": float(flying * per_second),
-        "in_flight_end": len(trace.in_flight),
-        "in_flight_mass": float(push_weights(trace)[trace.in_flight["row"]] @ trace.in_flight["weight"]),
+        "in_flight_end": len(flying_at_end),
+        "in_flight_mass": float(push_weights(trace)[flying_at_end["row"]] @ flying_at_end["weight"]),
+        **of_failures,
     }

@@ -1,7 +1,7 @@
 """The trace: who visited the server when, and how stale each message was."""
 
+import dataclasses
 import functools
-import importlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
-from asyncsim.traces import gossip
+from asyncsim.traces import gossip, shards
 from asyncsim.traces.columns import (
     ACCEPTED,
     COLUMNS,
@@ -22,13 +23,15 @@ from asyncsim.traces.columns import (
     Source,
     load_trace,
     no_messages,
+    no_open_parts,
     no_open_reads,
+    no_parts,
     no_spells,
     nobody_present,
     save_trace,
 )
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
-from asyncsim.traces.trace_summary import per_worker, queue, summary
+from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,10 @@ class Trace:
         ``partner``
             With whom the worker averaged when this gradient was applied; -1: with nobody.
 
+        With failures, ``sources`` may have an earlier row of the same worker: a share that came back, as nobody took
+        it up. The first row of a worker that was away has as ``read_version`` the version whose replica it copied (0:
+        the initial one), as ``read_arrive_time`` when it was back, and 1 as ``kept``.
+
         On a cluster with failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the time-out
         as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made between two rows: when a death
         is detected for which a barrier waited, of what was buffered; and when a checkpoint is restored. There are also:
@@ -104,21 +111,38 @@ class Trace:
             The version of the checkpoint that the server restored since the row before; -1: none.
         ``restores``
             How often it did so, each time as a new version.
+
+        With several servers a row is of a message, whose parts are those of ``parts``. A version counts messages; a
+        message is read, or committed, with the last of its parts, whose times the row has. It is ``"discarded"`` if all
+        its parts are.
     source : Source
         Where it comes from.
     open_reads : pandas.DataFrame
         The reads not yet consumed at the end, columns as above; ``job`` is the one to be computed from it.
         A prescribed trace has none.
     present : pandas.DataFrame
-        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``. Workers that a
-        policy lets wait after their visit are not among them.
+        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``, and with several
+        servers ``shard``. Workers that a policy lets wait after their visit are not among them.
     in_flight : pandas.DataFrame
         Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
-        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done.
+        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done. With
+        failures also those that were lost (``taker`` -1) with a worker that died, and when (``arrive_time``).
     spells : pandas.DataFrame
         On a cluster with failures, when workers were away and the server (``worker`` -1) was down: ``kind`` (one of
         ``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end`` and ``detected`` (s), and of workers the rows
         ``from_row`` up to but not ``to_row`` at which the server did not count them. Not a number: not by the end.
+    parts : pandas.DataFrame
+        With several servers, one row per part of a message, in the order of ``commit_time``; the columns are those of
+        ``frame``, and versions count those of the part's shard. Without, it has no rows.
+
+        ``part``
+            0, 1, 2, ...: the rows.
+        ``commit``
+            The row of ``frame`` with the message; -1 if parts of it are missing at the end.
+        ``shard``
+            The server, from 0.
+    open_parts : pandas.DataFrame
+        The reads of each ``shard`` that are not consumed at the end, columns as in ``open_reads``.
     """
 
     frame: pd.DataFrame
@@ -127,6 +151,8 @@ class Trace:
     present: pd.DataFrame = field(default_factory=nobody_present)
     in_flight: pd.DataFrame = field(default_factory=no_messages)
     spells: pd.DataFrame = field(default_factory=no_spells)
+    parts: pd.DataFrame = field(default_factory=no_parts)
+    open_parts: pd.DataFrame = field(default_factory=no_open_parts)
     rollouts: RolloutTables | None = None
 
     def __post_init__(self) -> None:
@@ -142,6 +168,7 @@ class Trace:
             if not np.all(holds):
                 row = int(np.argmin(holds))
                 raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]}; it {rule}")
+        shards.check(self.parts, self.frame, self.workers, self.servers)
         for column, least, most in (
             ("worker", -1, self.workers - 1),
             ("from_row", 0, len(self)),
@@ -158,12 +185,12 @@ class Trace:
     def __repr__(self) -> str:
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
-        return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+        servers = f" at {self.servers} servers" if self.servers > 1 else ""
+        return f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, seed {self.seed}>"
 
     def plot(self) -> Any:
         """Draw how stale commits are and what workers do at first: a figure; `asyncsim.plots` has more."""
-        # What draws traces is above them, and loads matplotlib.
-        return importlib.import_module("asyncsim.drawing.plots").overview(self)
+        return hooks.plots().overview(self)
 
     @functools.cached_property
     def accepted(self) -> "Trace":
@@ -177,8 +204,16 @@ class Trace:
             for name in ("from_row", "to_row"):
                 known = spells[name].notna()
                 spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
-        frame = frame.assign(commit=np.arange(len(frame)))
-        return Trace(frame, self.source, self.open_reads, self.present, spells=spells)
+        frame, in_flight = frame.assign(commit=np.arange(len(frame))), self.in_flight
+        if self.protocol == GOSSIP:
+            row, reads = np.cumsum(kept) - 1, list(self.open_reads)
+            frame = frame.assign(sources=[row[sources].tolist() for sources in frame["sources"]])
+            in_flight = in_flight.assign(row=row[in_flight["row"]])
+            # Cancelled computations have not consumed what they began from.
+            open_reads = pd.concat([self.frame.loc[~kept, reads], self.open_reads], ignore_index=True)
+            return Trace(frame, self.source, open_reads, self.present, in_flight, spells)
+        parts = shards.renumbered(self.parts, kept) if self.servers > 1 else self.parts
+        return dataclasses.replace(self, frame=frame, spells=spells, parts=parts)
 
     @property
     def has_failures(self) -> bool:
@@ -187,29 +222,34 @@ class Trace:
 
     @property
     def read_visits(self) -> pd.DataFrame:
-        """The reads that were visits of their own, consumed or not: their columns of ``frame``.
+        """The reads that were visits of their own, consumed or not: their columns of ``frame``, or of ``parts``.
 
         None of exchanges, and not the first of a worker, which no server served.
         """
-        columns = list(self.open_reads.columns)
-        tables = [self.frame, self.open_reads] if self.source.separate_reads else []
-        reads = [table.loc[(table["job"] > 0) | (table["read_time"] > 0), columns] for table in tables]
-        if not reads:
-            return self.open_reads.head(0)
-        table = pd.concat(reads, ignore_index=True)
+        reads, commits = (self.open_reads, self.frame) if self.servers == 1 else (self.open_parts, self.parts)
+        columns = list(reads.columns)
+        tables = [commits, reads] if self.source.separate_reads else []
+        visits = [table.loc[(table["job"] > 0) | (table["read_time"] > 0), columns] for table in tables]
+        if not visits:
+            return reads.head(0)
+        table = pd.concat(visits, ignore_index=True)
         # A message that is sent again has several rows with one read.
         return table.drop_duplicates(["worker", "job"], ignore_index=True) if self.has_failures else table
 
     @property
     def visits(self) -> pd.DataFrame:
-        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
-        names = ["worker", "arrive", "serve", "end"]
-        commits = self.frame[~self.frame["outcome"].isin(["cancelled", "lost"])]
-        parts = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1),
-            self.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time"]].set_axis(names, axis=1),
+        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads.
+
+        With several servers they are visits of parts, and have their ``shard``.
+        """
+        whole = self.frame[~self.frame["outcome"].isin(["cancelled", "lost"])]
+        commits, shard = (whole, []) if self.servers == 1 else (self.parts, ["shard"])
+        names = ["worker", "arrive", "serve", "end", *shard]
+        tables = [
+            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]],
+            self.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time", *shard]],
         ]
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat([table.set_axis(names, axis=1) for table in tables], ignore_index=True)
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
@@ -266,6 +306,11 @@ class Trace:
     def discipline(self) -> str | None:
         """Who of the waiting is served next; None for a trace without a cluster."""
         return None if self.cluster is None else self.cluster.discipline
+
+    @property
+    def servers(self) -> int:
+        """How many servers each hold a shard of the parameters; 1 for a trace without a cluster."""
+        return 1 if self.cluster is None else self.cluster.servers
 
     @property
     def read_blocks(self) -> int:
@@ -345,6 +390,10 @@ class Trace:
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
         """Return one row per worker; see `asyncsim.traces.trace_summary.per_worker`."""
         return per_worker(self, warm_up)
+
+    def per_shard(self, warm_up: int | None = None) -> pd.DataFrame:
+        """Summarize each server's shard; see `asyncsim.traces.trace_summary.per_shard`."""
+        return per_shard(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
         """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`.

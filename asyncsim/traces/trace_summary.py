@@ -33,6 +33,14 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
     return warm_up
 
 
+def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
+    """Return the accepted messages after the warm-up; with several servers, their accepted parts."""
+    if trace.servers == 1:
+        return trace.accepted.frame.iloc[warm_up:]
+    parts = trace.accepted.parts
+    return parts[(parts["commit"] >= warm_up) & parts["outcome"].isin(ACCEPTED)]
+
+
 def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     """Return a trace in some twenty numbers.
 
@@ -70,18 +78,23 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
         The shares of time and the last four are nan for a prescribed trace: it has no server.
+
+        With several servers the staleness is over the parts of messages, and the last four are means over servers, and
+        the largest queue; see `per_shard` for each. Shares of time follow the last part of each message; they are nan
+        where reads are visits of their own, as `phases` does not know them.
     """
     warm_up = warm_up_of(trace, warm_up)
     if trace.protocol == GOSSIP:
-        return gossip.summary(trace, phases(trace, range(trace.workers)).computing, warm_up)
-    staleness, times = trace.accepted.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
+        return gossip.summary(trace, phases(trace, range(trace.workers)), warm_up)
+    staleness = counted_messages(trace, warm_up)["staleness"].to_numpy(np.float64)
+    times = trace.accepted.frame["commit_time"].to_numpy()[warm_up:]
     rows = _measured(trace, warm_up)
     outcomes = rows["outcome"].value_counts()
     workers = per_worker(trace, warm_up)
     begin, end = _interval(trace, warm_up)
     return {
         "workers": trace.workers,
-        "commits": len(staleness),
+        "commits": len(times),
         "warm_up": warm_up,
         "duration": end - begin,
         "throughput": _ratio(int((times > begin).sum()), end - begin),
@@ -127,30 +140,61 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
         for what in ("discarded", "cancelled")
     }
-    frame = trace.accepted.frame.iloc[warm_up:]
-    worker = frame["worker"].to_numpy()
-    commits = np.bincount(worker, minlength=trace.workers)
+    commits = np.bincount(trace.accepted.frame["worker"].iloc[warm_up:], minlength=trace.workers)
+    messages = counted_messages(trace, warm_up)
+    worker = messages["worker"].to_numpy()
+    count = np.bincount(worker, minlength=trace.workers)
 
-    waited = gossip.waited(frame) if trace.protocol == GOSSIP else frame["serve_time"] - frame["arrive_time"]
+    waited = gossip.waited(messages) if trace.protocol == GOSSIP else messages["serve_time"] - messages["arrive_time"]
 
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(worker, weights=values, minlength=trace.workers)
-        return np.where(commits > 0, total / np.maximum(commits, 1), np.nan)
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     return pd.DataFrame(
         {
             "worker": np.arange(trace.workers),
             "commits": commits,
-            "share": commits / len(frame),
-            "mean_staleness": mean(frame["staleness"].to_numpy()),
+            "share": commits / commits.sum(),
+            "mean_staleness": mean(messages["staleness"].to_numpy()),
             "mean_wait": mean(waited.to_numpy()),
             **lost,
         }
     )
 
 
+def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
+    """Summarize each server's shard: one row per server.
+
+    Parameters
+    ----------
+    trace : Trace
+        What to summarize.
+    warm_up : int, optional
+        As in `summary`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``shard``, ``commits`` (parts of counted messages that the server accepted), ``mean_staleness`` of these, and
+        as in `summary` ``utilisation``, ``wait_mean`` (s), ``queue_mean`` and ``queue_max`` of this server.
+    """
+    if trace.protocol in ("prescribed", GOSSIP):
+        raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
+    warm_up = warm_up_of(trace, warm_up)
+    parts = counted_messages(trace, warm_up)
+    of_shard = parts.groupby(parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64))["staleness"]
+    table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
+    table = table.reindex(pd.RangeIndex(trace.servers, name="shard")).fillna({"commits": 0}).astype({"commits": int})
+    begin, end = _interval(trace, warm_up)
+    stations = [_station(trace, visits, present, begin, end) for visits, present in _visits_of_servers(trace)]
+    return table.join(pd.DataFrame(stations, table.index)).reset_index()
+
+
 def queue(trace: "Trace") -> pd.DataFrame:
     """Return how many visits are at the server, waiting or in service, as a step function of time.
+
+    With several servers, the visits of parts of messages at all of them.
 
     Without a server: how many messages were sent and not yet taken up.
 
@@ -169,12 +213,30 @@ def queue(trace: "Trace") -> pd.DataFrame:
     return pd.DataFrame({"time": time, "in_system": in_system})
 
 
+def _visits_of_servers(trace: "Trace") -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return the finished visits, and those present at the end, at each server."""
+    visits, present = trace.visits, trace.present
+    if trace.servers == 1:
+        return [(visits, present)]
+    return [(visits[visits["shard"] == k], present[present["shard"] == k]) for k in range(trace.servers)]
+
+
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    names = ("utilisation", "wait_mean", "queue_mean", "queue_max")
     if trace.protocol == "prescribed":
-        return dict.fromkeys(names, np.nan)
-    arrived, begun, ended = trace.visits[["arrive", "serve", "end"]].to_numpy().T
-    late = trace.present["arrive_time"].to_numpy()
+        return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
+    stations = [_station(trace, visits, present, begin, end) for visits, present in _visits_of_servers(trace)]
+    if len(stations) == 1:
+        return stations[0]
+    longest = max(station["queue_max"] for station in stations)
+    return {name: float(np.mean([station[name] for station in stations])) for name in stations[0]} | {
+        "queue_max": longest
+    }
+
+
+def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
+    """Return how busy a server was in an interval, and how long visits waited."""
+    arrived, begun, ended = visits[["arrive", "serve", "end"]].to_numpy().T
+    late = present["arrive_time"].to_numpy()
     arrive = np.concatenate([arrived, late])
     lock_free = trace.discipline == "lock_free"
     serve = np.concatenate([begun, late if lock_free else np.full(len(late), end)])
@@ -184,17 +246,21 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     measured = ended > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
-    values = (
-        _ratio(served, end - begin),
-        float((begun - arrived)[measured].mean()) if measured.any() else np.nan,
-        _ratio(_overlap(arrive, serve, begin, end), end - begin),
-        int(waiting[last_before:].max()),
-    )
-    return dict(zip(names, values, strict=True))
+    return {
+        "utilisation": _ratio(served, end - begin),
+        "wait_mean": float((begun - arrived)[measured].mean()) if measured.any() else np.nan,
+        "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
+        "queue_max": int(waiting[last_before:].max()),
+    }
+
+
+def _has_no_phases(trace: "Trace") -> bool:
+    """Return whether it is undefined what workers do when: nothing is known, or several visits overlap."""
+    return trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads)
 
 
 def _time_shares(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    if trace.protocol == "prescribed":
+    if _has_no_phases(trace):
         return {f"{phase}_share": np.nan for phase in Phases._fields}
     doing = phases(trace, range(trace.workers))._asdict()
     spent = {
@@ -205,7 +271,7 @@ def _time_shares(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 
 
 def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
-    if trace.protocol == "prescribed":
+    if _has_no_phases(trace):
         return np.nan
     lost = trace.frame[~trace.frame["outcome"].isin(ACCEPTED)]
     until = computed_until(trace, lost, trace.read_visits)
@@ -215,7 +281,7 @@ def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
 def _goodput(trace: "Trace", shares: dict[str, float], begin: float, end: float) -> dict[str, float]:
     causes = ("waiting", "sending", "discarded", "failed", "restoring")
     names = ("counted_share", *(f"lost_to_{cause}" for cause in causes))
-    if trace.protocol == "prescribed":
+    if _has_no_phases(trace):
         return dict.fromkeys(names, np.nan)
     frame = trace.frame
     fate = np.select([frame["outcome"].isin(ACCEPTED)], ["counted"], "discarded").astype(object)
@@ -310,12 +376,18 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     Also what no commit came of: a worker that the server never serves waits to the end. A trace does not say when a
     computation without a commit began; its reply is taken to travel as long as the others did (the median). Nor does it
     say whether it had ended; it is taken to last to the end of the trace, or to the arrival of its message, which ends
-    the reply, too.
+    the reply, too. With several servers the times are those of a message's last part.
     """
+    if trace.servers > 1 and trace.source.separate_reads:
+        raise InputError(
+            f"servers = {trace.servers}: with reads in visits of their own a worker is at several servers at once, and "
+            "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
+        )
     frame, open_reads, present, reads = (
         table[table["worker"].isin(workers)]
         for table in (trace.frame, trace.open_reads, trace.present, trace.read_visits)
     )
+    present = present.groupby("worker", as_index=False)["arrive_time"].max()
     last = float(trace.frame["commit_time"].iloc[-1])
     if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
         under_way = open_reads[open_reads["read_time"] <= last]
@@ -328,8 +400,9 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         )
         computing = [(frame["worker"], frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
-        none = _table([])
-        return Phases(_table(computing), none, none, none, others, none, none)
+        none, absences = _table([]), trace.spells[trace.spells["worker"].isin(workers)]
+        away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
+        return Phases(_table(computing), none, none, none, others, none, away)
     ready = _ready(trace, frame)
     travelled = frame["start_time"].to_numpy() - ready
     way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0

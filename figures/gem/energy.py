@@ -8,13 +8,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator
 
 from asyncsim.base.console import counted, tensor_label
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
-from asyncsim.runs.run import Run
+from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, draw_band, trace_length
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
 
@@ -54,8 +53,7 @@ def by_workers(results: Finished) -> Figure:
     whole, gem, shares, downpour = panels
     for name, one in looks.items():
         late = _late(chosen(results, method=name), _whole)
-        whole.fill_between(late.index, late["min"], late["max"], color=one.color, alpha=0.2, linewidth=0)
-        whole.plot(late.index, late["median"], color=one.color, linestyle=one.line, marker="o", ms=3, label=one.label)
+        draw_band(whole, late, one.color, linestyle=one.line, marker="o", ms=3, label=one.label)
     drawn = {}
     for axes, name in zip((gem, downpour), _METHODS, strict=True):
         axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
@@ -82,9 +80,7 @@ def by_workers(results: Finished) -> Figure:
     _draw_shares(shares, results)
     for axes in panels:
         axes.set_xscale("log")
-        counts = values_of(results, "workers")
-        axes.set_xticks(counts, [str(n) for n in counts])
-        axes.xaxis.set_minor_locator(NullLocator())
+        layout.ticks_at(axes.xaxis, values_of(results, "workers"))
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("workers n")
     for name, one in looks.items():
@@ -190,8 +186,7 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
         late = _late(results._replace(summary=rows), _diagnosed(quantity, None))
         if late["median"].isna().all():
             continue
-        axes.fill_between(late.index, late["min"], late["max"], color=color, alpha=0.2, linewidth=0)
-        axes.plot(late.index, late["median"], color=color, linestyle=line, marker=marker, ms=3, label=label)
+        draw_band(axes, late, color, linestyle=line, marker=marker, ms=3, label=label)
     axes.set_title("where GEM cannot match the energies")
     if axes.lines:
         if "gem" not in set(results.summary["method"]):

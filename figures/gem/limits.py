@@ -104,8 +104,7 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     places = sorted(table["at"].unique())
     # Room beside the outermost: what stands beside a tick must not look like a value of its own.
     axes.set_xlim(places[0] / aside / 1.4, places[-1] * aside * 1.4)
-    axes.set_xticks(places, [f"{place:g}" for place in places])
-    axes.minorticks_off()
+    layout.ticks_at(axes.xaxis, places)
     values = np.unique(table[["largest_stable", "smallest_unstable"]].to_numpy(float))
     values = values[np.isfinite(values)]
     low, high = axes.get_ylim()

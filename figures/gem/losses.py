@@ -13,8 +13,8 @@ from matplotlib.ticker import NullLocator
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, trace_length
-from asyncsim.runs.run import Run
+from asyncsim.drawing.curves import Curve, draw_band, trace_length
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE
 
@@ -110,9 +110,7 @@ def final(results: Finished) -> Figure:
             axes.plot(x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
         rows = chosen(results, method=name).summary
         losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
-        axes.fill_between(losses.index, losses["min"], losses["max"], color=one.color, alpha=0.2, linewidth=0)
-        style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 3.5}
-        axes.plot(losses.index, losses["mean"], label=one.label, **style)
+        draw_band(axes, losses, one.color, linestyle=one.line, marker=marker, markersize=3.5, label=one.label)
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
             axes.plot(n, axes.get_ylim()[1], "x", color=one.color, markersize=5, clip_on=False)
     counts = sorted({*values_of(results, "workers"), *known})

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
 
 from .panels import finish, problem
@@ -41,9 +41,7 @@ def implicit(results: Finished) -> Figure:
     above.set_ylabel("momentum")
     below.set_ylabel("difference")
     below.set_xscale("log")
-    counts = np.sort(table["workers"].unique())
-    below.set_xticks(counts, [str(n) for n in counts])
-    below.minorticks_off()
+    layout.ticks_at(below.xaxis, np.sort(table["workers"].unique()))
     below.set_xlabel("workers n")
     text = f"implicit momentum of asynchrony; {problem(results)}; bars: \u00b1{_SIGMAS} standard errors"
     finish(figure, above, text, columns=1)

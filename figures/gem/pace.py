@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import draw_band
 from asyncsim.study.finished import Finished
 
 from .panels import (
@@ -84,9 +84,7 @@ def times_to_target(results: Finished) -> Figure:
         axes.fill_between(n, rows["least_time"], rows["most_time"], color=one.color, alpha=0.2, linewidth=0)
         axes.plot(n, time, color=one.color, linestyle=one.line, marker="o", markersize=3.2, label=one.label)
         axes.plot(n, time[0] * n[0] / n, color=one.color, linestyle=":", linewidth=0.8, zorder=1)
-    places = sorted(table["workers"].unique())
-    axes.set_xticks(places, [f"{n:g}" for n in places])
-    axes.xaxis.set_minor_locator(NullLocator())
+    layout.ticks_at(axes.xaxis, sorted(table["workers"].unique()))
     axes.set_xlabel("workers n")
     more = []
     if len(reached):
@@ -115,10 +113,9 @@ def generalization(results: Finished) -> Figure:
         axes.set_title(f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}")
         for column, (label, line) in _PARTS.items():
             of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"])
-            x = of_seeds.index * per_gradient
+            of_seeds.index = of_seeds.index * per_gradient
             color = look.BLUE if column == "train_loss" else look.VERMILLION
-            axes.fill_between(x, of_seeds["min"], of_seeds["max"], color=color, alpha=0.2, linewidth=0)
-            axes.plot(x, of_seeds["mean"], color=color, linestyle=line, label=label)
+            draw_band(axes, of_seeds, color, linestyle=line, label=label)
     for axes in panels:
         axes.set_xlim(0, None)
         if unit == "gradients":
@@ -165,16 +162,13 @@ def rates(results: Finished) -> Figure:
             of_rate = rows.rows(own_workers=n).groupby("learning_rate")
             losses = of_rate["final_loss"].agg(["mean", "min", "max"])
             style = _marked(looks[n])
-            axes.fill_between(losses.index, losses["min"], losses["max"], color=style["color"], alpha=0.2, linewidth=0)
-            axes.plot(losses.index, losses["mean"], linestyle=one.line, **style)
+            draw_band(axes, losses, linestyle=one.line, **style)
             diverged = of_rate["status"].agg(lambda status: (status == "diverged").any())
             for rate in diverged.index[diverged]:
                 axes.plot(rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False)
         axes.set_title(one.label)
         axes.set_xlabel("learning rate \u03b7")
-        places = values_of(results, "learning_rate")
-        axes.set_xticks(places, [f"{rate:g}" for rate in places])
-        axes.xaxis.set_minor_locator(NullLocator())
+        layout.ticks_at(axes.xaxis, values_of(results, "learning_rate"))
     handles = []
     for n, shade in looks.items():
         handles += panels[0].plot([], [], label=workers_label(n), **_marked(shade))

@@ -21,7 +21,7 @@ from asyncsim.drawing.curves import (
     draw_curve,
     trace_length,
 )
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 
 from . import published

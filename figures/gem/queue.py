@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, draw_curves
+from asyncsim.drawing.curves import Curve, draw_band, draw_curves
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
@@ -37,7 +38,7 @@ def discipline(results: Finished) -> Figure:
     share, staleness = top.subplots(1, 2, sharex=True)
     _by_rank(share, ranks.assign(share=ranks["share"] * n), "share", "commits of a worker / mean")
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
-    _by_rank(staleness, ranks, "staleness_mean", "mean staleness (versions)")
+    _by_rank(staleness, ranks, "staleness_mean", axis_of("staleness_mean"))
     means = ranks["staleness_mean"].dropna()
     if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
         staleness.set_yscale("log")
@@ -65,8 +66,7 @@ def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
     for name in (name for name in _LOOKS if name in set(ranks["discipline"])):
         said, color, marker, line = _LOOKS[name]
         of_rank = ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
-        axes.fill_between(of_rank.index, of_rank["min"], of_rank["max"], color=color, alpha=0.2, linewidth=0)
-        axes.plot(of_rank.index, of_rank["mean"], color=color, marker=marker, ms=2.5, linestyle=line, label=said)
+        draw_band(axes, of_rank, color, marker=marker, ms=2.5, linestyle=line, label=said)
     axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
     axes.set_xlabel("rank (worker index)")
     layout.whole_ticks(axes.xaxis)

@@ -1,7 +1,6 @@
 """What a replay brings back: one row per commit, one per evaluation, and the final parameters."""
 
 import hashlib
-import importlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_free, require_path
 from asyncsim.base.files import (
@@ -93,8 +93,7 @@ class Run:
 
         `asyncsim.plots.compare` draws several runs on the same axes.
         """
-        # What draws runs is above them, and loads matplotlib.
-        return importlib.import_module("asyncsim.drawing.plots").compare(self, measure, against)
+        return hooks.plots().compare(self, measure, against)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.

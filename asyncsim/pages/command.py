@@ -1,23 +1,17 @@
 """The command line of figures: draws those of a paper, or of a folder of results, and says which files it wrote."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncsim.base.console import tell
 from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.drawing.look import collecting
+from asyncsim.drawing.paper import report
 from asyncsim.pages.page import write_page
-from asyncsim.study import shipped
-from asyncsim.study.finished import figures, study_of
+from asyncsim.study import finished
+from asyncsim.study.finished import PAPERS, figures, study_of
 from asyncsim.study.results import unfinished
 
-#: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
-PAPERS = {
-    "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
-    "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, arXiv 1710.02368)",
-    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
-    "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
-}
 _USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper, of several studies
        asyncsim figures FOLDER           draw those of one study again, into the folder of its results; one that is
                                          called as a paper is ./FOLDER
@@ -46,7 +40,7 @@ def draw_folder(folder: Path) -> list[Path]:
     """Draw the figures and the page of a study again, into its folder; return the files that were written."""
     _, study = study_of(folder)
     with reading_results(folder), collecting(unfinished(folder)) as drawn:
-        paths = _draw(study, folder)
+        paths = finished.draw(folder)
         if not paths:
             raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
         return [*paths, write_page(folder, drawn)]
@@ -54,25 +48,7 @@ def draw_folder(folder: Path) -> list[Path]:
 
 def draw_page(folder: Path, out: Path) -> Path:
     """Draw the page of a study to a file elsewhere, with the figures that are shipped; leave its folder as it is."""
-    _, study = study_of(folder)
+    study_of(folder)
     with reading_results(folder), collecting(unfinished(folder), files=False) as drawn:
-        _draw(study, folder)
+        finished.draw(folder)
         return write_page(folder, drawn, out)
-
-
-def _draw(study: str, folder: Path) -> list[Path]:
-    """Draw the shipped figures of a study: the study's name chooses among them, and is never imported itself."""
-    if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
-        return list(figures(study).draw(folder))
-    return [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
-
-
-def report(draw: Callable[[], Iterable[Path]]) -> int:
-    """Print the paths of what is drawn, or why it cannot be; return the exit code (2 for bad input)."""
-    try:
-        for path in draw():
-            print(path)
-    except InputError as error:
-        tell(f"error: {error}")
-        return 2
-    return 0

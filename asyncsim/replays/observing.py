@@ -1,6 +1,6 @@
-"""Where a commit meets what its worker read: the one place, for every form of computing, and for real processes."""
+"""The recorders of a replay: checked, and called with each commit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,69 +8,11 @@ import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import naming_failures, tree_text
-from asyncsim.methods.method import Array, Method, State, add, send_update
-from asyncsim.replays.central import commit_mean
+from asyncsim.methods.method import Array, State
 from asyncsim.replays.recorders import Commit, Recorder
-from asyncsim.replays.state import WorkerRow
 
 #: Names of the numbers that every replay records of a commit.
 RECORDED = ("loss", "update_norm")
-
-
-def build_commit(method: Method, reads: str) -> Callable[..., tuple[Commit, Any]]:
-    """Return the function that makes one commit.
-
-    It goes from the central variable, the server's state, the worker's row, what the worker had read, where its local
-    steps started, their sum and mean loss, the central variable that the message is formed with, the visit and, if the
-    method sees them, the memories of all workers to the `Commit` and to what the worker reads at this visit for its
-    next computation (``()`` if ``reads`` are "separate", or "none").
-    """
-    # A server that adds the update makes a step of just that: to form it anew, the central variable would be copied.
-    gossips = method.mix is not None or method.meet is not None
-    adds_update = not gossips and method.message is send_update and method.apply is add
-
-    def commit(central, server, row, read, start, update, loss, pulled, visit, *memories):
-        if method.sees_loss:
-            visit = visit._replace(loss=loss.astype(visit.time.dtype))
-        message, worker, diagnostics = method.message(row.method, update, start, pulled, visit)
-        if gossips:
-            applied = commit_mean(method, server, central, message, worker, row.memory, visit)
-        else:
-            applied = method.apply(server, central, message, row.memory, visit, *memories)
-        seen: Any = ()
-        if reads == "message":
-            seen = message
-        if reads == "after":
-            seen = applied.central
-            if method.reply is not None:
-                seen = method.reply(applied.server, applied.central, applied.memory, visit)
-        elif reads == "before":
-            seen = central if method.reply is None else method.reply(server, central, row.memory, visit)
-        made = Commit(
-            visit=visit,
-            loss=loss,
-            read=read,
-            start=start,
-            update=update,
-            message=message,
-            diagnostics=diagnostics,
-            origin=method.origin(row.method, read) if method.origin else read,
-            before=central,
-            central=applied.central,
-            step=update if adds_update else applied.central - central,
-            worker=worker,
-            memory=applied.memory,
-            server=applied.server,
-            proxy=method.proxy(worker) if method.proxy else (),
-        )
-        return made, seen
-
-    return commit
-
-
-def row_after(commit: Commit, recorders: Sequence[State], learner: Any = ()) -> WorkerRow:
-    """Return the worker's row as a commit leaves it."""
-    return WorkerRow(commit.worker, commit.memory, tuple(recorders), learner)
 
 
 def observe(

@@ -1,0 +1,115 @@
+"""The workers of a cluster: the laws of their computing, and their windows."""
+
+import math
+import numbers
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncsim.base.errors import InputError, require_count, require_list
+from asyncsim.clusters.laws import Law, as_law, parse
+from asyncsim.clusters.network import with_mean
+
+#: Most local steps between two visits.
+_LONGEST_WINDOW = 100_000
+#: Guards the floor against quotients such as 3 * (1 / 3).
+_ROUND_OFF = 1e-9
+
+
+class HeterogeneityWarning(UserWarning):
+    """Warns that one law per worker was given and all are equal."""
+
+
+def _read(argument: str, value: Any) -> Any:
+    """Read laws from a text, or a list from an array; leave anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+
+
+def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
+    """Return one law of computing for all workers, or one for each."""
+    value = _read("compute", value)
+    if not isinstance(value, list | tuple):
+        return _lasting("compute", as_law("compute", value))
+    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
+    if len(laws) != workers:
+        raise InputError(
+            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
+            "give one law for all, or as many as workers"
+        )
+    if all(law == laws[0] for law in laws[1:]):
+        if workers > 1:
+            warnings.warn(
+                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
+                "nothing; give one law for all, or different ones",
+                HeterogeneityWarning,
+                stacklevel=4,
+            )
+        return laws[0]
+    return laws
+
+
+def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
+    """Return one window for all workers, or one for each."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, list | tuple):
+        return _window("window", value)
+    windows = tuple(_window(f"window[{i}]", one) for i, one in enumerate(value))
+    if len(windows) != workers:
+        raise InputError(
+            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
+            "or as many as workers"
+        )
+    return windows[0] if len(set(windows)) == 1 else windows
+
+
+def _window(argument: str, value: Any) -> int:
+    if require_count(argument, value) > _LONGEST_WINDOW:  # all times of a window are drawn at once
+        raise InputError(f"{argument} = {value}: must be at most {_LONGEST_WINDOW:,}; give fewer local steps")
+    return int(value)
+
+
+def _lasting(argument: str, law: Law) -> Law:
+    if with_mean(argument, law).mean <= 0:
+        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
+    return law
+
+
+def proportional_windows(compute: Sequence[Law | float | str] | str, window: int) -> tuple[int, ...]:
+    """Return a window for each worker, in proportion to its speed, so that all communicate about as often.
+
+    ::
+
+        window of worker i = floor(window * speed of i / speed of the fastest), at least 1
+
+    Parameters
+    ----------
+    compute : sequence of Law, or text
+        Of the time of a local step, one per worker; the speed is the inverse of its mean.
+    window : int
+        Of the fastest workers.
+
+    Returns
+    -------
+    tuple of int
+        For ``Cluster(window=...)``.
+
+    References
+    ----------
+    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135 (DyLU).
+    """
+    require_count("window", window)
+    laws = parse(compute) if isinstance(compute, str) else compute
+    if isinstance(laws, Law | numbers.Real):
+        raise InputError(f"compute = {compute!r}: must be a list of laws; with one for all, give one window")
+    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))]
+    if not all(0 < mean < math.inf for mean in means):
+        raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")
+    fastest = min(means)
+    return tuple(max(1, math.floor(window * fastest / mean + _ROUND_OFF)) for mean in means)

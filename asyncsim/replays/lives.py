@@ -1,0 +1,67 @@
+"""The lives of workers without a server: how their replicas, and the messages to them, leave and join the mean.
+
+The central variable is the mean of the living workers' replicas and of the messages in flight, by their
+weights. These need not sum to the number of workers, so the sum is the server's state
+(`asyncsim.replays.central.weighed`). A death takes the share that the worker kept of its last message; a lost
+message takes its share. A returning worker adds the replica that it copied, with weight one.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from asyncsim.methods.method import Array, Method
+from asyncsim.replays.central import Mass
+from asyncsim.replays.local import Parts
+from asyncsim.replays.state import ReplayState
+
+#: Weights below which nobody is left.
+_NOTHING = 1e-6
+
+
+def lose_message(state: ReplayState, slot: Array, share: Array) -> ReplayState:
+    """Take a share of a message that waits in a slot out of the mean."""
+    return _gain(state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf[slot], state.messages.mass))
+
+
+def lose_worker(method: Method, state: ReplayState, worker: Array, share: Array) -> ReplayState:
+    """Take the share that a worker has kept of its last message, or its replica, out of the mean."""
+    mass = _mass(method, state, worker)
+    return _gain(state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass))
+
+
+def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array, initial: Array) -> ReplayState:
+    """Begin a worker anew, with a copy of the replica of another, or with the initial one if ``source`` is -1."""
+    method, _, anew = parts
+    assert anew is not None
+    copied = _mass(method, state, jnp.maximum(source, 0))
+    replica = jnp.where(source < 0, initial, copied.vector / copied.weight[..., None])
+    mass, (own, learner) = Mass(replica, jnp.ones_like(copied.weight)), anew(replica)
+    row = state.workers._replace(method=own, learner=learner, memory=mass if method.mix is not None else ())
+
+    def write(leaves: Any, values: Any) -> Any:
+        return jax.tree.map(lambda leaf, value: leaf.at[worker].set(value), leaves, values)
+
+    workers = state.workers._replace(
+        **{name: write(getattr(state.workers, name), getattr(row, name)) for name in ("method", "learner", "memory")}
+    )
+    read = state.read if method.mix is not None else state.read.at[worker].set(replica)
+    return _gain(state._replace(workers=workers, read=read), mass)
+
+
+def _mass(method: Method, state: ReplayState, worker: Array) -> Mass:
+    """Return a worker's last message, or its replica where workers meet."""
+    if method.mix is not None:
+        return jax.tree.map(lambda leaf: leaf[worker], state.workers.memory)
+    replica: Any = state.workers.method[worker]
+    return Mass(replica, jnp.ones(replica.shape[:-1], replica.dtype))
+
+
+def _gain(state: ReplayState, mass: Mass) -> ReplayState:
+    """Add a mass to the mean; where nothing is left, the central variable stays."""
+    total = state.server + mass.weight
+    lasts = total > _NOTHING
+    step = (mass.vector - mass.weight[..., None] * state.central) / jnp.where(lasts, total, 1)[..., None]
+    central = jnp.where(lasts[..., None], state.central + step, state.central)
+    return state._replace(central=central, server=jnp.where(lasts, total, jnp.zeros_like(total)))

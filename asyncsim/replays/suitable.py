@@ -1,0 +1,131 @@
+"""Check that a trace is one that a method can be replayed on: its server, its timing and its workers."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from asyncsim.base.errors import InputError
+from asyncsim.clusters.policy import Policy, handshake
+from asyncsim.methods.check import visit_kinds
+from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
+from asyncsim.traces.trace import Trace
+
+
+def require_replies(method: Method, reads: str) -> None:
+    """Raise InputError if a method replies to its workers, and reads (those of `Waves`) are not part of commits."""
+    if method.reply is not None and reads == "separate":
+        raise InputError(
+            f"method = {method.name!r}: replies to its workers with more than the central variable, and not every read "
+            "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), under a policy that "
+            "answers each message as it is applied: asynchronous() say"
+        )
+
+
+def require_server(method: Method, trace: Trace) -> None:
+    """Raise InputError unless a method has a server where its trace has one, and none where not."""
+    gossips = method.mix is not None or method.meet is not None
+    if gossips == (trace.protocol == "gossip"):
+        meets = gossips and bool((trace.frame["partner"] >= 0).any())
+        if meets != (method.meet is not None) and trace.workers > 1:
+            do, policy = ("meet in pairs", handshake()) if method.meet else ("send messages", method.timing.policy)
+            raise InputError(
+                f"method = {method.name!r}: its workers {do}, and this trace's policy is {trace.policy}; simulate one "
+                f"with Cluster(topology=..., policy={policy.call if policy else 'asyncsim.neighbours()'})"
+            )
+        return
+    remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
+    has = "no server" if gossips else "a server"
+    raise InputError(
+        f"method = {method.name!r}: needs a trace of a cluster with {has}, this one is of a cluster with "
+        f"{'a server' if gossips else 'none'}; simulate {remedy}"
+    )
+
+
+def require_arrived(method: Method, trace: Trace, params: Any) -> None:
+    """Raise InputError if gradients depend on messages, and messages of the trace arrive while they are computed."""
+    mix, resume = method.mix, method.resume
+    if mix is None or resume is None or trace.takes_up != "commit":
+        return
+    kind = jnp.result_type(float)
+    size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+    central = jax.ShapeDtypeStruct((size,), kind)
+    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
+    worker = jax.eval_shape(method.init_worker, central)
+    inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
+    traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
+    messages = len(jax.tree.leaves(inbox))
+    if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
+        raise InputError(
+            f"method = {method.name!r}: computes gradients of replicas that have mixed their messages, and in this "
+            f"trace, with {trace.policy}, messages arrive while gradients are computed; simulate one with "
+            'Cluster(topology=..., policy=asyncsim.neighbours(mix="before")), or choose dpsgd'
+        )
+
+
+def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
+    """Return which outputs of a traced function depend on some of its inputs."""
+    reached = {variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input}
+    for equation in jaxpr.eqns:
+        dependent = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
+        if equation.primitive.name in ("jit", "pjit"):
+            outputs = _depends(equation.params["jaxpr"].jaxpr, dependent)
+        else:
+            outputs = [any(dependent)] * len(equation.outvars)
+        reached |= {variable for variable, is_reached in zip(equation.outvars, outputs, strict=True) if is_reached}
+    return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
+
+
+def require_one_server(servers: int, parameters: int) -> None:
+    """Raise InputError for several servers: replays have one central variable."""
+    if servers > parameters:
+        raise InputError(
+            f"servers = {servers}: each holds a part of the parameters, and there are {parameters}; "
+            "give at most as many servers"
+        )
+    if servers > 1:
+        raise InputError(
+            f"servers = {servers}: a replay of several servers is not built yet, only their simulation; "
+            "give servers = 1, or run the study plan, which measures times alone"
+        )
+
+
+def require_timing(method: Method, trace: Trace) -> None:
+    """Raise InputError unless a trace has the timing that a method needs."""
+    require_enough(method.name, method.timing, trace.workers)
+    for name, needed in vars(method.timing).items():
+        if name in OF_JOURNEYS or name == "fewest_workers":
+            continue
+        has = getattr(trace, name)
+        if name == "window" and trace.windows_differ:
+            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
+        if needed is None or has == needed:
+            continue
+        if name == "policy" and trace.cluster is None and trace.protocol == "gossip":
+            # Recorded: its rows say who waited for whom, and this is left of the policy.
+            mixed = "commit" if needed.mix == "beside" or needed.name == "handshake" else "read"
+            if trace.takes_up == mixed:
+                continue
+            raise InputError(
+                f"method = {method.name!r}: with {needed} messages are taken up at the {mixed}, and in this recorded "
+                f"trace they were at the {trace.takes_up}; choose another method, or correct takes_up"
+            )
+        how = needed.call if isinstance(needed, Policy) else repr(needed)
+        raise InputError(
+            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
+            f"simulate one with Cluster({name}={how})"
+        )
+
+
+def require_enough(name: str, timing: Timing, workers: int) -> None:
+    """Raise InputError if there are fewer workers than a method needs."""
+    if timing.fewest_workers is not None and workers < timing.fewest_workers:
+        raise InputError(
+            f"method = {name!r}: with these arguments it needs at least {timing.fewest_workers} workers, and there are "
+            f"{workers}; give more workers, or other arguments"
+        )
+
+
+def _said(value: Any) -> str:
+    return str(value) if isinstance(value, Policy) else repr(value)

@@ -1,0 +1,82 @@
+"""Columns of the tables of studies, each declared once: its name in files, its title in printed tables, its axis.
+
+Pages show the words of the axis where the mouse is over a column's name.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pandas as pd
+
+from asyncsim.base.console import table_text
+
+
+class Column(NamedTuple):
+    """A column of tables."""
+
+    name: str  #: in files
+    title: str = ""  #: in printed tables; by default the name in words
+    axis: str = ""  #: of a figure, with the unit; by default the title
+    of: str = ""  #: the column of the whole that this is a part of: both are printed as one, ``2 of 3``
+
+
+#: The columns that several studies have. Others have their names as titles.
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("learning_rate", "rate", "learning rate"),
+        Column("reached", of="seeds"),
+        Column("diverged", of="seeds"),
+        Column("time_to_target", "time (s)", "simulated time to the target (s)"),
+        Column("gradients_to_target", "gradients", "gradients to the target"),
+        Column("rounds_to_target", "rounds"),
+        Column("first_touch", "first touch (s)"),
+        Column("simulated_seconds", "simulated s"),
+        Column("final_loss", "minibatch loss"),
+        Column("train_loss", axis="loss on the training data"),
+        Column("test_loss", axis="loss on the test data"),
+        Column("test_error", axis="error on the test data"),
+        Column("train_accuracy", axis="accuracy on the training data"),
+        Column("test_accuracy", axis="accuracy on the test data"),
+        Column("throughput", "commits/s"),
+        Column("trace.throughput", "commits/s"),
+        Column("staleness_mean", "staleness", "mean staleness (versions)"),
+        Column("staleness_q99", "99 % of it", "99 % quantile of the staleness (versions)"),
+        Column("spectral_gap", "gap", "spectral gap"),
+    )
+}
+
+
+def as_column(column: str | Column) -> Column:
+    """Return a column by its name, with its title and the words along its axis."""
+    declared = COLUMNS.get(column, Column(column)) if isinstance(column, str) else column
+    title = declared.title or declared.name.replace("_", " ")
+    return declared._replace(title=title, axis=declared.axis or title)
+
+
+def axis_of(column: str | Column) -> str:
+    """Return the words along the axis of a figure that shows a column."""
+    return as_column(column).axis
+
+
+def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = None) -> pd.DataFrame:
+    """Return some columns of a table as they are printed, as far as the table has them.
+
+    By default all but those of which others are printed as parts.
+    """
+    titled = {}
+    if columns is None:
+        wholes = {as_column(name).of for name in table}
+        columns = [name for name in table if name not in wholes - {""}]
+    for column in map(as_column, columns):
+        if column.name in table:
+            values = table[column.name]
+            if column.of and column.of in table:
+                values = [f"{part} of {whole}" for part, whole in zip(values, table[column.of], strict=True)]
+            titled[column.title] = values
+    return pd.DataFrame(titled, table.index)
+
+
+def text_of(table: pd.DataFrame, columns: Iterable[str | Column] | None = None, file: str = "", digits: int = 3) -> str:
+    """Return some columns of a table as text, one line for each row; ``file`` and ``digits`` as in `table_text`."""
+    return table_text(with_titles(table, columns), digits, file)

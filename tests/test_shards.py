@@ -1,0 +1,388 @@
+"""Several servers, each with a shard: by hand, against the usual model of each server, and what is conserved."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+import asyncsim
+from asyncsim import Cluster, InputError, Trace, simulate, study
+from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
+from asyncsim.clusters import policy
+from asyncsim.theory import queue_theory, staleness_theory, throughput_theory
+
+#: Arguments of `Cluster` for each protocol.
+PROTOCOLS = [
+    {"protocol": "exchange"},
+    {"protocol": "read_then_write"},
+    {"protocol": "read_then_write", "exclusive": False},
+    {"protocol": "write_then_read"},
+]
+#: Policies that every protocol has, and those of a server that chooses when to reply.
+POLICIES = [
+    policy.asynchronous(),
+    policy.buffered(3),
+    policy.discard_stale(2),
+    policy.discard_stale(3, 2),
+    policy.rounds(),
+    policy.buckets(2),
+]
+HOLDING = [policy.bounded_staleness(0), policy.bounded_staleness(2), policy.barrier()]
+
+
+@st.composite
+def sharded(draw):
+    """A cluster of several servers whose events never coincide."""
+    protocol = draw(st.sampled_from(PROTOCOLS))
+    policies = POLICIES if protocol["protocol"] == "read_then_write" else POLICIES + HOLDING
+    governed = draw(st.sampled_from(policies))
+    disciplines = ["fifo", "lowest_rank", "random"]
+    if protocol["protocol"] == "write_then_read" and governed != policy.asynchronous():
+        disciplines = ["fifo"]  # the usual model asks for the read one event later, when another visit has begun
+    latency = st.sampled_from([0.0, "exponential(0.1)", ("exponential(0.5)", "exponential(0.02)")])
+    network = st.sampled_from(
+        [
+            {},
+            {"bandwidth": 40.0, "message_bytes": 7.0},
+            {"bandwidth": (90.0, 30.0), "message_bytes": (7.0, 3.0), "shared_bandwidth": True},
+        ]
+    )
+    return Cluster(
+        workers=draw(st.integers(2, 5)),
+        compute=draw(st.sampled_from(["exponential(1)", "gamma(1, 0.3)"])),
+        service=draw(st.sampled_from(["exponential(0.05)", "exponential(0.5)"])),
+        latency=draw(latency),
+        window=draw(st.integers(1, 2)),
+        discipline=draw(st.sampled_from(disciplines)),
+        policy=governed,
+        servers=draw(st.integers(2, 4)),
+        **protocol,
+        **draw(network),
+    )
+
+
+class ServerModel(UsualModel):
+    """The usual model of one of several servers.
+
+    A worker has a process for each server. The processes of a worker draw the same times of computing, and wait for
+    each other before each computation.
+    """
+
+    def __init__(self, cluster, seed, env, number, meet):
+        size = cluster.message_bytes
+        if size is not None:
+            size = tuple(each / cluster.servers for each in size) if isinstance(size, tuple) else size / cluster.servers
+        whole = dataclasses.replace(cluster, servers=1, message_bytes=size)
+        super().__init__(whole, 0, seed, env, f" shard {number}" if number else "")
+        travel = self.down
+
+        def down(worker, loaded=True):
+            if travel:
+                yield from travel(worker, loaded)
+            if loaded != (cluster.protocol == "read_then_write" and cluster.separate_reads):
+                yield meet(worker)
+
+        self.down = down
+
+
+class ShardedModel:
+    """The usual models of all servers, on one clock, until a time."""
+
+    def __init__(self, cluster, seed, until):
+        env = simpy.Environment()
+        arrived = [[] for _ in range(cluster.workers)]
+
+        def meet(worker):
+            waiting = arrived[worker]
+            waiting.append(env.event())
+            last = waiting[-1]
+            if len(waiting) == cluster.servers:
+                for event in waiting:
+                    event.succeed()
+                waiting.clear()
+            return last
+
+        self.servers = [ServerModel(cluster, seed, env, number, meet) for number in range(cluster.servers)]
+        while env.peek() <= until:
+            env.step()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cluster=sharded(), commits=st.integers(1, 50), seed=st.integers(0, 2**32))
+def test_each_server_has_the_rows_of_the_usual_model(cluster, commits, seed):
+    trace = simulate(cluster, commits, seed)
+    model = ShardedModel(cluster, seed, trace.frame["commit_time"].iloc[-1])
+    for shard, server in enumerate(model.servers):
+        parts = trace.parts[trace.parts["shard"] == shard]
+        expected = pd.DataFrame(server.rows, columns=COLUMNS)
+        parts = parts.merge(trace.frame[["worker", "job", "start_time"]], how="left", on=["worker", "job"])
+        for name in COLUMNS[:-1]:
+            found = parts[name].to_numpy()
+            known = pd.notna(found) if name == "start_time" else np.ones(len(found), bool)  # of whole messages
+            np.testing.assert_array_equal(found[known], expected[name].to_numpy()[known], err_msg=name)
+        held = trace.open_parts[trace.open_parts["shard"] == shard][["worker", "read_version", "read_time"]]
+        reads = [(i, *read) for i, reads in enumerate(server.reads) for read in sorted(reads)]
+        assert sorted(held.itertuples(index=False, name=None)) == reads
+        # The staleness identity of each shard; the right-hand side is counted one increment at a time.
+        if cluster.policy == policy.asynchronous():
+            aged = parts["staleness"].sum() + (len(parts) - held["read_version"]).sum()
+            assert aged == expected["others"].sum()
+            if not cluster.separate_reads:
+                others = cluster.workers - (cluster.protocol == "exchange")
+                assert aged == len(parts) * others
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(cluster=sharded(), commits=st.integers(1, 50), seed=st.integers(0, 2**32))
+def test_messages_follow_from_their_parts(cluster, commits, seed):
+    trace = simulate(cluster, commits, seed)
+    frame, parts = trace.frame, trace.parts
+    assert len(trace.accepted) == commits
+    whole = parts[parts["commit"] >= 0].groupby("commit")
+    assert (whole["shard"].nunique() == cluster.servers).all() and len(whole) == len(frame)
+    pd.testing.assert_series_equal(
+        whole["commit_time"].max(), frame["commit_time"], check_index=False, check_names=False
+    )
+    last = parts.loc[whole["part"].max()]
+    for name in ("worker", "job", "arrive_time", "serve_time"):
+        assert last[name].tolist() == frame[name].tolist(), name
+    pd.testing.assert_series_equal(whole["read_time"].max(), frame["read_time"], check_index=False, check_names=False)
+    discarded = whole["outcome"].agg(lambda outcomes: (outcomes == "discarded").all())
+    assert discarded.tolist() == (frame["outcome"] == "discarded").tolist()
+    if cluster.policy == policy.asynchronous():  # a version of the rows is a message
+        assert frame["version"].tolist() == list(range(1, commits + 1))
+        read = np.searchsorted(frame["commit_time"], frame["read_time"], side="right")
+        of_exchange = read - (cluster.protocol == "read_then_write" and cluster.exclusive)
+        first = (frame["job"] == 0).to_numpy()
+        np.testing.assert_array_equal(frame["read_version"], np.where(first, 0, of_exchange))
+
+
+@pytest.mark.parametrize("servers", [2, 4])
+def test_the_mean_staleness_of_each_shard_is_conserved(servers):
+    """Of K commits to a shard by n workers, the staleness and the ages of open reads sum to K (n - 1)."""
+    workers, commits = 6, 500
+    laws = ["gamma(1, 0.5)"] * 4 + ["exponential(3)"] * 2
+    trace = simulate(Cluster(workers, laws, "exponential(0.2)", "exponential(0.3)", servers=servers), commits, seed=3)
+    for shard in range(servers):
+        parts, reads = (table[table["shard"] == shard] for table in (trace.parts, trace.open_parts))
+        ages = len(parts) - reads["read_version"]
+        assert parts["staleness"].sum() + ages.sum() == len(parts) * (workers - 1)
+    means = trace.per_shard()["mean_staleness"]
+    assert means.to_numpy() == pytest.approx([workers - 1] * servers, abs=0.05)
+    assert staleness_theory(trace.cluster).mean == workers - 1
+
+
+def test_two_workers_and_two_servers_by_hand():
+    """Half of the message takes 2 bytes / (8 bytes/s); a journey .125 + .25 s, a service .5 s."""
+    cluster = Cluster(2, [1.0, 1.25], 0.5, 0.125, 8.0, 4.0, servers=2)
+    trace = simulate(cluster, 4)
+    names = ["worker", "read_version", "start_time", "send_time", "arrive_time", "serve_time", "commit_time", "version"]
+    expected = [
+        (0, 0, 0.0, 1.0, 1.375, 1.375, 1.875, 1),
+        (1, 0, 0.0, 1.25, 1.625, 1.875, 2.375, 2),  # waits for the other's part at each server
+        (0, 1, 2.25, 3.25, 3.625, 3.625, 4.125, 3),
+        (1, 2, 2.75, 4.0, 4.375, 4.375, 4.875, 4),
+    ]
+    assert list(trace.frame[names].itertuples(index=False, name=None)) == expected
+    assert trace.frame["staleness"].tolist() == [0, 1, 1, 1]
+    of_parts = [name for name in names if name in trace.parts]
+    for shard in range(2):
+        parts = trace.parts[trace.parts["shard"] == shard]
+        pd.testing.assert_frame_equal(parts[of_parts].reset_index(drop=True), trace.frame[of_parts])
+    assert trace.parts["shard"].tolist() == [0, 1] * 4 and trace.parts["commit"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert trace.open_parts[["worker", "job", "shard", "read_version"]].values.tolist() == [
+        [0, 2, 0, 3],
+        [1, 2, 0, 4],
+        [0, 2, 1, 3],
+        [1, 2, 1, 4],
+    ]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda options: "_".join(map(str, options.values())))
+@pytest.mark.parametrize("governed", [*POLICIES, *HOLDING], ids=str)
+def test_with_constant_times_each_server_has_the_rows_of_one_server(protocol, governed):
+    if governed in HOLDING and protocol["protocol"] == "read_then_write":
+        with pytest.raises(InputError, match="the server chooses when to answer a read"):
+            Cluster(3, 1.0, policy=governed, **protocol, servers=3)
+        return
+    options = {"service": 0.3, "latency": (0.07, 0.11), "policy": governed, **protocol}
+    one = simulate(Cluster(3, [1.0, 1.37, 2.21], **options), 60)
+    several = simulate(Cluster(3, [1.0, 1.37, 2.21], **options, servers=3), 60)
+    columns = [name for name in several.parts if name in one.frame and name != "commit"]
+    for shard in range(3):
+        parts = several.parts[several.parts["shard"] == shard].reset_index(drop=True)
+        pd.testing.assert_frame_equal(parts[columns], one.frame[columns], check_exact=True)
+    kept = [name for name in one.frame if name not in ("local_steps",)]
+    pd.testing.assert_frame_equal(several.frame[kept], one.frame[kept], check_exact=True)
+
+
+def test_a_worker_waits_for_its_last_part():
+    """One worker never queues: a cycle is the computation, and the longest of its parts' journeys and services."""
+    trace = simulate(Cluster(1, 1.0, "exponential(0.3)", "exponential(0.2)", servers=3), 200, seed=4)
+    parts = trace.parts.merge(trace.frame[["job", "send_time"]], on="job")
+    assert (parts["arrive_time"] == parts["serve_time"]).all()
+    last = parts.groupby("job")["commit_time"].max()
+    assert (trace.frame["start_time"].to_numpy()[1:] >= last.to_numpy()[:-1]).all()
+    spent = [
+        parts.loc[parts["shard"] == k, "arrive_time"] - parts.loc[parts["shard"] == k, "send_time"] for k in range(3)
+    ]
+    for left, right in ((0, 1), (0, 2), (1, 2)):  # each server has random streams of its own
+        assert abs(np.corrcoef(spent[left], spent[right])[0, 1]) < 0.25
+
+
+def test_one_server_is_not_recorded():
+    cluster = Cluster(3, "exponential(1)", 0.1, servers=1)
+    assert "servers" not in cluster.to_dict() and "servers" not in repr(cluster)
+    trace = simulate(cluster, 20)
+    assert trace.parts.empty and trace.open_parts.empty and "shard" not in trace.present
+    table = trace.per_shard()
+    assert table["shard"].tolist() == [0]
+    for name, of_summary in (("mean_staleness", "staleness_mean"), ("utilisation", "utilisation")):
+        assert table[name][0] == trace.summary()[of_summary]
+
+
+@pytest.fixture(params=PROTOCOLS, ids=lambda options: "_".join(map(str, options.values())))
+def trace(request):
+    options = {"policy": "discard_stale(3)"} if request.param["protocol"] != "exchange" else {}
+    return simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.3)", 0.1, servers=4, **options, **request.param), 120)
+
+
+def test_a_saved_trace_has_its_parts(trace, tmp_path):
+    loaded = Trace.load(trace.save(tmp_path / "trace.parquet"))
+    for field in dataclasses.fields(Trace):
+        if field.name != "source":
+            pd.testing.assert_frame_equal(getattr(loaded, field.name), getattr(trace, field.name), check_exact=True)
+    assert loaded.source == trace.source and loaded.servers == 4
+    assert loaded.save(tmp_path / "again.parquet").read_bytes() == (tmp_path / "trace.parquet").read_bytes()
+    assert "at 4 servers" in repr(loaded)
+
+
+def test_the_summary_is_of_parts(trace):
+    summary, shards = trace.summary(), trace.per_shard()
+    counted = trace.accepted.parts
+    counted = counted[(counted["commit"] >= summary["warm_up"]) & (counted["outcome"] == "applied")]
+    assert summary["staleness_mean"] == counted["staleness"].mean()
+    assert shards["commits"].sum() == len(counted)
+    assert shards["commits"] @ shards["mean_staleness"] == pytest.approx(counted["staleness"].sum())
+    for name in ("utilisation", "wait_mean", "queue_mean"):
+        assert summary[name] == pytest.approx(shards[name].mean())
+    busy = sum(trace.visits["end"] - trace.visits["serve"]) / 4 / trace.frame["commit_time"].iloc[-1]
+    assert trace.per_shard(warm_up=0)["utilisation"].mean() == pytest.approx(busy, rel=0.1)
+    shares = [value for name, value in summary.items() if name.endswith("_share")][:7]
+    axes = Figure().subplots()
+    asyncsim.plots.staleness_histogram(axes, trace, warm_up=0)
+    assert f"mean {trace.summary(warm_up=0)['staleness_mean']:.3g}" in axes.get_legend().texts[0].get_text()
+    if trace.source.separate_reads:
+        assert np.isnan(shares).all()
+        with pytest.raises(InputError, match="servers = 4: with reads in visits of their own"):
+            trace.plot()
+    else:
+        assert sum(shares) == pytest.approx(1.0)
+    assert trace.queue()["in_system"].max() <= 4 * 5
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value", "message"),
+    [
+        (3, "part", 9, r"parts: part of row 3 is 9; it must count the rows from 0"),
+        (3, "shard", 4, r"shard of row 3 is 4; it must be from 0 to 3"),
+        (3, "version", 7, r"version of row 3 is 7; it must be the shard's version before"),
+        (3, "staleness", 7, r"staleness of row 3 is 7; it must count the versions"),
+        (3, "read_version", 99, r"read_version of row 3 is 99; it must be a version that there was"),
+        (3, "serve_time", 0.0, r"serve_time of row 3 is 0\.0; it must not be before arrive_time"),
+        (3, "job", 5, r"job of row 3 is 5; it must be that of its row"),
+        (3, "commit", 2, r"parts: [35] are of row . of frame; with servers = 4 each row has 4"),
+        (-1, "commit_time", 1e9, r"commit_time of row \d+ is 1000000000\.0; it must be that of the message's row"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(row, column, value, message):
+    trace = simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.3)", servers=4), 120)
+    parts = trace.parts.copy()
+    parts.loc[row % len(parts), column] = value
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(trace, parts=parts)
+
+
+def test_a_trace_of_one_server_has_no_parts():
+    several, one = (simulate(Cluster(2, 1.0, servers=servers), 4) for servers in (2, 1))
+    with pytest.raises(InputError, match="parts: 2 are of row 0 of frame; with servers = 1 each row has 0"):
+        dataclasses.replace(one, parts=several.parts)
+    with pytest.raises(InputError, match="parts: 0 are of row 0 of frame; with servers = 2 each row has 2"):
+        dataclasses.replace(several, parts=several.parts.head(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"servers": 0}, "servers = 0: must be at least 1"),
+        ({"servers": 1.5}, "servers = 1.5: must be a whole number"),
+        ({"policy": "first_of(2)"}, r"policy = first_of\(count=2\): with servers = 2 all workers may wait"),
+        ({"policy": "barrier(2)"}, r"policy = barrier\(count=2\): stops computations .*; choose barrier\(\)"),
+        ({"policy": "cancel_stale(2)"}, r"policy = cancel_stale\(limit=2, count=1\): stops computations"),
+        ({"policy": "barrier(collective=ring)"}, "servers = 2: .* an all-reduce has no server; leave servers out"),
+        ({"topology": "ring()"}, "servers = 2: .* there is no server; leave servers out"),
+        ({"failures": "crash(9, 1)"}, "failures = .*: not simulated with several servers; leave failures out"),
+        (
+            {"read_blocks": 2, "discipline": "lock_free", "protocol": "write_then_read"},
+            "read_blocks = 2: not simulated with several servers",
+        ),
+    ],
+)
+def test_impossible_clusters_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        Cluster(3, 1.0, **{"servers": 2, **options})
+
+
+def test_replays_and_calibrations_are_of_one_server():
+    trace = simulate(Cluster(3, 1.0, servers=2), 20)
+    method = asyncsim.methods.sgd()
+    with pytest.raises(InputError, match="servers = 2: a replay of several servers is not built yet"):
+        asyncsim.replay(trace, method, asyncsim.problems.quadratic([1.0, 2.0]))
+    with pytest.raises(InputError, match="servers = 2: each holds a part of the parameters, and there are 1"):
+        asyncsim.replay(trace, method, asyncsim.problems.quadratic([1.0]))
+    with pytest.raises(InputError, match="servers = 2; only traces of one server can be calibrated"):
+        asyncsim.calibrate(trace)
+
+
+def test_theory_of_several_servers():
+    """Rates are bounds where parts differ; staleness is that of each shard."""
+    alike = Cluster(4, "gamma(1, 0.5)", 0.0, 0.1, servers=3)
+    assert throughput_theory(alike) == throughput_theory(dataclasses.replace(alike, servers=1))
+    differing = Cluster(4, "gamma(1, 0.5)", "exponential(0.2)", "exponential(0.3)", servers=3)
+    theory = throughput_theory(differing)
+    measured = simulate(differing, 4000).summary()
+    assert theory.name == "saturation bound" and not theory.exact and measured["throughput"] < theory.commits
+    assert measured["throughput"] < simulate(dataclasses.replace(differing, servers=1), 4000).summary()["throughput"]
+    assert queue_theory(differing) is None
+    assert staleness_theory(differing).mean == 3.0
+
+
+def test_sharing_a_link_among_servers_is_quicker():
+    """A saturated link carries a quarter of the bytes for each of four servers."""
+    options = {"bandwidth": 10.0, "message_bytes": 10.0, "shared_bandwidth": True}
+    rates = [
+        simulate(Cluster(20, "exponential(1)", **options, servers=k), 3000).summary()["throughput"] for k in (1, 4)
+    ]
+    assert rates[0] == pytest.approx(1.0, rel=0.01) and rates[1] == pytest.approx(4.0, rel=0.03)
+
+
+def test_plans_have_several_servers_and_replaying_studies_have_not(tmp_path):
+    """Four links carry a quarter of the bytes each; the all-reduce among the combinations has no server."""
+    plan = study.load("plan")
+    options = {"workers": 8, "gradients": 400.0, "seeds": 1, "bandwidth": 1e6, "message_bytes": 5e5, "servers": 4}
+    policies = {"policy": ("asynchronous", "barrier"), "collective": ("none", "ring")}
+    result = plan.run(plan.Config(**options, **policies, out=tmp_path / "plan"))
+    rows = result.summary.set_index(["policy", "collective"])
+    asynchronous = rows.loc[("asynchronous", "none")]
+    assert asynchronous["staleness_mean"] == pytest.approx(7, abs=0.2)
+    cluster = Cluster(8, "gamma(1, 0.2)", 0.005, bandwidth=1e6, message_bytes=5e5, shared_bandwidth=True, servers=4)
+    assert asynchronous["seconds"] == simulate(cluster, 400).frame["commit_time"].iloc[-1]
+    with pytest.raises(InputError, match=r"servers = 4: a replay of several servers .* run the study plan"):
+        compare = study.load("compare")
+        compare.run(compare.Config(workers=2, steps=5, seeds=1, servers=4, out=tmp_path / "compare"))
+    assert not (tmp_path / "compare").exists()

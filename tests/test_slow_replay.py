@@ -1,0 +1,232 @@
+"""Drawn traces, methods and problems, replayed in every form: the numbers of the slow replay, `event_loop`.
+
+Strategies draw only what can be replayed, so that nothing is skipped: an `InputError` fails a test.
+"""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any, NamedTuple
+from unittest import mock
+
+import event_loop
+import jax
+import numpy as np
+import pytest
+from cases import (
+    EVERY,
+    FORCED,
+    METHODS,
+    OWN,
+    PROBLEMS,
+    combining,
+    counting,
+    damped_buffer,
+    make_method,
+    make_problem,
+    make_trace,
+    nested_problem,
+    stateful_problem,
+    stopping,
+)
+from event_loop import RECORDED, EventLoop, deviation, forced_deviation
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from world import SEEDS, clusters, gates
+
+import asyncsim.replays.programs
+from asyncsim import Cluster, Uniform, failures, methods, prescribed, problems, recorders, simulate
+from asyncsim.methods import Timing
+from asyncsim.replays import tuning
+from asyncsim.replays.replay import Replay
+from asyncsim.study.cell import meet
+
+#: Form and number of devices; three divide neither the commits of a piece nor the parameters evenly.
+FORMS = {"single": ("single", 1), "batch": ("batch", 1), "two devices": ("batch", 2), "three devices": ("batch", 3)}
+KINDS = ("server", "torn", "prescribed", "failures")
+BROKEN = [
+    failures.crash("exponential(12)", "exponential(4)", detect=1.0),
+    failures.outage("exponential(15)", 2.0, checkpoint_every=7, checkpoint_time=0.2),
+    failures.loss(0.1, timeout=2.0, resend=False),
+]
+
+
+def by_name(name):
+    """A method of the package, under any policy if it takes one."""
+    make = methods.METHODS[name]
+    options = {"policy": None} if "policy" in inspect.signature(make).parameters else {}
+    return make(learning_rate=0.01, **options)  # windows are up to three, and reads are stale
+
+
+RULES = {
+    # Those without a server have traces of their own, see `test_gossip`; those that need several workers are in
+    # `test_byzantine`.
+    **{
+        name: functools.partial(by_name, name)
+        for name, make in methods.METHODS.items()
+        if not (make().mix or make().meet) and name not in ("basgd", "kardam")
+    },
+    "gem, paper": METHODS["gem, paper"],
+    "lsgd, groups": METHODS["lsgd"],
+    **{name: make for name, (make, *_) in OWN.items()},
+    "a number of each worker": counting,
+    "a buffer": damped_buffer,
+    "combining": combining,
+}
+#: One of each mechanism; the others have their turn in a full run.
+DEFAULT = {"gem, paper", "dana_zero", "aeasgd", "lsgd, groups", "ringleader", "fedbuff", "draws", "lgd"}
+#: Methods whose replays go through crashes, outages and losses.
+WITH_FAILURES = ("gem", "downpour", "aeasgd", "fedbuff", "ringleader", "lsgd, groups", "averaging", "dana_zero", "adag")
+#: Made for a number of workers, as each may have an objective of its own.
+TASKS = {
+    "least_squares": lambda workers: problems.least_squares(workers, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "logistic": lambda workers: problems.logistic(workers, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "quadratic": lambda workers: make_problem("quadratic"),
+    "digits": lambda workers: problems.digits(batch_size=4, hidden=()),
+    "stateful": lambda workers: stateful_problem(),
+    "nested": lambda workers: nested_problem(),
+}
+
+
+class Combination(NamedTuple):
+    form: str
+    rule: str
+    task: str
+    trace: Any
+    looks: bool
+
+
+def can_be(kind, method):
+    """Whether a method can be replayed on such a trace, and in this form."""
+    light = {"message_size", "message_share"}  # which take any trace
+    needs = {name for name, value in vars(method.timing).items() if value is not None} - light
+    if kind == "torn":
+        return not method.reply and ("read_blocks" in needs or not needs)
+    if kind == "prescribed":
+        return not needs and not method.reply
+    return True
+
+
+@st.composite
+def traces(draw, kind, form, rule, seed):
+    method, commits = RULES[rule](), draw(st.integers(160, 200))
+    if kind == "prescribed":  # staler than there are workers: jobs of one worker overlap
+        workers = draw(st.integers(2, 9))
+        return prescribed(Uniform(0, 3 * workers), commits, workers, draw(st.integers(1, 3)), seed % 1000)
+    cluster = draw(clusters(sizes=(2, 9), locked=kind == "failures"))
+    if kind == "torn":
+        blocks = draw(st.integers(2, 4))
+        cluster = meet(cluster, Timing(protocol="write_then_read", discipline="lock_free", read_blocks=blocks))
+    if kind == "failures":
+        times = {"compute": "gamma(mean=1, cv=0.5)", "service": 0.02, "latency": 0.05, "failures": BROKEN}
+        visits = {"protocol": cluster.protocol, "exclusive": cluster.exclusive}
+        cluster = Cluster(5, window=draw(st.integers(1, 3)), **times, **visits)
+    cluster = meet(cluster, method.timing)
+    if method.reply:  # which comes only with reads that belong to a commit
+        if cluster.separate_reads or kind == "failures":
+            cluster = meet(cluster, Timing(protocol="exchange"))
+    elif not method.timing.policy:
+        cluster = dataclasses.replace(cluster, policy=draw(gates(cluster.workers, cluster.protocol)))
+    return simulate(cluster, commits, seed)
+
+
+@st.composite
+def combinations(draw, forms=tuple(FORMS), kinds=KINDS, rules=tuple(RULES)):
+    # Hypothesis begins with the simplest of all, the same in every test: its time is better spent.
+    seed = draw(SEEDS)
+    assume(seed)
+    rule = draw(st.sampled_from(rules))
+    possible = [
+        (form, kind)
+        for form in forms
+        for kind in kinds
+        if can_be(kind, RULES[rule]()) and (kind != "failures" or rule in WITH_FAILURES)
+    ]
+    assume(possible)
+    form, kind = draw(st.sampled_from(possible))
+    trace = draw(traces(kind, form, rule, seed))
+    return Combination(form, rule, draw(st.sampled_from(sorted(TASKS))), trace, draw(st.booleans()))
+
+
+@pytest.fixture(autouse=True)
+def float64(lenient):
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    """Share no program with other tests, nor keep any: there are too many."""
+    asyncsim.replays.programs._build.cache_clear()
+    yield
+    asyncsim.replays.programs._build.cache_clear()
+    event_loop._COMPILED.clear()
+
+
+def assert_the_loop(combination):
+    """Replay a combination in its form: the method is made anew, so that nothing is compiled for it yet."""
+    trace, (form, count) = combination.trace, FORMS[combination.form]
+    commits = len(trace.accepted)
+    stops = np.r_[EVERY:commits:EVERY, commits]
+    # A method that waits for a version does not move without one, and no deviation is relative to nothing.
+    assume(np.diff(np.r_[0, trace.accepted.frame["version"].to_numpy()[stops - 1]]).all())
+    looks = [recorders.diagnostics(2)] if combination.looks else []
+    options = {"record": [recorders.energy(tensors=2 * combination.looks), *looks], "precision": "float64"}
+    options |= {"stops": stops, "form": form, "devices": jax.devices()[:count]}
+    # Batches of the sizes that accelerators have.
+    with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):
+        running = Replay(trace, RULES[combination.rule](), TASKS[combination.task](trace.workers), **options)
+        layout = running.running._plan.layout(running.method)
+        assert layout.form == form or layout.piece_size == 1  # a lone worker's commits cannot be batched
+        found = forced_deviation(running, EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("rule", [pytest.param(r, marks=[] if r in DEFAULT else pytest.mark.full) for r in RULES])
+@settings(max_examples=1)
+@given(data=st.data())
+def test_each_method_is_the_slow_replay(rule, data):
+    assert_the_loop(data.draw(combinations(rules=[rule])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=1)
+@given(data=st.data())
+def test_each_kind_of_trace_is_the_slow_replay(kind, data):
+    assert_the_loop(data.draw(combinations(kinds=[kind])))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=2)
+@given(data=st.data())
+def test_each_form_is_the_slow_replay(form, kind, data):
+    assert_the_loop(data.draw(combinations([form], [kind])))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(("method", "protocol"), [("downpour", "write_then_read"), ("gem", "exchange")])
+def test_each_problem_is_the_slow_replay(name, method, protocol):
+    """Convolutions in float64 take a second per some ten gradients, and with large steps they diverge."""
+    heavy = name.startswith("cifar10")
+    if heavy and method == "gem" and name != "cifar10, small":
+        return  # of the layers of the small network, and slow
+    rule = methods.METHODS[method](learning_rate=0.001) if heavy else make_method(method)
+    trace = make_trace(protocol, commits=2 * EVERY)
+    found = forced_deviation(stopping(trace, rule, make_problem(name)), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protocol", ["exchange", "read_then_write, two visits", "prescribed"])
+def test_downpour_is_the_slow_replay_without_forcing(protocol):
+    """A method that does not amplify round-off."""
+    trace, method, problem = make_trace(protocol), make_method("downpour"), make_problem("quadratic")
+    replayed = Replay(trace, method, problem, precision="float64", record=[recorders.energy()])
+    loop = EventLoop(trace, method, problem)
+    replayed.advance(len(trace))
+    expected, found = loop.run(0, len(trace)), replayed.result().commits
+    central = np.asarray(replayed.state.central)
+    assert max(deviation(central, loop.central), *(deviation(found[name], expected[name]) for name in RECORDED)) < 1e-10
