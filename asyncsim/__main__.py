@@ -16,6 +16,8 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim show NAME              open its page in the browser
        asyncsim animate NAME           write a page, GIF or MP4 in which its workers move
        asyncsim diff NAME NAME         which options differ, and both on the same axes
+       asyncsim post-training          the study of asynchronous RL post-training
+       asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
        asyncsim --version
 """
 
@@ -33,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, rest: Sequence[str]) -> int:
     from asyncsim import study
 
-    if command == "study":
-        code = study.main(rest)
+    if command in ("study", "post-training"):
+        code = study.main(rest if command == "study" else ["post_training", *rest])
         if code == study.INTERRUPTED:
             ignore_from_now_on()
         return code
@@ -51,7 +53,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
     if command in COMMANDS:
         return run(command, rest)
-    known = ["study", "figures", *COMMANDS, "--version", "--help"]
+    known = ["study", "post-training", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"
     tell(f"error: command = {command!r}: {meant}{told}")

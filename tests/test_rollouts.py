@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import asyncsim
-from asyncsim import Cluster, InputError, Rollouts, simulate
+from asyncsim import Cluster, InputError, Rollouts, recorders, replay, simulate
 from asyncsim.clusters.failures import crash, pause, slow
 from asyncsim.methods.policy_gradient import CORRECTIONS, policy_gradient
 from asyncsim.problems.arithmetic import arithmetic
 from asyncsim.problems.token_bandit import token_bandit
 from asyncsim.replays.plan import purpose_key
-from asyncsim.replays.post_training import build_update, replay_members, replay_samples
+from asyncsim.replays.post_training import replay_members
+from asyncsim.replays.recorders import Recorder
 from asyncsim.theory import rollouts as theory
 from asyncsim.traces.samples import law_of_staleness
 
@@ -237,7 +238,7 @@ def trained_apart(trace):
 def test_pace_zero_is_synchronous_training_byte_for_byte():
     trace = learner(12, slots=6, length="exponential(1)", group=2, batch=8, queue="pace(0)")
     method, problem = policy_gradient(0.5, "ppo", inner_steps=2), token_bandit()
-    runs = [replay_samples(which, method, problem, 3) for which in (trace, trained_apart(trace))]
+    runs = [replay(which, method, problem, 3) for which in (trace, trained_apart(trace))]
     assert runs[0].params["theta"].tobytes() == runs[1].params["theta"].tobytes()
     assert runs[0].commits["reward"].equals(runs[1].commits["reward"])
 
@@ -245,7 +246,7 @@ def test_pace_zero_is_synchronous_training_byte_for_byte():
 def test_corrections_agree_where_nothing_is_stale():
     trace = learner(5, slots=6, length="exponential(1)", group=4, batch=8, queue="pace(0)")
     params = [
-        replay_samples(trace, policy_gradient(0.5, name), token_bandit(), precision="float64").params
+        replay(trace, policy_gradient(0.5, name), token_bandit(), precision="float64").params
         for name in CORRECTIONS
     ]
     for other in params[1:]:
@@ -348,7 +349,7 @@ def test_replay_equals_a_plain_loop(correction, baseline, updates, queue):
     method = policy_gradient(0.5, correction, baseline, inner_steps=2)
     problem = token_bandit()
     with jax.enable_x64(True):
-        run = replay_samples(trace, method, problem, 1, precision="float64")
+        run = replay(trace, method, problem, 1, precision="float64")
         expected = plain_loop(trace, method, problem.config, 1)
     np.testing.assert_allclose(run.params["theta"], expected, rtol=0, atol=1e-10)
 
@@ -358,7 +359,7 @@ def test_members_are_lone_replays():
     method, problem = policy_gradient(0.5), token_bandit()
     together = replay_members(trace, method, problem, [0, 1], [0.5, 0.1])
     for seed, rate, run in zip([0, 1], [0.5, 0.1], together, strict=True):
-        alone = replay_samples(trace, method._replace(learning_rate=rate), problem, seed)
+        alone = replay(trace, method._replace(learning_rate=rate), problem, seed)
         np.testing.assert_allclose(run.params["theta"], alone.params["theta"], atol=1e-6)
 
 
@@ -388,15 +389,61 @@ def test_value_of_the_bandit_is_the_mean_reward():
     assert abs(rewards.mean() - problem.value(params)) < 4 * error
 
 
+def test_a_replay_evaluates_and_records_as_others_do():
+    trace = learner(6, slots=6, length="exponential(1)", group=2, batch=4, queue="pace(2)")
+
+    def observe(last, commit):
+        return commit.step, [jnp.vdot(last, commit.step)]
+
+    product = Recorder(("product",), observe, lambda method, central: 0 * central, shared=True)
+    method, problem = policy_gradient(0.5), token_bandit()
+    run = replay(trace, method, problem, evaluate_every=2, record=[product, recorders.energy()])
+    assert run.evaluations["commit"].tolist() == [0, 2, 4, 6]
+    assert run.evaluations["reward"].iloc[0] == pytest.approx(
+        float(problem.value(problem.init(None))), rel=1e-5
+    )
+    assert run.commits["product"].iloc[0] == 0 and (run.commits["product"].iloc[1:] != 0).any()
+    np.testing.assert_allclose(
+        run.commits["central_energy"], run.commits["update_norm"] ** 2 / 2, rtol=1e-4
+    )
+    assert run.commits["staleness"].iloc[-1] == trace.samples.query("version == 5")["staleness"].mean()
+    again = asyncsim.replay_ensemble(
+        trace, policy_gradient, problem, seeds=[0, 1], learning_rate=[0.5, 0.1]
+    )
+    assert [one.config["hyperparameters"]["learning_rate"] for one in again] == [0.5, 0.1] * 2
+    assert again[0].params["theta"].tobytes() == replay(trace, method, problem).params["theta"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": asyncsim.methods.downpour()}, "method = 'downpour': this trace has rollouts"),
+        ({"problem": asyncsim.problems.quadratic([1.0])}, "has no policy that writes samples"),
+        ({"trace": None}, "method = 'policy_gradient': needs samples"),
+        ({"trace": None, "method": asyncsim.methods.sgd()}, "problem = 'token_bandit': needs samples"),
+        ({"attack": "zero(1)"}, "attack = 'zero(1)': is not for a replay with rollouts"),
+        ({"record": [recorders.diagnostics()]}, "looks at no single weights"),
+    ],
+)
+def test_replays_that_do_not_fit(arguments, message):
+    trace = learner(2, slots=4, length=1.0, batch=4)
+    plain = simulate(Cluster(1, 1.0), 4, progress=False)
+    fitting = {"trace": trace, "method": policy_gradient(), "problem": token_bandit()} | arguments
+    fitting["trace"] = fitting["trace"] or plain
+    with pytest.raises(InputError) as raised:
+        replay(**fitting)
+    assert message in str(raised.value)
+
+
 def test_a_replay_needs_samples_and_one_learner():
     plain = simulate(Cluster(2, 1.0), 10, progress=False)
     with pytest.raises(InputError, match="needs samples; simulate a cluster with rollouts"):
-        replay_samples(plain, policy_gradient(), token_bandit())
+        replay(plain, policy_gradient(), token_bandit())
     cluster = Cluster(2, 1.0, rollouts=Rollouts(8, 1.0, batch=4))
     two = simulate(cluster, 10, progress=False)
     with pytest.raises(InputError, match="has one learner; give workers=1"):
-        replay_samples(two, policy_gradient(), token_bandit())
+        replay(two, policy_gradient(), token_bandit())
     with pytest.raises(InputError, match="inner_steps = 3: does not divide the 4 groups"):
-        replay_samples(
+        replay(
             learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit()
         )

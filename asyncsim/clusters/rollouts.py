@@ -29,6 +29,7 @@ ORDERS = ("finished", "started")
 UPDATES = ("start", "in_flight", "abort_and_resume")
 #: The samples that start again when a slot fails.
 RETRIES = ("sample", "group")
+_AT_ONCE = Constant(0.0)
 
 #: The parameter of each queue and its least value.
 _PARAMETERS: dict[str, tuple[str, int] | None] = {
@@ -157,7 +158,7 @@ class Rollouts:
     queue: Queue = Queue("pace", eta=1)
     updates: str = "start"
     prefill: float = 0.0
-    transfer: Law = Constant(0.0)
+    transfer: Law = _AT_ONCE
     publish: int = 1
     retry: str = "sample"
 

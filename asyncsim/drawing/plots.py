@@ -86,7 +86,8 @@ def compare(
     for run in together:
         if not isinstance(run, Run):
             raise InputError(f"runs: {run!r} is no Run; give what asyncsim.replay returns, or Run.load")
-        require_choice("measure", measure, [name for name in run.evaluations if name.startswith(("train_", "test_"))])
+        drawn = [name for name in run.evaluations if name.startswith(("train_", "test_", "reward"))]
+        require_choice("measure", measure, drawn)
     require_choice("against", against, ("time", "step"))
     names = [str(run.config.get("method", "run")) for run in together] if labels is None else list(labels)
     if len(names) != len(together):
@@ -110,7 +111,8 @@ def compare(
         axes.set_xlim(0, None)
         axis_along(axes, against)
         of = "test" if measure.startswith("test_") else "training"
-        axes.set_ylabel(f"{measure.partition('_')[2].replace('_', ' ')} on the {of} data")
+        words = f"{measure.partition('_')[2].replace('_', ' ')} on the {of} data"
+        axes.set_ylabel("expected reward" if measure == "reward" else words)
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
         problems = dict.fromkeys(str(run.config["problem"]) for run in together if "problem" in run.config)
         sizes = [len(group) for group in groups.values()]

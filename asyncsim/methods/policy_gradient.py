@@ -6,6 +6,7 @@ the current one, the one that wrote them (*behaviour*) and the one at the begin 
 (*proximal*), and of the advantage.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,11 +41,13 @@ def _clipped(ratio: Array, advantage: Array, clip: float) -> Array:
     return jnp.where(beyond, 0.0, ratio)
 
 
+@functools.cache  # what is compiled is kept by the very object
 def none() -> Correction:
     """Weigh every token by one: the plain policy gradient on old samples."""
     return Correction("none()", lambda logp, behaviour, proximal, advantage, present: jnp.ones_like(logp))
 
 
+@functools.cache
 def importance(level: str = "token") -> Correction:
     """Weigh by the ratio of the current policy to the behaviour.
 
@@ -60,6 +63,7 @@ def importance(level: str = "token") -> Correction:
     return Correction(f"importance(level={level})", weight)
 
 
+@functools.cache
 def truncated(cap: float = 2.0) -> Correction:
     """Weigh by the ratio, at most ``cap``: truncated importance sampling."""
     require_positive("truncated: cap", cap)
@@ -70,6 +74,7 @@ def truncated(cap: float = 2.0) -> Correction:
     return Correction(f"truncated(cap={cap:g})", weight)
 
 
+@functools.cache
 def cispo(low: float = 1.0, high: float = 0.28) -> Correction:
     """Weigh by the ratio, clipped to ``[1 - low, 1 + high]``; no token loses its gradient.
 
@@ -83,6 +88,7 @@ def cispo(low: float = 1.0, high: float = 0.28) -> Correction:
     return Correction(f"cispo(low={low:g}, high={high:g})", weight)
 
 
+@functools.cache
 def icepop(low: float = 0.5, high: float = 5.0) -> Correction:
     """Weigh by the ratio where it lies in ``[low, high]``; tokens outside have no gradient."""
     require_positive("icepop: low", low)
@@ -96,6 +102,7 @@ def icepop(low: float = 0.5, high: float = 5.0) -> Correction:
     return Correction(f"icepop(low={low:g}, high={high:g})", weight)
 
 
+@functools.cache
 def ppo(clip: float = 0.2) -> Correction:
     """Clip the ratio to the behaviour as PPO does (Schulman et al. 2017, equation 7)."""
     require_positive("ppo: clip", clip)
@@ -106,6 +113,7 @@ def ppo(clip: float = 0.2) -> Correction:
     return Correction(f"ppo(clip={clip:g})", weight)
 
 
+@functools.cache
 def decoupled(clip: float = 0.2, cap: float = 5.0) -> Correction:
     """Clip the ratio to the proximal policy, times that of the proximal to the behaviour.
 
@@ -122,6 +130,7 @@ def decoupled(clip: float = 0.2, cap: float = 5.0) -> Correction:
     return Correction(f"decoupled(clip={clip:g}, cap={cap:g})", weight)
 
 
+@functools.cache
 def gspo(clip: float = 3e-4) -> Correction:
     """Clip the geometric mean of a sequence's ratios (GSPO, 2507.18071, equations 5 and 7)."""
     require_positive("gspo: clip", clip)
@@ -139,6 +148,10 @@ CORRECTIONS: Mapping[str, Callable[..., Correction]] = {
     correction.__name__: correction
     for correction in (none, importance, truncated, cispo, icepop, ppo, decoupled, gspo)
 }
+
+
+#: Plain steps: one object, so that methods which differ in their rate share what is compiled.
+_PLAIN = optax.scale(-1.0)
 
 
 class PolicyGradient(NamedTuple):
@@ -163,6 +176,8 @@ class PolicyGradient(NamedTuple):
     baseline: str
     inner_steps: int
     learning_rate: float
+
+    proxy = rounds = None  # which recorders ask of every method
 
     def advantages(self, rewards: Array, versions: Array) -> Array:
         """Return the advantages of groups, ``[groups, members]``; rewards less their baseline.
@@ -229,7 +244,7 @@ def policy_gradient(
             "baseline": baseline,
             "inner_steps": inner_steps,
         },
-        optimizer=optax.scale(-1.0) if optimizer is None else optimizer,
+        optimizer=_PLAIN if optimizer is None else optimizer,
         correction=correction,
         baseline=baseline,
         inner_steps=inner_steps,

@@ -9,7 +9,8 @@ queues and rates are compared on the same prompts and draws.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -21,19 +22,26 @@ from jax.flatten_util import ravel_pytree
 
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.streams import Streams
+from asyncsim.base.tracing import jax_settings
 from asyncsim.clusters.laws import Constant
+from asyncsim.methods.method import Visit
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
+from asyncsim.replays.observing import columns, observe, require_recorders
 from asyncsim.replays.plan import purpose_key
+from asyncsim.replays.recorders import Commit, Recorder
+from asyncsim.replays.recording import Recording
 from asyncsim.replays.run import Run
 from asyncsim.traces.trace import Trace
 
 Array = jax.Array
-#: Fresh samples that estimate the value of a policy, where it is not known exactly.
+#: Fresh samples that estimate the expected reward of a policy, where it is not known exactly.
 _EVALUATION_SAMPLES = 1_000
 #: Evaluations of a run, unless another number is asked for.
 _EVALUATIONS = 20
 PRECISIONS = ("float32", "float64")
+#: Columns of `Run.commits` that only these runs have.
+OF_SAMPLES = ("reward", "weight", "age", "reward_q1", "reward_q2", "reward_q3", "reward_q4")
 
 
 class Updates(NamedTuple):
@@ -50,6 +58,8 @@ class Updates(NamedTuple):
         The slot of the ring with the version of each token.
     write : Int[Array, "updates"]
         The slot that the new version goes to.
+    commit, time, staleness
+        The number of the update, its time (s) and the largest staleness of its samples.
     """
 
     sample: Any
@@ -57,6 +67,9 @@ class Updates(NamedTuple):
     start: Any
     slot: Any
     write: Any
+    commit: Any
+    time: Any
+    staleness: Any
 
 
 class PolicyState(NamedTuple):
@@ -65,6 +78,7 @@ class PolicyState(NamedTuple):
     params: Array  #: ``[parameters]``
     optimizer: Any
     ring: Array  #: versions that samples still need, ``[slots, parameters]``
+    recorders: tuple[Any, ...]
 
 
 def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updates, int]:
@@ -87,6 +101,9 @@ def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updat
         start=trained["read_version"].to_numpy(np.int32).reshape(shape),
         slot=slot_of[versions].astype(np.int32).reshape(*shape, -1),
         write=write.astype(np.int32),
+        commit=np.arange(shape[0], dtype=np.int32),
+        time=trace.accepted.frame["commit_time"].to_numpy(),
+        staleness=trained["staleness"].to_numpy(np.int32).reshape(shape).max(1),
     )
     return plan, slots
 
@@ -107,11 +124,16 @@ def _token_versions(
     versions = np.repeat(trained["read_version"].to_numpy()[:, None], most, 1)
     place = pd.Series(np.arange(len(trained)), trained.index)
     amid = switches[switches["row"].isin(trained.index)]
-    begin = np.arange(most) / tokens[:, None]
-    for row, share, version in amid.itertuples(index=False):
-        at = place[row]
-        versions[at, begin[at] >= share] = version
-    return versions
+    if amid.empty:
+        return versions
+    sample = place[amid["row"]].to_numpy()
+    order = np.lexsort((amid["share"], sample))
+    # The last switch before a token, of its own sample: shares are below 2.
+    keys = (2 * sample + amid["share"].to_numpy())[order]
+    tokens_at = 2 * np.arange(len(trained))[:, None] + np.arange(most) / tokens[:, None]
+    last = np.searchsorted(keys, np.minimum(tokens_at, 2 * np.arange(len(trained))[:, None] + 1), "right") - 1
+    belongs = (last >= 0) & (sample[order][last] == np.arange(len(trained))[:, None])
+    return np.where(belongs, amid["version"].to_numpy()[order][last], versions)
 
 
 def _ring(versions: np.ndarray, update: np.ndarray, updates: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -140,9 +162,16 @@ def _ring(versions: np.ndarray, update: np.ndarray, updates: int) -> tuple[np.nd
 
 
 def build_update(
-    method: PolicyGradient, problem: PolicyProblem, group: int, unravel: Callable[[Array], Any]
-) -> Callable[..., tuple[PolicyState, dict[str, Array]]]:
-    """Return the function that generates a batch, updates the policy and records the update."""
+    method: PolicyGradient,
+    problem: PolicyProblem,
+    group: int,
+    unravel: Callable[[Array], Any],
+    recorders: Sequence[Recorder] = (),
+) -> Callable[..., tuple[PolicyState, Array]]:
+    """Return the function that generates a batch, updates the policy and records the update.
+
+    The update returns the new state and a number for each of ``columns(recorders)`` and `OF_SAMPLES`.
+    """
 
     def generate(ring: Array, key: Array, sample: Array, quantile: Array, slot: Array) -> tuple:
         prompt_key, token_key = jax.random.split(jax.random.fold_in(key, sample))
@@ -158,7 +187,7 @@ def build_update(
 
     def update(
         state: PolicyState, planned: Updates, key: Array, rate: Array
-    ) -> tuple[PolicyState, dict[str, Array]]:
+    ) -> tuple[PolicyState, Array]:
         of_batch = planned.sample, planned.quantile, planned.slot
         prompt, length, tokens, behaviour, rewards = jax.vmap(
             functools.partial(generate, state.ring, key)
@@ -174,47 +203,133 @@ def build_update(
             batch, behaviour, proximal, advantage, present = part
             now = logp(params, batch)
             spread = jnp.broadcast_to(advantage[:, None], now.shape)
-            given = jax.lax.stop_gradient(now), behaviour, proximal, spread, present
-            weight = jnp.where(present, jax.vmap(method.correction.weight)(*given), 0.0)
+            ratios = jax.lax.stop_gradient(now), behaviour, proximal, spread, present
+            weight = jnp.where(present, jax.vmap(method.correction.weight)(*ratios), 0.0)
             weight = jax.lax.stop_gradient(weight)
-            return -jnp.mean(jnp.sum(weight * spread * now, 1)), jnp.sum(weight) / jnp.sum(present).astype(weight.dtype)
+            loss = -jnp.mean(jnp.sum(weight * spread * now, 1))
+            return loss, jnp.sum(weight) / jnp.sum(present).astype(weight.dtype)
 
         def inner(carry: tuple, part: tuple) -> tuple:
             params, optimizer = carry
-            gradient, weight = jax.grad(surrogate, has_aux=True)(params, part)
+            (loss, weight), gradient = jax.value_and_grad(surrogate, has_aux=True)(params, part)
             step, optimizer = method.optimizer.update(gradient, optimizer, params)
-            return (params + rate.astype(params.dtype) * step, optimizer), weight
+            return (params + rate.astype(params.dtype) * step, optimizer), (loss, weight)
 
         parts = jax.tree.map(
             lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data
         )
-        (params, optimizer), weight = jax.lax.scan(inner, (state.params, state.optimizer), parts)
+        (params, optimizer), (loss, weight) = jax.lax.scan(
+            inner, (state.params, state.optimizer), parts
+        )
         ring = state.ring.at[planned.write].set(params)
+        commit = _commit(planned, loss.mean(), state.params, params, optimizer)
+        observed, numbers = observe(recorders, state.recorders, commit)
         quartile = jnp.minimum((planned.quantile * 4).astype(jnp.int32), 3)
         counts = jnp.zeros(4, rewards.dtype).at[quartile].add(1.0)
         by_length = jnp.zeros(4, rewards.dtype).at[quartile].add(rewards) / counts
-        recorded = {
-            "reward": rewards.mean(),
-            "update_norm": jnp.linalg.norm(params - state.params),
-            "weight": weight.mean(),
-            "age": jnp.sum(jnp.where(present, behaviour - proximal, 0.0)) / written,
-            **{f"reward_q{number + 1}": by_length[number] for number in range(4)},
-        }
-        return PolicyState(params, optimizer, ring), recorded
+        age = jnp.sum(jnp.where(present, behaviour - proximal, 0.0)) / written
+        own = jnp.r_[rewards.mean(), weight.mean(), age, by_length]
+        return PolicyState(params, optimizer, ring, observed), jnp.r_[numbers, own]
 
     return update
 
 
-def replay_samples(
+def _commit(planned: Updates, loss: Array, before: Array, after: Array, optimizer: Any) -> Commit:
+    """Return an update as recorders see it: the learner reads the newest version and sends its step."""
+    one, zero, step = jnp.int32(1), jnp.int32(0), after - before
+    visit = Visit(
+        staleness=planned.staleness,
+        worker=zero,
+        worker_step=planned.commit,
+        commit=planned.commit,
+        time=planned.time,
+        local_steps=one,
+        completes=jnp.array(True),
+        place=zero,
+        messages=one,
+        counted=(),
+        kept=(),
+        workers=one,
+        loss=(),
+        key=(),
+    )
+    return Commit(
+        visit=visit,
+        loss=loss,
+        read=before,
+        start=before,
+        update=step,
+        message=step,
+        diagnostics={},
+        origin=before,
+        before=before,
+        central=after,
+        step=step,
+        worker=(),
+        memory=(),
+        server=optimizer,
+        proxy=(),
+    )
+
+
+class Programs(NamedTuple):
+    """The compiled functions of some members; each leading axis is that of the members."""
+
+    begin: Callable[..., Any]
+    advance: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    unravel: Callable[[Array], Any]
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(
+    correction: Any,
+    baseline: str,
+    inner_steps: int,
+    optimizer: Any,
+    problem: PolicyProblem,
+    group: int,
+    recorders: tuple[Recorder, ...],
+    precision: str,
+) -> Programs:
+    """Return the functions that replay: one compilation for all rates, seeds and traces alike."""
+    method = PolicyGradient("", {}, optimizer, correction, baseline, inner_steps, 1.0)
+    dtype = jnp.dtype(precision)
+
+    def initial(key: Array) -> Any:
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), problem.init(key))
+
+    unravel = ravel_pytree(initial(purpose_key(0, "initial parameters")))[1]
+    update = build_update(method, problem, group, unravel, recorders)
+
+    def begin(key: Array, slots: int) -> PolicyState:
+        params = ravel_pytree(initial(key))[0]
+        ring = jnp.broadcast_to(params, (slots, *params.shape))
+        states = tuple(recorder.init(method, params) for recorder in recorders)
+        return PolicyState(params, method.optimizer.init(params), jnp.array(ring), states)
+
+    def advance(state: PolicyState, key: Array, rate: Array, part: Updates) -> tuple:
+        return jax.lax.scan(lambda state, planned: update(state, planned, key, rate), state, part)
+
+    return Programs(
+        jax.jit(jax.vmap(begin, (0, None)), static_argnums=1),
+        jax.jit(jax.vmap(advance, (0, 0, 0, None)), donate_argnums=0),
+        jax.jit(jax.vmap(build_value(problem, unravel))),
+        unravel,
+    )
+
+
+def replay_members(
     trace: Trace,
     method: PolicyGradient,
     problem: PolicyProblem,
-    seed: int = 0,
-    *,
+    seeds: Sequence[int] = (0,),
+    rates: Sequence[float] | None = None,
     precision: str = "float32",
-    evaluations: int | None = None,
-) -> Run:
-    """Replay a trace with rollouts: generate the trained samples, and update the policy on them.
+    stops: np.ndarray | None = None,
+    record: Sequence[Recorder] = (),
+) -> list[Run]:
+    """Replay a trace with rollouts for several seeds and learning rates, in one compiled program.
 
     Parameters
     ----------
@@ -222,115 +337,127 @@ def replay_samples(
         Of a cluster with ``rollouts`` and one learner.
     method : PolicyGradient
     problem : PolicyProblem
-    seed : int
-        Of the initial parameters, the prompts and the samples.
+    seeds : sequence of int
+        Of the initial parameters, the prompts and the samples, one for each run.
+    rates : sequence of float, optional
+        A learning rate for each run; by default that of the method.
     precision : {"float32", "float64"}
-    evaluations : int, optional
-        Evaluations of the policy, besides the one at the start; 20 by default.
+    stops : int array, optional
+        The updates after which the policy is evaluated; by default 20.
+    record : sequence of Recorder
+        Those that look at no single weights.
 
     Returns
     -------
-    Run
-        ``commits`` has a row per update: the mean ``reward`` of its batch, and of the quartiles of
-        length (``reward_q1`` the shortest); the mean ``weight`` of a token; ``age``, the mean of
-        log behaviour less log policy. ``evaluations`` has the ``value``: the expected reward.
+    list of Run
+        ``commits`` has a row per update: ``staleness``, the mean of its samples; ``loss``, the surrogate
+        whose gradient is taken; the mean ``reward`` of its batch, and of the quartiles of length
+        (``reward_q1`` the shortest); the mean ``weight`` of a token; ``age``, the mean of log
+        behaviour less log policy. ``evaluations`` has ``reward``: the expected reward.
 
     Raises
     ------
     InputError
-        A trace without samples, or with several learners; a batch whose groups are no multiple of
-        the inner steps.
+        See `require_rollouts`.
     """
-    return replay_members(trace, method, problem, [seed], None, precision, evaluations)[0]
-
-
-def replay_members(
-    trace: Trace,
-    method: PolicyGradient,
-    problem: PolicyProblem,
-    seeds: list[int],
-    rates: list[float] | None = None,
-    precision: str = "float32",
-    evaluations: int | None = None,
-) -> list[Run]:
-    """Replay one trace for several seeds and learning rates at once, in one compiled program.
-
-    ``rates`` has one learning rate per seed; by default all have the method's.
-    """
-    require_rollouts(trace, method)
+    require_choice("precision", precision, PRECISIONS)
+    recorders = require_rollouts(trace, method, problem, record)
     for seed in seeds:
         require_count("seed", seed, 0)
-    with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+    with jax.enable_x64(precision == "float64"):
         dtype = jnp.dtype(precision)
-        cluster = trace.cluster
-        assert cluster is not None and cluster.rollouts is not None
+        assert trace.cluster is not None and trace.cluster.rollouts is not None
+        of_method = method.correction, method.baseline, method.inner_steps, method.optimizer
+        group = trace.cluster.rollouts.group
+        programs = _programs(*of_method, problem, group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)
-        plan = plan._replace(quantile=plan.quantile.astype(dtype))
+        plan = plan._replace(quantile=plan.quantile.astype(dtype), time=plan.time.astype(dtype))
         count = len(plan.write)
-        stops = np.unique(np.linspace(0, count, 1 + min(evaluations or _EVALUATIONS, count)).astype(int))
+        if stops is None:
+            stops = np.linspace(0, count, 1 + min(_EVALUATIONS, count)).astype(int)
+        stops = np.unique(np.r_[0, stops, count])
         keys = jnp.stack([purpose_key(seed, "samples") for seed in seeds])
-        tree = problem.init(purpose_key(seeds[0], "initial parameters"))
-        tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
-        unravel = ravel_pytree(tree)[1]
-        update = build_update(method, problem, cluster.rollouts.group, unravel)
-
-        def begin(seed_key: Array) -> PolicyState:
-            initial = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), problem.init(seed_key))
-            params = ravel_pytree(initial)[0]
-            ring = jnp.broadcast_to(params, (slots, *params.shape))
-            return PolicyState(params, method.optimizer.init(params), jnp.array(ring))
-
-        def advance(state: PolicyState, key: Array, rate: Array, part: Updates) -> tuple:
-            return jax.lax.scan(
-                lambda state, planned: update(state, planned, key, rate), state, part
-            )
-
-        advance_all = jax.jit(jax.vmap(advance, in_axes=(0, 0, 0, None)), donate_argnums=0)
-        value = build_value(problem, unravel)
-        states = jax.jit(jax.vmap(begin))(
-            jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds])
+        states = programs.begin(
+            jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds]), slots
         )
-        rate = jnp.asarray(rates or [method.learning_rate] * len(seeds), dtype)
-        evaluate = jax.jit(jax.vmap(value))
-        values, recorded = [np.asarray(evaluate(states.params, keys))], []
-        for first, last in zip(stops[:-1], stops[1:], strict=True):
-            part = jax.tree.map(lambda leaf: leaf[first:last], plan)
-            states, numbers = advance_all(states, keys, rate, part)
-            recorded.append(jax.tree.map(np.asarray, numbers))
-            values.append(np.asarray(evaluate(states.params, keys)))
-        return [
-            _run(
-                trace,
-                method._replace(learning_rate=float(rate[member])),
-                problem,
-                seeds[member],
-                precision,
-                stops,
-                [value[member] for value in values],
-                {name: np.concatenate([part[name][member] for part in recorded]) for name in recorded[0]},
-                jax.tree.map(np.asarray, unravel(states.params[member])),
-            )
-            for member in range(len(seeds))
-        ]
+        rates = [method.learning_rate] * len(seeds) if rates is None else list(rates)
+        rate = jnp.asarray(rates, dtype)
+        names = (*columns(recorders), *OF_SAMPLES)
+        recordings = [Recording(trace.accepted, (), names) for _ in seeds]
+        _evaluate(programs, states, keys, recordings)
+        for first, last in itertools.pairwise(stops):
+            part = Updates(*(leaf[first:last] for leaf in plan))
+            states, numbers = programs.advance(states, keys, rate, part)
+            for recording, rows in zip(recordings, np.asarray(numbers), strict=True):
+                if recording.diverged_at is None:
+                    recording.take(np.array([first, last]), rows[None], ())
+            _evaluate(programs, states, keys, recordings)
+        config = {"precision": precision, "attack": None, **jax_settings()}
+        runs = []
+        for member, recording in enumerate(recordings):
+            hyperparameters = {**method.hyperparameters, "learning_rate": rates[member]}
+            rated = method._replace(learning_rate=rates[member], hyperparameters=hyperparameters)
+            params = jax.tree.map(np.asarray, programs.unravel(states.params[member]))
+            run = recording.run(rated, problem, params, {"seed": seeds[member], **config})
+            run.commits["staleness"] = _mean_staleness(trace)[: len(run.commits)]
+            runs.append(run)
+        return runs
 
 
-def require_rollouts(trace: Trace, method: PolicyGradient) -> None:
-    """Raise InputError unless a policy gradient can be replayed on a trace."""
-    if trace.rollouts is None or trace.cluster is None or trace.cluster.rollouts is None:
+def _evaluate(programs: Programs, states: Any, keys: Array, recordings: Sequence[Recording]) -> None:
+    """Record the expected rewards of the members that have not diverged."""
+    for recording, value in zip(
+        recordings, np.asarray(programs.evaluate(states.params, keys)), strict=True
+    ):
+        if recording.diverged_at is None:
+            recording.evaluated({"reward": float(value)})
+
+
+def _mean_staleness(trace: Trace) -> np.ndarray:
+    """Return the mean staleness of the samples of each update."""
+    samples = trace.samples[trace.samples["outcome"] == "trained"]
+    return samples.groupby("version")["staleness"].mean().to_numpy()
+
+
+def require_rollouts(trace: Trace, method: Any, problem: Any, record: Any) -> tuple[Recorder, ...]:
+    """Return the recorders; raise InputError unless a policy gradient can be replayed on a trace."""
+    if not isinstance(trace, Trace) or trace.rollouts is None:
+        name = getattr(method, "name", None) if isinstance(method, PolicyGradient) else None
+        subject = f"method = {name!r}" if name else f"problem = {getattr(problem, 'name', problem)!r}"
         raise InputError(
-            f"method = {method.name!r}: needs samples; simulate a cluster with "
+            f"{subject}: needs samples; simulate a cluster with "
             "rollouts=asyncsim.Rollouts(slots=..., length=..., batch=...)"
+        )
+    if not isinstance(method, PolicyGradient):
+        raise InputError(
+            f"method = {getattr(method, 'name', method)!r}: this trace has rollouts, whose samples need "
+            "a policy gradient; give methods.policy_gradient()"
+        )
+    if not isinstance(problem, PolicyProblem):
+        raise InputError(
+            f"problem = {getattr(problem, 'name', problem)!r}: has no policy that writes samples; give "
+            "problems.token_bandit(), problems.arithmetic() or a PolicyProblem"
         )
     if trace.workers > 1:
         raise InputError(
             f"workers = {trace.workers}: a replay with rollouts has one learner; give workers=1"
         )
+    assert trace.cluster is not None and trace.cluster.rollouts is not None
     rollouts = trace.cluster.rollouts
     if rollouts.batch // rollouts.group % method.inner_steps:
         raise InputError(
             f"inner_steps = {method.inner_steps}: does not divide the {rollouts.batch // rollouts.group} "
             "groups of a batch; give a divisor"
         )
+    recorders = require_recorders(record)
+    for recorder in recorders:
+        if recorder.look is not None:
+            raise InputError(
+                "record: a replay with rollouts looks at no single weights; give recorders without look"
+            )
+        if taken := set(recorder.columns) & set(OF_SAMPLES):
+            raise InputError(f"record: {min(taken)!r} is a column of every replay with rollouts")
+    return recorders
 
 
 def build_value(problem: PolicyProblem, unravel: Callable[[Array], Any]) -> Callable[..., Array]:
@@ -351,40 +478,3 @@ def build_value(problem: PolicyProblem, unravel: Callable[[Array], Any]) -> Call
         return jax.vmap(reward)(jnp.arange(_EVALUATION_SAMPLES, dtype=jnp.int32)).mean()
 
     return value
-
-
-def _run(
-    trace: Trace,
-    method: PolicyGradient,
-    problem: PolicyProblem,
-    seed: int,
-    precision: str,
-    stops: np.ndarray,
-    values: list[Any],
-    recorded: dict[str, np.ndarray],
-    params: Any,
-) -> Run:
-    """Return the run of a replay; it ends at the first update that is not finite."""
-    frame = trace.accepted.frame
-    commits = frame[["commit", "commit_time", "worker"]].assign(worker_step=trace.worker_step)
-    samples = trace.samples[trace.samples["outcome"] == "trained"]
-    staleness = samples.groupby("version")["staleness"].mean()
-    commits = commits.assign(staleness=staleness.to_numpy(), **recorded)
-    broken = np.flatnonzero(~np.isfinite(recorded["update_norm"]))
-    diverged = int(broken[0]) if len(broken) else None
-    if diverged is not None:
-        commits = commits.iloc[: diverged + 1]
-    times = np.r_[0.0, frame["commit_time"].to_numpy()][stops]
-    evaluations = pd.DataFrame(
-        {"commit": stops, "commit_time": times, "worker_step": stops, "value": np.array(values)}
-    )
-    if diverged is not None:
-        evaluations = evaluations[evaluations["commit"] <= diverged]
-    config = {
-        "seed": seed,
-        "precision": precision,
-        "method": {"name": method.name, **method.hyperparameters},
-        "problem": {"name": problem.name, **problem.config},
-        "cluster": trace.cluster and trace.cluster.to_dict(),
-    }
-    return Run(commits, evaluations, pd.DataFrame(), params, diverged, config)

@@ -164,6 +164,23 @@ def animate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def check_lag(arguments: Sequence[str]) -> int:
+    """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is violated.
+
+    The log is parquet, or CSV named .csv, with a row per sample: read_version, version (empty if it was never trained),
+    and optionally group, slot, start_time, end_time, take_time, train_time.
+    """
+    from asyncsim.traces import lag  # which loads pandas
+
+    parser = _parser(check_lag)
+    parser.prog = "asyncsim check-lag"
+    parser.add_argument("path", metavar="FILE", help="the log")
+    parser.add_argument("--bound", type=int, help="the largest staleness (versions) that is allowed")
+    report = lag.check_lag(**vars(parser.parse_args(arguments)))
+    print(report)
+    return 0 if report.beyond is None else 1
+
+
 def _show(folder: Path) -> None:
     """Open the page of a folder of results in the browser; draw a new one unless this machine wrote it."""
     page = folder / PAGE
@@ -231,4 +248,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "show": show,
     "diff": diff,
     "animate": animate,
+    "check-lag": check_lag,
 }

@@ -32,7 +32,6 @@ class Spells:
             self._drawn.append((begin, begin + self._lasts(self._index)))
         return self._drawn[number]
 
-
     def covers(self, time: float) -> bool:
         """Return whether a time (s) lies in a spell."""
         number = 0

@@ -14,6 +14,7 @@ One log, one statement of its columns, for `check_lag` and for calibration:
 ======================  ===========================================================================
 """
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +22,11 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError, require_count, require_path
+from asyncsim.traces.samples import limit_text
 
 NEEDED = ("read_version", "version")
 TIMES = ("start_time", "end_time", "take_time", "train_time")
 OPTIONAL = ("group", "slot", *TIMES)
-#: The share of its time from which on a side counts as always busy.
-_BUSY = 0.95
 
 
 class LagReport(NamedTuple):
@@ -69,19 +69,9 @@ class LagReport(NamedTuple):
     @property
     def limit(self) -> str:
         """The limit that binds, in a sentence."""
-        slots, learner = self.slots_busy, self.learner_busy
-        if np.isnan(slots) and np.isnan(learner):
+        if np.isnan(self.slots_busy) and np.isnan(self.learner_busy):
             return "which limit binds is unknown: the log has no times"
-        if slots >= _BUSY and not learner >= _BUSY:
-            return f"the slots bind: they are busy {slots:.0%} of the time"
-        if learner >= _BUSY and not slots >= _BUSY:
-            return f"the learner binds: it is busy {learner:.0%} of the time"
-        if slots >= _BUSY and learner >= _BUSY:
-            return "slots and learner are both always busy"
-        return (
-            f"the queue binds: slots are busy {slots:.0%} of the time, the learner {learner:.0%}; a "
-            "larger window or smaller batches would use both better"
-        )
+        return limit_text(self.slots_busy, self.learner_busy)
 
     def __str__(self) -> str:
         trained = self.samples - self.untrained
@@ -140,7 +130,7 @@ def read_log(path: str | Path) -> pd.DataFrame:
     after = log["version"].isna() | (log["version"] >= log["read_version"])
     _require(after, log, "version", "must not be below read_version")
     present = [name for name in TIMES if name in log]
-    for first, second in zip(present[:-1], present[1:], strict=True):
+    for first, second in itertools.pairwise(present):
         ordered = log[first].isna() | log[second].isna() | (log[second] >= log[first])
         _require(ordered, log, second, f"must not be before {first}")
     return log

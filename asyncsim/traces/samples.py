@@ -14,6 +14,8 @@ SAMPLE_OUTCOMES = ("trained", "dropped", "discarded", "cancelled", "open")
 TRAINED, DROPPED, DISCARDED, CANCELLED, OPEN = range(len(SAMPLE_OUTCOMES))
 #: The weights under which a mean staleness is taken.
 WEIGHTS = ("samples", "tokens", "groups", "oldest")
+#: The share of its time from which on a side counts as always busy.
+_BUSY = 0.95
 
 
 class RolloutTables(NamedTuple):
@@ -159,3 +161,64 @@ def _segments(tables: RolloutTables, trained: pd.DataFrame) -> pd.DataFrame:
             "staleness": sample["version"].to_numpy() - parts["version"].to_numpy(),
         }
     )
+
+
+def binding_limit(slots_busy: float, learner_busy: float) -> str:
+    """Return the side that is always busy, ``"slots"``, ``"learner"`` or ``"both"``, else ``"queue"``."""
+    slots, learner = slots_busy >= _BUSY, learner_busy >= _BUSY
+    return "both" if slots and learner else "slots" if slots else "learner" if learner else "queue"
+
+
+def limit_text(slots_busy: float, learner_busy: float) -> str:
+    """Return the limit that binds, in a sentence with the busy shares."""
+    if (limit := binding_limit(slots_busy, learner_busy)) == "queue":
+        return (
+            f"the queue binds: slots are busy {slots_busy:.0%} of the time, the learner {learner_busy:.0%}; a "
+            "larger window or smaller batches would use both better"
+        )
+    return {
+        "slots": f"the slots bind: they are busy {slots_busy:.0%} of the time",
+        "learner": f"the learner binds: it is busy {learner_busy:.0%} of the time",
+        "both": "slots and learner are both always busy",
+    }[limit]
+
+
+def rollout_summary(tables: RolloutTables, frame: pd.DataFrame, slots: int, warm_up: float = 0.2) -> dict[str, float]:
+    """Summarize a trace with rollouts after a warm-up, a share of its updates.
+
+    Parameters
+    ----------
+    tables : RolloutTables
+    frame : pandas.DataFrame
+        The updates: `Trace.frame`.
+    slots : int
+
+    Returns
+    -------
+    dict
+        ``update_time``, the seconds from one update to the next; ``learner_busy`` and ``slots_busy``,
+        shares of their time; ``staleness``, ``staleness_max``, ``staleness_tokens``; ``lost``, the share
+        of the finished or cancelled samples that no update was trained on; ``length_started`` and
+        ``length_trained``, mean lengths (s).
+    """
+    first = int(warm_up * len(frame))
+    begin = 0.0 if first == 0 else float(frame["commit_time"].iloc[first - 1])
+    end = float(frame["commit_time"].iloc[-1])
+    late, samples = frame.iloc[first:], tables.samples
+    computing = late["send_time"].clip(begin, end) - late["start_time"].clip(begin, end)
+    generating = samples["end_time"].fillna(end).clip(begin, end) - samples["start_time"].clip(begin, end)
+    trained = samples[(samples["outcome"] == "trained") & (samples["version"] >= first)]
+    lost = samples["outcome"].isin(("dropped", "discarded", "cancelled")) & (samples["end_time"] > begin)
+    by_token = law_of_staleness(tables._replace(samples=trained), "tokens")
+    started = samples[samples["start_time"].between(begin, end)].drop_duplicates("sample")
+    return {
+        "update_time": (end - begin) / len(late),
+        "learner_busy": float(computing.sum() / (end - begin)),
+        "slots_busy": float(generating.sum() / ((end - begin) * slots)),
+        "staleness": float(trained["staleness"].mean()),
+        "staleness_max": float(trained["staleness"].max()),
+        "staleness_tokens": float((by_token.index * by_token).sum()),
+        "lost": float(lost.sum() / (lost.sum() + len(trained))),
+        "length_started": float(started["length"].mean()),
+        "length_trained": float(trained["length"].mean()),
+    }
