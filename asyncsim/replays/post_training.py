@@ -40,6 +40,8 @@ _EVALUATION_SAMPLES = 1_000
 #: Evaluations of a run, unless another number is asked for.
 _EVALUATIONS = 20
 PRECISIONS = ("float32", "float64")
+#: Slots of a ring at least.
+_FEWEST_SLOTS = 16
 #: Columns of `Run.commits` that only these runs have.
 OF_SAMPLES = ("reward", "weight", "age", "reward_q1", "reward_q2", "reward_q3", "reward_q4")
 
@@ -371,6 +373,7 @@ def replay_members(
         group = trace.cluster.rollouts.group
         programs = _programs(*of_method, problem, group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)
+        slots = max(_FEWEST_SLOTS, 1 << (slots - 1).bit_length())  # few sizes, so that traces share programs
         plan = plan._replace(quantile=plan.quantile.astype(dtype), time=plan.time.astype(dtype))
         count = len(plan.write)
         if stops is None:
