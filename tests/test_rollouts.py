@@ -1,6 +1,8 @@
 """Rollouts: clocks against conservation, closed forms and a calculation by hand; replays against a plain loop."""
 
 import dataclasses
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -447,3 +449,60 @@ def test_a_replay_needs_samples_and_one_learner():
         replay(
             learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit()
         )
+
+
+def one_prompt(members):
+    """Return the terms of the law of mixed groups, and all that a group may write, of one prompt and three actions."""
+    problem = token_bandit(states=1, actions=3, features=3, tokens=1)
+    prompt, length = jnp.array(0, jnp.int32), jnp.array(1, jnp.int32)
+    actions = jnp.arange(3, dtype=jnp.int32)[:, None]
+
+    def logs(theta):
+        return jax.vmap(lambda action: problem.logp({"theta": theta}, prompt, action, length)[0])(actions)
+
+    old, new = jnp.array([0.4, -0.3, 0.2]), jnp.array([-0.5, 0.6, 0.3])
+    rewards = np.asarray(jax.vmap(lambda action: problem.reward(action, prompt))(actions), float)
+    score = np.asarray(jax.jacobian(logs)(new))
+    before, now = np.exp(np.asarray(logs(old))), np.exp(np.asarray(logs(new)))
+    terms = {
+        "gradient": (now * rewards) @ score,
+        "covariance": (before * (rewards - before @ rewards)) @ score,
+        "reward_gap": (before - now) @ rewards,
+        "old_score": before @ score,
+    }
+    method = policy_gradient(baseline="group")
+
+    def gradient(written):
+        advantage = method.advantages(jnp.asarray(rewards[written]), jnp.zeros(written.shape, int))
+        return np.einsum("gm,gmp->gp", np.asarray(advantage), score[written]) / members
+
+    return terms, before, now, gradient
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("old", [0, 1, 2, 3])
+def test_the_gradient_of_mixed_groups_by_enumeration(old, exact):
+    """Sums over who is old and over all that is written equal the law; the mean of samples is within its error."""
+    members, share = 3, old / 3
+    with jax.enable_x64(True):
+        terms, before, now, gradient = one_prompt(members)
+        written = np.array(list(itertools.product(range(3), repeat=members)))
+        found = 0.0
+        for is_old in itertools.product((0, 1), repeat=members):
+            count = sum(is_old)
+            chance = share**count * (1 - share) ** (members - count)
+            if exact:
+                chance = float(count == old) / math.comb(members, old)
+            policies = np.where(np.array(is_old)[:, None], before, now)
+            found = found + chance * np.prod(policies[np.arange(members), written], 1) @ gradient(written)
+        law = theory.mixed_group_gradient(members, share, **terms, exact=exact)
+        np.testing.assert_allclose(found, law, rtol=0, atol=1e-10)
+        draws = np.random.default_rng(old)
+        count = 20_000
+        is_old = draws.random((count, members)) < share
+        if exact:
+            is_old = draws.permuted(np.arange(members) < np.full((count, 1), old), axis=1)
+        policy = np.where(is_old[..., None], before, now)
+        sampled = gradient((policy.cumsum(-1) < draws.random((count, members, 1))).sum(-1))
+        error = sampled.std(0) / np.sqrt(count)
+        assert (np.abs(sampled.mean(0) - law) < 3 * error).all()
