@@ -79,7 +79,7 @@ class PolicyState(NamedTuple):
 
     params: Array  #: ``[parameters]``
     optimizer: Any
-    ring: Array  #: versions that samples still need, ``[slots, parameters]``
+    ring: Any  #: versions that samples still need: the problem's tree, leaves with an axis of slots
     recorders: tuple[Any, ...]
 
 
@@ -175,14 +175,15 @@ def build_update(
     The update returns the new state and a number for each of ``columns(recorders)`` and `OF_SAMPLES`.
     """
 
-    def generate(ring: Array, key: Array, sample: Array, quantile: Array, slot: Array) -> tuple:
+    def generate(ring: Any, key: Array, sample: Array, quantile: Array, slot: Array) -> tuple:
         prompt_key, token_key = jax.random.split(jax.random.fold_in(key, sample))
         prompt = problem.prompt(prompt_key, quantile)
         length = problem.length(quantile)
-        tokens, behaviour = problem.sample(
-            lambda position: unravel(ring[slot[position]]), token_key, prompt, length
-        )
-        return prompt, length, tokens, behaviour, problem.reward(tokens, prompt).astype(ring.dtype)
+        def version(position: Array) -> Any:  # leaf by leaf: a gathered vector would be copied again
+            return jax.tree.map(lambda leaf: leaf[slot[position]], ring)
+
+        tokens, behaviour = problem.sample(version, token_key, prompt, length)
+        return prompt, length, tokens, behaviour, problem.reward(tokens, prompt)
 
     def logp(params: Array, batch: tuple) -> Array:
         return jax.vmap(functools.partial(problem.logp, unravel(params)))(*batch)
@@ -194,43 +195,51 @@ def build_update(
         prompt, length, tokens, behaviour, rewards = jax.vmap(
             functools.partial(generate, state.ring, key)
         )(*of_batch)
+        rewards = rewards.astype(state.params.dtype)
         grouped = rewards.reshape(-1, group), planned.start.reshape(-1, group)
         advantage = method.advantages(*grouped).reshape(-1)
         present = jnp.arange(problem.tokens, dtype=jnp.int32) < length[:, None]
         written = jnp.sum(present).astype(rewards.dtype)
-        proximal = logp(state.params, (prompt, tokens, length))
+        proximal = None
+        if method.inner_steps > 1:  # else the only step starts at the proximal policy
+            proximal = logp(state.params, (prompt, tokens, length))
         data = (prompt, tokens, length), behaviour, proximal, advantage, present
 
-        def surrogate(params: Array, part: tuple) -> tuple[Array, Array]:
+        def surrogate(params: Array, part: tuple) -> tuple[Array, tuple[Array, Array]]:
             batch, behaviour, proximal, advantage, present = part
             now = logp(params, batch)
+            fixed = jax.lax.stop_gradient(now)
+            proximal = fixed if proximal is None else proximal
             spread = jnp.broadcast_to(advantage[:, None], now.shape)
-            ratios = jax.lax.stop_gradient(now), behaviour, proximal, spread, present
-            weight = jnp.where(present, jax.vmap(method.correction.weight)(*ratios), 0.0)
-            weight = jax.lax.stop_gradient(weight)
+            weight = jax.vmap(method.correction.weight)(fixed, behaviour, proximal, spread, present)
+            weight = jax.lax.stop_gradient(jnp.where(present, weight, 0.0))
             loss = -jnp.mean(jnp.sum(weight * spread * now, 1))
-            return loss, jnp.sum(weight) / jnp.sum(present).astype(weight.dtype)
+            age = jnp.sum(jnp.where(present, behaviour - proximal, 0.0))
+            return loss, (jnp.sum(weight) / jnp.sum(present).astype(weight.dtype), age)
 
         def inner(carry: tuple, part: tuple) -> tuple:
             params, optimizer = carry
-            (loss, weight), gradient = jax.value_and_grad(surrogate, has_aux=True)(params, part)
+            (loss, numbers), gradient = jax.value_and_grad(surrogate, has_aux=True)(params, part)
             step, optimizer = method.optimizer.update(gradient, optimizer, params)
-            return (params + rate.astype(params.dtype) * step, optimizer), (loss, weight)
+            return (params + rate.astype(params.dtype) * step, optimizer), (loss, *numbers)
 
         parts = jax.tree.map(
             lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data
         )
-        (params, optimizer), (loss, weight) = jax.lax.scan(
+        (params, optimizer), (loss, weight, age) = jax.lax.scan(
             inner, (state.params, state.optimizer), parts
         )
-        ring = state.ring.at[planned.write].set(params)
+        ring = jax.tree.map(
+            lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, planned.write, 0),
+            state.ring,
+            unravel(params),
+        )
         commit = _commit(planned, loss.mean(), state.params, params, optimizer)
         observed, numbers = observe(recorders, state.recorders, commit)
         quartile = jnp.minimum((planned.quantile * 4).astype(jnp.int32), 3)
         counts = jnp.zeros(4, rewards.dtype).at[quartile].add(1.0)
         by_length = jnp.zeros(4, rewards.dtype).at[quartile].add(rewards) / counts
-        age = jnp.sum(jnp.where(present, behaviour - proximal, 0.0)) / written
-        own = jnp.r_[rewards.mean(), weight.mean(), age, by_length]
+        own = jnp.r_[rewards.mean(), weight.mean(), age.sum() / written, by_length]
         return PolicyState(params, optimizer, ring, observed), jnp.r_[numbers, own]
 
     return update
@@ -306,9 +315,9 @@ def _programs(
 
     def begin(key: Array, slots: int) -> PolicyState:
         params = ravel_pytree(initial(key))[0]
-        ring = jnp.broadcast_to(params, (slots, *params.shape))
+        ring = jax.tree.map(lambda leaf: jnp.array([leaf] * slots), unravel(params))
         states = tuple(recorder.init(method, params) for recorder in recorders)
-        return PolicyState(params, method.optimizer.init(params), jnp.array(ring), states)
+        return PolicyState(params, method.optimizer.init(params), ring, states)
 
     def advance(state: PolicyState, key: Array, rate: Array, part: Updates) -> tuple:
         return jax.lax.scan(lambda state, planned: update(state, planned, key, rate), state, part)

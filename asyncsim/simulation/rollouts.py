@@ -34,6 +34,10 @@ from asyncsim.traces.samples import (
     RolloutTables,
 )
 
+#: Blocks of columns that are filled later.
+_BLOCK = 4096
+_UNKNOWN, _NO_VERSION = array("d", [np.nan]) * _BLOCK, array("q", [-1]) * _BLOCK
+_ALL_OPEN = array("b", [OPEN]) * _BLOCK
 #: Groups that may be discarded in a row before a run is given up.
 _MOST_DISCARDED = 10_000
 
@@ -77,6 +81,11 @@ class Slots:
         self._arrivals: list[tuple[float, int]] = [(0.0, 0)]  # of versions at the slots
 
         self._lengths: list[float] = []  # by sample
+        self._unit = rollouts.unit
+        self._free_for_unit = min(self._unit, count)  # slots
+        eta = rollouts.queue.eta
+        limit = np.inf if eta is None else (eta + 1) * rollouts.batch
+        self._window_for_unit = limit - self._unit  # at most, for another unit to begin
         self._started = 0  # samples
         self._pending = 0  # samples of the unit that has begun, not yet on a slot
         self._retries: deque[tuple[int, int]] = deque()  # samples and attempts that start again
@@ -91,12 +100,13 @@ class Slots:
         self._discarded = 0  # groups since the last batch
         self._idle: deque[Callable[[], None]] = deque()  # learners without a batch
 
-        # The record, row by row, and update by update.
-        self._sample, self._attempt, self._slot = array("q"), array("q"), array("q")
-        self._start, self._end = array("d"), array("d")
-        self._ready_time, self._take_time = array("d"), array("d")
-        self._read, self._start_version, self._end_version = array("q"), array("q"), array("q")
-        self._outcome = array("b")
+        # The record, row by row, and update by update. Columns that are filled later grow in blocks.
+        self._sample: list[int] = []
+        self._slot: list[int] = []
+        self._read: list[int] = []
+        self._begun = array("d")  # attempt, start time and start version of each row
+        self._end, self._ready_time, self._take_time = array("d"), array("d"), array("d")
+        self._end_version, self._outcome = array("q"), array("b")
         self._switches: list[tuple[int, float, int]] = []
         self._updates: list[tuple[int, int]] = []
 
@@ -236,18 +246,12 @@ class Slots:
                 self._start_sample(free.pop(), *self._retries.popleft())
                 continue
             if not self._pending:
-                if not self._admits_unit():
+                if len(free) < self._free_for_unit or self._window > self._window_for_unit:
                     return
-                self._pending = self._rollouts.unit
-                self._window += self._pending
+                self._pending = self._unit
+                self._window += self._unit
             self._pending -= 1
             self._start_sample(free.pop(), self._started, 0)
-
-    def _admits_unit(self) -> bool:
-        rollouts, eta = self._rollouts, self._rollouts.queue.eta
-        if len(self._free) < min(rollouts.unit, rollouts.slots):
-            return False
-        return eta is None or self._window + rollouts.unit <= (eta + 1) * rollouts.batch
 
     def _start_sample(self, slot: int, sample: int, attempt: int) -> None:
         group, row, now = sample // self._rollouts.group, len(self._sample), self._clock._now
@@ -256,17 +260,16 @@ class Slots:
             self._lengths.append(self._draw_length(0))
             if group not in self._rows:
                 self._rows[group], self._unfinished[group] = [], self._rollouts.group
+        if row == len(self._outcome):
+            for times in (self._end, self._ready_time, self._take_time):
+                times.extend(_UNKNOWN)
+            self._end_version.extend(_NO_VERSION)
+            self._outcome.extend(_ALL_OPEN)
         self._rows[group].append(row)
         self._sample.append(sample)
-        self._attempt.append(attempt)
         self._slot.append(slot)
-        self._start.append(now)
-        for unknown in (self._end, self._ready_time, self._take_time):
-            unknown.append(np.nan)
         self._read.append(self._version)
-        self._start_version.append(self._gate.version)
-        self._end_version.append(-1)
-        self._outcome.append(OPEN)
+        self._begun.extend((attempt, now, self._gate.version))
         self._open += 1
         self._row_of[slot] = row
         self._done[slot], self._since[slot] = 0.0, now
@@ -367,7 +370,7 @@ class Slots:
             if np.isnan(self._end[cancelled]):
                 self._end[cancelled] = self._clock._now
             self._end_row(cancelled, CANCELLED)
-            self._retries.append((self._sample[cancelled], self._attempt[cancelled] + 1))
+            self._retries.append((self._sample[cancelled], int(self._begun[3 * cancelled]) + 1))
 
     def _vacate(self, slot: int) -> None:
         self._row_of[slot] = -1
@@ -389,19 +392,24 @@ class Slots:
 
     def tables(self) -> RolloutTables:
         """Return the tables of the trace."""
-        columns = (
-            *("sample", "attempt", "slot", "start_time", "end_time", "ready_time", "take_time"),
-            *("read_version", "start_version", "version"),
-        )
-        record = (
-            *(self._sample, self._attempt, self._slot, self._start, self._end),
-            *(self._ready_time, self._take_time),
-            *(self._read, self._start_version, self._end_version),
-        )
-        samples = pd.DataFrame(dict(zip(columns, map(np.array, record), strict=True)))
+        count = len(self._sample)
+        attempt, start, start_version = np.array(self._begun).reshape(count, 3).T
+        columns: dict[str, Any] = {
+            "sample": self._sample,
+            "attempt": attempt.astype(np.int64),
+            "slot": self._slot,
+            "start_time": start,
+            "end_time": self._end[:count],
+            "ready_time": self._ready_time[:count],
+            "take_time": self._take_time[:count],
+            "read_version": self._read,
+            "start_version": start_version.astype(np.int64),
+            "version": self._end_version[:count],
+        }
+        samples = pd.DataFrame({name: np.array(values) for name, values in columns.items()})
         samples.insert(1, "group", samples["sample"] // self._rollouts.group)
         samples["length"] = np.array(self._lengths)[samples["sample"]]
-        outcome = np.array(self._outcome)
+        outcome = np.array(self._outcome[:count])
         samples["outcome"] = pd.Categorical.from_codes(outcome, SAMPLE_OUTCOMES)
         samples.loc[outcome == OPEN, "version"] = self._gate.version
         samples["staleness"] = samples["version"] - samples["read_version"]
