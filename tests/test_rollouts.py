@@ -214,6 +214,23 @@ def test_a_cluster_with_rollouts_survives_its_text():
     assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 
+def test_a_trace_with_samples_survives_its_file(tmp_path):
+    setting = {"slots": 6, "length": "exponential(1)", "group": 2, "batch": 4, "queue": "drop_oldest(1)"}
+    failures = [crash("exponential(3)", 1.0, on="slots")]
+    trace = learner(10, 0.3, updates="in_flight", failures=failures, **setting)
+    again = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
+    for name, table in trace.rollouts._asdict().items():
+        pd.testing.assert_frame_equal(table, getattr(again.rollouts, name))
+    assert again.check() == trace.check() and again.cluster == trace.cluster
+    method, problem = policy_gradient(0.5), token_bandit()
+    runs = [replay(entry, method, problem).params["theta"].tobytes() for entry in (trace, again)]
+    assert runs[0] == runs[1]
+    samples = trace.samples.assign(staleness=trace.samples["staleness"] + 1)
+    wrong = dataclasses.replace(trace, rollouts=trace.rollouts._replace(samples=samples))
+    with pytest.raises(InputError, match="samples: staleness of row 0"):
+        asyncsim.Trace.load(wrong.save(tmp_path / "wrong.parquet"))
+
+
 # Replays.
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from asyncsim.base.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
 from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
+from asyncsim.traces.samples import rollout_tables
 
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
@@ -176,6 +177,9 @@ def write_trace(trace: Any, path: Path) -> Path:
             table = table.append_column(name, pa.array(trace.frame[name]))
     if trace.servers > 1:
         table = table.append_column("parts", _part_lists(trace.parts, len(trace)))
+    if trace.rollouts is not None:
+        for name, rows in trace.rollouts._asdict().items():
+            table = table.append_column(f"rollouts.{name}", _in_first_row(rows, len(trace)))
     header = json.dumps(_header(trace), sort_keys=True).encode()
     table = table.replace_schema_metadata({_METADATA: header, _CHECKSUM: b"0" * 64})
 
@@ -211,6 +215,12 @@ def load_trace(kind: Any, path: str | os.PathLike) -> Any:
         if "parts" in frame:
             del frame["parts"]
             rest["parts"] = _parts_of(table["parts"], _unpack(header["parts"], no_parts()))
+        names = [name for name in frame if name.startswith("rollouts.")]
+        if names:
+            rest["rollouts"] = rollout_tables(
+                {name.removeprefix("rollouts."): _from_first_row(table[name]) for name in names}
+            )
+            frame = frame.drop(columns=names)
         trace = kind(frame, _source(header["source"]), **rest)
         jobs = frame.groupby("worker", sort=False)["job"]
         again: Any = False
@@ -279,6 +289,21 @@ def _parts_of(lists: pa.ChunkedArray, incomplete: pd.DataFrame) -> pd.DataFrame:
     parts["outcome"] = pd.Categorical.from_codes(parts["outcome"], OUTCOMES)
     parts = pd.concat([parts, incomplete]).sort_values("part", ignore_index=True)
     return parts.assign(outcome=pd.Categorical(parts["outcome"], OUTCOMES))[list(PART_COLUMNS)]
+
+
+def _in_first_row(rows: pd.DataFrame, length: int) -> pa.Array:
+    """Return a column whose first entry is the list of a table's rows; other entries are empty lists."""
+    arrays = [pa.array(rows[name]) for name in rows]
+    arrays = [
+        array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array for array in arrays
+    ]
+    offsets = pa.array([0, *[len(rows)] * length], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, list(rows)))
+
+
+def _from_first_row(lists: pa.ChunkedArray) -> pd.DataFrame:
+    structs = lists.combine_chunks().flatten()
+    return pd.DataFrame({field.name: structs.field(field.name).to_pandas() for field in structs.type})
 
 
 def _read_table(path: Path) -> tuple[Any, bool]:

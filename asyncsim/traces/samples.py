@@ -1,11 +1,12 @@
 """The samples of a trace with rollouts: how stale they were, and whether their counts agree."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.errors import require_choice
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.clusters.rollouts import Rollouts
 
 #: The outcomes of a sample, or of an attempt at it.
@@ -56,6 +57,29 @@ class RolloutTables(NamedTuple):
     samples: pd.DataFrame
     switches: pd.DataFrame
     updates: pd.DataFrame
+
+
+def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
+    """Return the tables of a trace from their columns in a file.
+
+    Raises
+    ------
+    InputError
+        A number that no simulation gives.
+    """
+    samples = columns["samples"]
+    samples = samples.assign(outcome=pd.Categorical(samples["outcome"], SAMPLE_OUTCOMES))
+    right = {
+        "outcome": samples["outcome"].notna(),
+        "length": samples["length"] > 0,
+        "version": samples["version"] >= samples["start_version"],
+        "staleness": samples["staleness"] == samples["version"] - samples["read_version"],
+    }
+    for name, holds in right.items():
+        if not holds.all():
+            row = int(np.argmin(holds))
+            raise InputError(f"samples: {name} of row {row} is {samples[name].iloc[row]}; it cannot be")
+    return RolloutTables(samples, columns["switches"], columns["updates"])
 
 
 class Audit(NamedTuple):
