@@ -28,7 +28,7 @@ SCIPY = {"gamma": scipy.stats.gamma, "lognormal": scipy.stats.lognorm, "weibull"
 def without_cluster(trace, frame=None):
     """Return a trace as a recorded one looks."""
     frame = trace.frame if frame is None else frame
-    return Trace(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
+    return Trace.of(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
 
 
 def stretched(trace, factor, first):

@@ -48,7 +48,7 @@ def with_versions(trace, version):
     frame["push_version"] = after[frame["push_version"]]
     frame["version"] = version
     frame["staleness"] = after[:-1] - frame["read_version"]
-    return Trace(frame, trace.source)
+    return Trace.of(frame, trace.source)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ def as_recorded(trace):
     """Return a simulated trace with the columns of a recording, which knows of no spells."""
     frame = trace.frame[list(COLUMNS)]
     frame = frame.assign(outcome=pd.Categorical(frame["outcome"].astype(str), OUTCOMES))
-    return Trace(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
+    return Trace.of(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
 
 
 def test_rows_tell_of_deaths_what_spells_do():

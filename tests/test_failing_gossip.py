@@ -15,8 +15,7 @@ from asyncsim.clusters.topologies import is_symmetric
 from asyncsim.pages.film import film, frame_times
 from asyncsim.replays.replay import Replay
 from asyncsim.traces.columns import COLUMNS, GOSSIP_COLUMNS
-from asyncsim.traces.gossip import push_weights
-from asyncsim.traces.trace_summary import phases
+from asyncsim.traces.trace_summary import phases, push_weights
 
 THIRD = pytest.approx(1 / 3)
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
@@ -261,7 +260,7 @@ def test_a_trace_is_saved_and_loaded(tmp_path):
 def test_contradictory_traces_are_refused(change, message):
     trace = simulate(Cluster(3, 1.0, topology="ring()", policy="neighbours()", failures=["crash(2, 3, workers=2)"]), 20)
     with pytest.raises(InputError, match=message):
-        asyncsim.Trace(change(trace.frame), trace.source, trace.open_reads, in_flight=trace.in_flight)
+        asyncsim.Trace.of(change(trace.frame), trace.source, trace.open_reads, in_flight=trace.in_flight)
 
 
 def test_without_a_server_none_goes_down():

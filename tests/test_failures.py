@@ -134,8 +134,8 @@ def test_what_is_nothing_but_failures_ends_with_an_error():
 )
 def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
     trace = simulate(Cluster(4, "exponential(1)", failures=["crash(exponential(5), 2)"]), 60)
-    trace.spells[column] = trace.spells[column].astype(type(value))
-    trace.spells.loc[0, column] = value
+    trace.absences[column] = trace.absences[column].astype(type(value))
+    trace.absences.loc[0, column] = value
     with pytest.raises(InputError, match=f"spells: {column} = .* must be a whole number from"):
         Trace.load(trace.save(tmp_path / "trace.parquet"))
 

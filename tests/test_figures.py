@@ -60,7 +60,7 @@ def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int =
             "outcome": pd.Categorical(["applied"] * ROWS, OUTCOMES),
         }
     )
-    return Trace(frame, Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster))
+    return Trace.of(frame, Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster))
 
 
 def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:
@@ -187,7 +187,7 @@ def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
 def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
     cluster = Cluster(WORKERS, "gamma(1, 0.2)")
     other = dataclasses.replace(cluster, protocol="read_then_write")
-    paper = Trace((trace := simulate(other, ROWS)).frame, dataclasses.replace(trace.source))
+    paper = Trace.of((trace := simulate(other, ROWS)).frame, dataclasses.replace(trace.source))
     folder = write_results(tmp_path, {"downpour": [hand_made_trace(cluster)], "gem": [paper]})
     figure = figures.staleness(figures.read(folder))
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]

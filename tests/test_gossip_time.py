@@ -238,7 +238,7 @@ def damaged(trace, name, row, value):
     frame = trace.frame.copy()
     frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
     frame.at[row, name] = value
-    return lambda: Trace(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
+    return lambda: Trace.of(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
 
 
 def test_contradictory_messages_in_flight_are_refused():
@@ -247,4 +247,4 @@ def test_contradictory_messages_in_flight_are_refused():
         in_flight = trace.in_flight.copy()
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):
-            Trace(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
+            Trace.of(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)

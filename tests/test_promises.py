@@ -177,7 +177,10 @@ def test_a_header_with_odd_values_is_refused(change):
 
 def test_jobs_of_a_worker_come_one_after_the_other():
     trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
-    Trace(trace.frame.assign(job=0), trace.source).save("trace.parquet")
+    with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
+        Trace.of(trace.frame.assign(job=0), trace.source)
+    trace.steps["job"] = 0
+    trace.save("trace.parquet")
     with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
         Trace.load("trace.parquet")
 

@@ -278,14 +278,14 @@ def test_test_data_that_are_not_finite_are_no_divergence(value, batched):
         ),
         ({"local_steps": 3}, "local_steps"),
         (
-            {"local_steps": [2] * 49 + [1], "worker": 1},
+            {"local_steps": [2] * 49 + [1], "worker": 1, "job": range(50)},
             "trace: worker 1 has jobs of 1 to 2 local_steps, .* give all jobs of a worker the same local_steps",
         ),
     ],
 )
 def test_traces_that_a_replay_does_not_know(change, message):
     trace = make_trace(window=2, commits=50)
-    changed = Trace(trace.frame.assign(**change), trace.source)
+    changed = Trace.of(trace.frame.assign(**change), trace.source)
     with pytest.raises(InputError, match=message):
         replay(changed, methods.downpour(), make_problem("quadratic"))
 

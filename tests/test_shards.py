@@ -305,15 +305,15 @@ def test_parts_that_cannot_be_are_refused(row, column, value, message):
     parts = trace.parts.copy()
     parts.loc[row % len(parts), column] = value
     with pytest.raises(InputError, match=message):
-        dataclasses.replace(trace, parts=parts)
+        Trace.of(trace.frame, trace.source, trace.open_reads, parts=parts)
 
 
 def test_a_trace_of_one_server_has_no_parts():
     several, one = (simulate(Cluster(2, 1.0, servers=servers), 4) for servers in (2, 1))
     with pytest.raises(InputError, match="parts: 2 are of row 0 of frame; with servers = 1 each row has 0"):
-        dataclasses.replace(one, parts=several.parts)
+        Trace.of(one.frame, one.source, one.open_reads, parts=several.parts)
     with pytest.raises(InputError, match="parts: 0 are of row 0 of frame; with servers = 2 each row has 2"):
-        dataclasses.replace(several, parts=several.parts.head(0))
+        Trace.of(several.frame, several.source, several.open_reads, parts=several.parts.head(0))
 
 
 @pytest.mark.parametrize(

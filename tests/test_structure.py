@@ -32,7 +32,7 @@ runs
 RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 #: A class and the functions of its summary, or its parts, name each other in annotations.
 FOR_TYPES = {
-    ("asyncsim.traces.trace_summary", "asyncsim.traces.trace"),
+    *((f"asyncsim.traces.{name}", "asyncsim.traces.trace") for name in ("archive", "rules", "tables", "trace_summary")),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
     ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }

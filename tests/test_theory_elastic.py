@@ -51,7 +51,7 @@ def in_turn(workers, rounds, together):
     frame["push_version"] //= workers
     frame["version"] //= workers
     frame["staleness"] = 0
-    return Trace(frame, prescribed(0, commits, workers).source)
+    return Trace.of(frame, prescribed(0, commits, workers).source)
 
 
 @pytest.mark.parametrize("share", [0.97, 1.03])

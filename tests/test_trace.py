@@ -1,6 +1,8 @@
 """The trace: its file, whole or not at all, and its summary against numbers counted by hand."""
 
 import json
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,8 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
 from asyncsim.simulation.simulate import simulate
-from asyncsim.traces.columns import COLUMNS, FORMAT, Source
+from asyncsim.traces.archive import FORMAT
+from asyncsim.traces.columns import TABLES, Source
 from asyncsim.traces.prescription import prescribed
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import Phases
@@ -54,17 +57,20 @@ def test_a_trace_comes_back_and_gives_the_same_bytes(trace, tmp_path):
 
 def test_the_file_is_ordinary_parquet_with_units_inside(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
-    assert list(pd.read_parquet(path).columns) == list(COLUMNS)
+    columns = pd.read_parquet(path)
+    assert list(columns) == [f"{table}.{column}" for table in TABLES for column in TABLES[table]]
+    assert columns["steps.commit_time"].dropna().tolist() == trace.steps["commit_time"].tolist()
     header = json.loads(pq.read_schema(path).metadata[b"asyncsim"])
-    assert header["units"]["commit_time"] == "s"
+    assert header["units"]["steps.commit_time"] == "s"
+    assert header["rows"] == {table: len(getattr(trace, table)) for table in TABLES}
     assert header["source"]["seed"] == 1
     assert Cluster.from_dict(header["source"]["cluster"]) == trace.cluster
     assert {"asyncsim", "numpy", "simpy"} <= set(header["source"]["versions"])
 
 
 def test_a_frame_without_its_columns():
-    with pytest.raises(InputError, match=r"frame: misses staleness; a trace has all of commit, worker"):
-        Trace(TRACES["exchange"].frame.drop(columns="staleness"), Source(5, "exchange"))
+    with pytest.raises(InputError, match=r"frame: misses staleness; such a trace has all of commit, worker"):
+        Trace.of(TRACES["exchange"].frame.drop(columns="staleness"), Source(5, "exchange"))
 
 
 def test_missing_file(tmp_path):
@@ -119,10 +125,11 @@ def test_another_format(trace, tmp_path):
     "change",
     [
         lambda header: header.pop("source"),
-        lambda header: header.pop("open_reads"),
+        lambda header: header.pop("rows"),
         lambda header: header["source"].update(colour="red"),
         lambda header: header["source"]["cluster"].update(compute="fast"),
-        lambda header: header["present"].update(worker=["x"]),
+        lambda header: header["rows"].update(reads=3),
+        lambda header: header["rows"].update(steps="x"),
     ],
 )
 def test_a_damaged_header(trace, tmp_path, change):
@@ -174,7 +181,7 @@ def test_times_out_of_order_are_no_trace(trace, column, value, told):
     frame = trace.frame.copy()
     frame.loc[3, column] = value
     with pytest.raises(InputError, match=f"of row 3 is .*; it {told}"):
-        Trace(frame, trace.source)
+        Trace.of(frame, trace.source)
 
 
 def test_traces_are_never_written_over(trace, tmp_path):
@@ -256,16 +263,30 @@ def test_summary_by_hand():
     assert summary == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["plain", "policy", "failures", "gossip"])
+def test_files_of_format_3_hold_what_the_same_simulation_gives(kind, tmp_path):
+    with zipfile.ZipFile(Path(__file__).with_name("traces_of_format_3.zip")) as files:
+        old = Trace.load(files.extract(f"{kind}.parquet", tmp_path))
+    new = simulate(old.cluster, len(old.accepted), old.seed)
+    for trace, expected in ((old, new), (Trace.load(old.save(tmp_path / "new.parquet")), old)):
+        for name in ("frame", "open_reads", "present", "in_flight", "spells"):
+            pd.testing.assert_frame_equal(getattr(trace, name), getattr(expected, name), check_exact=True)
+        pd.testing.assert_frame_equal(trace.accepted.frame, expected.accepted.frame, check_exact=True)
+    if kind == "failures":  # versions that a death completed are in the record, and so are restored ones
+        buffered = new.frame["outcome"].isin(["applied", "buffered"])
+        assert (new.accepted.frame["outcome"].to_numpy() != new.frame["outcome"][buffered].to_numpy()).any()
+        assert new.frame["restores"].sum() > 1
+
+
 def test_a_file_of_format_1_does_not_tell_when_messages_set_off(tmp_path):
-    trace = simulate(BY_HAND, 5)
-    names = {"push_version": "form_version", "push_time": "form_time"}
-    older = trace.frame.drop(columns="send_time").rename(columns=names).to_parquet
-    path, older_path = trace.save(tmp_path / "trace.parquet"), tmp_path / "older.parquet"
-    older(older_path)
-    header = pq.read_table(path).schema.metadata[b"asyncsim"]
-    header = json.dumps(json.loads(header) | {"format": 1}).encode()
-    pq.write_table(pq.read_table(older_path).replace_schema_metadata({b"asyncsim": header}), older_path)
-    read = Trace.load(older_path)
+    with zipfile.ZipFile(Path(__file__).with_name("traces_of_format_3.zip")) as files:
+        path = files.extract("plain.parquet", tmp_path)
+    trace, table = Trace.load(path), pq.read_table(path)
+    header = json.dumps(json.loads(table.schema.metadata[b"asyncsim"]) | {"format": 1}).encode()
+    table = table.rename_columns([name.replace("push_", "form_") for name in table.column_names])
+    older = table.drop_columns("send_time").replace_schema_metadata({b"asyncsim": header})
+    pq.write_table(older, tmp_path / "older.parquet")
+    read = Trace.load(tmp_path / "older.parquet")
     assert read.frame["send_time"].isna().all()
     pd.testing.assert_frame_equal(read.frame.drop(columns="send_time"), trace.frame.drop(columns="send_time"))
 
@@ -363,4 +384,4 @@ def test_rows_that_contradict_each_other(column, value):
     frame = trace.frame.copy()
     frame.loc[12, column] = value
     with pytest.raises(InputError, match="frame: "):
-        Trace(frame, trace.source)
+        Trace.of(frame, trace.source)

@@ -36,7 +36,7 @@ def buffered(draw):
     for name in ("read_version", "push_version", "version"):
         frame[name] //= every
     frame["staleness"] = frame["version"].shift(fill_value=0) - frame["read_version"]
-    return Trace(frame, trace.source)
+    return Trace.of(frame, trace.source)
 
 
 traces = st.one_of(simulated(), stated(), buffered())

@@ -143,7 +143,7 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     spells = recorded.spells[recorded.spells["begin"] <= earlier["commit_time"].max()]
     rows = spells[["from_row", "to_row"]]
     spells = spells.assign(**rows.where(rows <= len(earlier)))
-    calibration = examine(Trace(earlier, recorded.source, spells=spells), **options)
+    calibration = examine(Trace.of(earlier, recorded.source, spells=spells), **options)
     title = f"the later half of {counted(len(recorded), 'commit')} by {counted(recorded.workers, 'worker')}"
     target = _Target(f"{title}, from the earlier half", "in the later half", "in the earlier half", recorded, half)
     return _prediction(calibration, target, seed, runs, options)

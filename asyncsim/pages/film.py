@@ -9,7 +9,6 @@ import pandas as pd
 from asyncsim.base.errors import InputError
 from asyncsim.replays.recorders import POSITION
 from asyncsim.replays.run import Run
-from asyncsim.traces import gossip
 from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases
@@ -206,7 +205,7 @@ def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
     """
     frame = trace.frame
     of, commit_time = frame["worker"].to_numpy(), frame["commit_time"].to_numpy()
-    found = gossip.taken_up(frame)
+    found = trace.taken_up
     row, source = found["row"].to_numpy(), found["source"].to_numpy()
     taken = (frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time)[row]
     pairs = frame["partner"].to_numpy() >= 0

@@ -35,7 +35,7 @@ from asyncsim.replays.state import WorkerRow
 from asyncsim.replays.step import Held, Place, begin, finish
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
-from asyncsim.traces.columns import write_trace
+from asyncsim.traces.archive import write_trace
 
 #: Calls a function of another worker, given its index, the function's name and arguments; the result waits for the
 #: answer and returns it.

@@ -329,7 +329,7 @@ class Ledger:
         typed = (table.astype({name: types[name] for name in table}) for table in tables)
         asked, seed = self._processes, self._header.seed
         source = Source(asked.workers, asked.protocol, asked.window, asked.separate_reads, seed, cluster=None)
-        return Trace(pd.DataFrame(columns)[list(COLUMNS)], source, *typed)
+        return Trace.of(pd.DataFrame(columns)[list(COLUMNS)], source, *typed)
 
 
 class Recorded(NamedTuple):

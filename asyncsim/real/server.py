@@ -34,7 +34,7 @@ from asyncsim.real.recording import (
 from asyncsim.replays.local import LocalResult
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
-from asyncsim.traces.columns import write_trace
+from asyncsim.traces.archive import write_trace
 
 #: How much longer than at its last writing a recording is when its trace is written again: all of it each time.
 _GROWN = 1.2

@@ -24,7 +24,7 @@ from asyncsim.real.processes import Processes, require_ray
 from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
 from asyncsim.replays.suitable import require_enough
-from asyncsim.traces.columns import write_trace
+from asyncsim.traces.archive import write_trace
 
 #: One thread for all that a process computes: several processes share the cores.
 _ONE_THREAD = {

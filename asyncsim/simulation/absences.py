@@ -9,12 +9,12 @@ a message that was given up. Without a server see `asyncsim.simulation.peers`.
 """
 
 import functools
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import simpy
 from simpy.events import NORMAL, EventPriority
 
@@ -23,7 +23,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.simulation.clock import Clock, Record
 from asyncsim.simulation.station import Station, Worker
 from asyncsim.simulation.weather import Incidents, Weather
-from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS
+from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS, TABLES
 
 if TYPE_CHECKING:
     from asyncsim.simulation.world import World
@@ -57,14 +57,14 @@ class Absences(ABC):
         self._spells: list[list[float]] = []
         for index in range(n):
             if self.away[index]:
-                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
+                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan, -1]
                 self._spells.append(self._spell[index])
         self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
 
-    @property
-    def spells(self) -> list[float]:
-        """Rows of `Trace.spells`, entry by entry."""
-        return list(itertools.chain.from_iterable(self._spells))
+    def table(self) -> dict[str, np.ndarray]:
+        """Return the columns of `Trace.absences`."""
+        columns = np.array(self._spells).reshape(-1, len(TABLES["absences"])).T
+        return dict(zip(TABLES["absences"], columns, strict=True))
 
     def schedule(self) -> None:
         """Schedule the first failure of each kind."""
@@ -141,7 +141,7 @@ class Absences(ABC):
         self.away[index] += 1
         if self.away[index] == 1:
             kind = SPELLS.index(FAILED_BY[cause])
-            self._spell[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
+            self._spell[index] = [index, kind, self._clock._now, *[math.nan] * 4, -1]
             self._spells.append(self._spell[index])
             self.end_life(index)
             self.incarnation[index] += 1
@@ -185,7 +185,6 @@ class ServerAbsences(Absences):
         self.has_begun = [False] * n
         self.under_way = [False] * n
         self.incarnation_of_job = list(self.incarnation)
-        self._restored, self._restores = -1.0, 0
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
         self._outages_begun = 0
@@ -201,10 +200,7 @@ class ServerAbsences(Absences):
 
     def close_job(self, index: int, failed_by: int, outcome: int) -> bool:
         """Record why a worker's job ends; return whether its computation had begun."""
-        cause = failed_by, self.incarnation_of_job[index], self._restored, self._restores
-        self._world.causes.entries.extend((self.jobs[index], *cause))
-        if self._restores:
-            self._restored, self._restores = -1.0, 0
+        self._world.causes.entries.extend((self.jobs[index], failed_by, self.incarnation_of_job[index]))
         if failed_by != RESENT:
             self.jobs[index] += 1
         self.count_row(outcome < CANCELLED)
@@ -279,6 +275,7 @@ class ServerAbsences(Absences):
         for worker in gate.dismiss(index):
             self.resume(worker)
         if gate.version > version:
+            self._spell[index][7] = gate.version
             self._after_version()
 
     def admit(self, index: int) -> None:
@@ -314,9 +311,9 @@ class ServerAbsences(Absences):
             self.at(end, restore)
 
         def restore() -> None:
-            self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, math.nan])
+            restored = len(self._world.steps), self._checkpoint
+            self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, *restored])
             self._down = False
-            self._restored, self._restores = float(self._checkpoint), self._restores + 1
             self._since_checkpoint = 0
             self._next_outage(outages, number + 1)
             for worker in self._world.gate.restore():

@@ -34,8 +34,9 @@ from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import Worker
 from asyncsim.simulation.weather import Weather
-from asyncsim.traces.bookkeeping import Lives, trace_without_server
+from asyncsim.traces.bookkeeping import trace_without_server
 from asyncsim.traces.columns import APPLIED, CANCELLED, GOSSIP, NOTHING, Source
+from asyncsim.traces.tables import Columns
 from asyncsim.traces.trace import Trace
 
 #: Rows between two updates of the progress bar.
@@ -81,6 +82,7 @@ class Peers(ABC):
         self.clock = clock_for(cluster)
         self.rows = Record(("worker", "start_time", "send_time", "commit_time"))
         self.causes = Record(("round", "read_version", "ready_time", "outcome", "failed_by", "incarnation"))
+        self.records = [self.rows, self.causes]
         self.workers = [Worker(self.clock, index) for index in range(n)]  # the present life of each
         self.applied = [0] * n  # gradients of each worker; of one that was away, its round
         self.start_time, self.end_time = [0.0] * n, [0.0] * n
@@ -116,8 +118,8 @@ class Peers(ABC):
         for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
             while len(accepted) < stop:
                 step()
-            self.rows.pack()
-            self.causes.pack()
+            for record in self.records:
+                record.pack()
             report(stop)
 
     @abstractmethod
@@ -198,32 +200,31 @@ class Peers(ABC):
         self.clock.schedule_at(self.workers[index], now, self.cluster.workers + index)
 
     def trace_of(
-        self,
-        takes_up: str,
-        sources: list[list[int]],
-        weights: list[list[float]],
-        kept_share: Any,
-        partner: Any,
-        in_flight: list[tuple[int, int, float, float]],
+        self, takes_up: str, rows: Columns, taken_up: Columns, in_flight: Sequence[tuple[int, int, float, float]]
     ) -> Trace:
         """Build the trace from the record and the messages."""
-        cluster, table = self.cluster, self.rows.table()
-        worker = table["worker"].astype(np.int64)
-        local_steps = np.array(cluster.windows)[worker]
-        rows = pd.DataFrame(table).assign(local_steps=local_steps, kept=kept_share, partner=partner)
+        cluster, rows = self.cluster, self.rows.table() | rows
+        worker, start = rows["worker"].astype(np.int64), np.array(self.start_time)
+        rows["local_steps"] = np.array(cluster.windows)[worker]
         source = Source(
             cluster.workers, GOSSIP, max(cluster.windows), seed=self.seed, cluster=cluster, takes_up=takes_up
         )
+        names = ("step", "taker", "weight", "arrive_time")
+        flying = dict(zip(names, np.array(in_flight).reshape(-1, len(names)).T, strict=True))
         if self.absences is not None:
-            away, begun = np.array(self.absences.away) > 0, np.where(self.computing, self.start_time, np.nan)
-            lives = Lives(np.array(self.read_version), np.array(self.ready_time), away, self.absences.spells)
-            rows = rows.assign(**self.causes.table())
-            return trace_without_server(source, rows, sources, weights, begun, in_flight, lives)
+            open_reads = {
+                "start_time": np.where(self.computing, start, np.nan),
+                "read_version": np.array(self.read_version),
+                "ready_time": np.array(self.ready_time),
+                "is_away": np.array(self.absences.away) > 0,
+            }
+            rows |= self.causes.table()
+            return trace_without_server(source, rows, taken_up, flying, open_reads, self.absences.table())
         # A worker whose last gradient has just been applied has not begun another.
         started = np.full(cluster.workers, -1.0)
-        started[worker] = table["start_time"]
-        open_start = np.where(np.array(self.start_time) > started, self.start_time, np.nan)
-        return trace_without_server(source, rows, sources, weights, open_start, in_flight)
+        started[worker] = rows["start_time"]
+        open_reads = {"start_time": np.where(start > started, start, np.nan)}
+        return trace_without_server(source, rows, taken_up, flying, open_reads)
 
 
 class PeerAbsences(Absences):
@@ -278,8 +279,8 @@ class Messages(Peers):
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
         self._wake = self.apply_at if self._mixes_beside else self.go_on_at
-        self._sources: list[list[int]] = []
-        self._weights: list[list[float]] = []
+        self._taken_up = Record(("step", "weight", "arrive_time", "by"))
+        self.records.append(self._taken_up)
         self._since = [0] * n  # the first round of a worker's present life
         if self.absences is not None:
             self._senders: list[Worker] = []  # of each row, the life that sent it
@@ -326,9 +327,9 @@ class Messages(Peers):
             messages = self._round(index)
         else:
             messages, self._mixed[index] = self._mixed[index], []
-        row = len(self._sources)
-        self._sources.append([message[0] for message in messages])
-        self._weights.append([message[1] for message in messages])
+        row = len(self.rows)
+        for message in messages:
+            self._taken_up.entries.extend((*message, row))
         goes_on = self.add_row(index)
         if self.absences is not None:
             self._senders.append(worker)
@@ -492,8 +493,6 @@ class Messages(Peers):
         self._undelivered[index] += [(*one, True) for one in waiting]
         self._rounds[index], self._inbox[index] = {}, []
         super().end_life(index, failed_by)
-        self._sources.append([])
-        self._weights.append([])
         self._senders.append(self.workers[index])
 
     def dismiss(self, index: int) -> None:
@@ -538,8 +537,8 @@ class Messages(Peers):
                 for _, row, share, arrival, _ in self._undelivered[taker]
             ]
         kept_share = np.array([edges.kept(n) for edges in self._edges])[(number - 1) % len(self._edges), worker]
-        takes_up = "commit" if self._mixes_beside else "read"
-        return self.trace_of(takes_up, self._sources, self._weights, np.where(is_first, 1.0, kept_share), -1, in_flight)
+        rows = {"kept": np.where(is_first, 1.0, kept_share)}
+        return self.trace_of("commit" if self._mixes_beside else "read", rows, self._taken_up.table(), in_flight)
 
 
 class Handshakes(Peers):
@@ -647,9 +646,8 @@ class Handshakes(Peers):
 
     def trace(self) -> Trace:
         """Return the trace of the run."""
-        sources: list[list[int]] = [[] for _ in self._row_partners]
-        weights: list[list[float]] = [[] for _ in self._row_partners]
-        return self.trace_of("commit", sources, weights, 1.0, self._row_partners, [])
+        rows = {"partner": np.array(self._row_partners)}
+        return self.trace_of("commit", rows, Record(("step", "weight", "by")).table(), [])
 
 
 def _merged(messages: list[_Message]) -> list[_Message]:

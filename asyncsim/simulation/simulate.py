@@ -7,7 +7,6 @@ The events are those of `asyncsim.simulation.world`, or without a server of `asy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from tqdm import tqdm
 
@@ -62,16 +61,14 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
             return simulate_without_server(cluster, commits, seed, report)
         world = World(cluster, seed)
         world.run(commits, report)
-    commits_made, of_failures = world.steps.table(), dict[str, Any]()
+    commits_made, absences = world.steps.table(), None
     shards = [(shard.steps.table(), shard.reads.table()) for shard in world.shards] if cluster.servers > 1 else []
     if world.absences is not None:
         commits_made |= world.causes.table()
-        of_failures = {"first": world.first, "consumed": world.absences.jobs, "spells": world.absences.spells}
+        absences = world.absences.table()
     rollouts = None if world.slots is None else world.slots.tables()
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
-    return trace_of(
-        cluster, seed, commits_made, reads, world.present(), shards=shards, rollouts=rollouts, **of_failures
-    )
+    return trace_of(cluster, seed, commits_made, reads, world.present(), absences, shards, rollouts)
 
 
 @contextmanager

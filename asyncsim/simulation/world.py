@@ -46,7 +46,7 @@ class World:
     steps, reads : Record
         The messages and cancelled computations, and the reads, in the order in which their services ended.
     causes : Record
-        With failures, for each row of ``steps``: the failure that lost it, and the restores before it.
+        With failures, for each row of ``steps``: its job, the failure that lost it, and its worker's losses before.
     absences : ServerAbsences or None
         With failures, the absences of workers and of the server.
     lives : list of Worker or None
@@ -84,6 +84,10 @@ class World:
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
         """Run until the server has accepted ``commits`` messages; report progress now and then."""
+        reads = {self.reads, *(shard.reads for shard in self.shards)}
+        for record in reads:
+            for index in self.first:
+                record.entries.extend((index, 0, 0.0, 0.0, 0.0))
         for index in self.first:
             worker = self.lives[index] = Worker(self.clock, index)
             self.compute(worker)

@@ -14,10 +14,9 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.collectives import collective_bytes
 from asyncsim.simulation.simulate import simulate
 from asyncsim.theory import throughput_theory
-from asyncsim.traces.columns import ACCEPTED
-from asyncsim.traces.gossip import previous_rows
+from asyncsim.traces.columns import ACCEPTED, previous_rows
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import counted_messages
+from asyncsim.traces.trace_summary import counted_messages, undone
 
 #: Quantities that a horizon may be given in.
 HORIZONS = ("versions", "gradients", "seconds")
@@ -146,14 +145,10 @@ def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     count.
     """
     frame, done = trace.accepted.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
-    steps, version = frame["local_steps"].to_numpy(), frame["version"].to_numpy()
-    if trace.has_failures and frame["restores"].any():
-        restored = frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()  # the oldest of all that come
-        kept = ~(version + (frame["outcome"] == "buffered") > restored).to_numpy()
-        steps, version = steps * kept, np.cumsum((frame["outcome"] == "applied").to_numpy() & kept)
+    counts = ~undone(trace.accepted)
     return {
-        "versions": version,
-        "gradients": np.cumsum(steps),
+        "versions": np.cumsum((frame["outcome"] == "applied").to_numpy() & counts),
+        "gradients": np.cumsum(frame["local_steps"].to_numpy() * counts),
         "seconds": frame["commit_time"].to_numpy() + done,
     }
 

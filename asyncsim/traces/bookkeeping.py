@@ -6,39 +6,23 @@ worker, tells all staleness.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.columns import (
-    APPLIED,
-    BUFFERED,
-    DISCARDED,
-    FAILED_BY,
-    FAILING_OUTCOMES,
-    OUTCOMES,
-    PART_COLUMNS,
-    SPELLS,
-    Source,
-    no_messages,
-    no_spells,
-)
-from asyncsim.traces.gossip import previous_rows
+from asyncsim.traces.columns import APPLIED, RESENT, Source, previous_rows, table_of
 from asyncsim.traces.samples import RolloutTables
+from asyncsim.traces.tables import Columns, messages_of_parts, messages_of_peers, messages_to_server
 from asyncsim.traces.trace import Trace
-
-Columns = dict[str, np.ndarray]
 
 #: What is recorded of each message; of a cancelled computation all times after ``send_time`` are its end.
 COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 #: The same with what became of it, and the version after it: a row of the trace.
 STEP_RECORD = (*COMMIT_RECORD, "outcome", "version")
 #: What is recorded besides under failures.
-FAILURE_RECORD = ("job", "failed_by", "incarnation", "restored", "restores")
-#: What is recorded of each read but the first of each worker.
-READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
+FAILURE_RECORD = ("job", "failed_by", "incarnation")
+#: The record of a read.
+READ_RECORD = ("worker", "version", "arrive_time", "serve_time", "time")
 
 
 def trace_of(
@@ -47,37 +31,47 @@ def trace_of(
     commits: Columns,
     reads: Columns,
     present: Columns,
-    first: Sequence[int] | None = None,
-    consumed: Sequence[int] | None = None,
-    spells: Sequence[float] | None = None,
+    absences: Columns | None = None,
     shards: Sequence[tuple[Columns, Columns]] = (),
     rollouts: RolloutTables | None = None,
 ) -> Trace:
     """Build the trace of a run from its record.
 
-    ``commits`` and ``reads`` have the columns `STEP_RECORD` and `READ_RECORD`, in the order in which services ended.
-    ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
-
-    Under failures ``commits`` have the columns `FAILURE_RECORD` besides. ``first`` are then the workers that were there
-    at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` has the entries of
-    `Trace.spells`, row by row, with the positions of the kinds.
-
-    With several servers ``shards`` are the parts of messages, and the reads, at each of them.
+    Parameters
+    ----------
+    cluster, seed
+        The cluster and the seed of the run.
+    commits : columns
+        `STEP_RECORD`, in the order in which services ended; under failures also `FAILURE_RECORD`.
+    reads : columns
+        `READ_RECORD`, in the same order, those of version 0 at time 0 included.
+    present : columns
+        ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit, and with several
+        servers their ``shard``.
+    absences : columns
+        Those of `Trace.absences`.
+    shards : sequence
+        With several servers, ``commits`` and ``reads`` of the parts of messages at each of them.
     """
-    reads = _with_first(reads, range(cluster.workers) if first is None else first)
-    jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
-    if "job" in commits:
-        jobs.number, jobs.count = commits["job"].astype(np.int64), np.array(consumed, np.int64)
-    read_visits = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
-    columns = _rows(cluster, commits, reads, jobs, read_visits)
-    outcomes = OUTCOMES if spells is None else FAILING_OUTCOMES
-    columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), outcomes)
-    tables = {"open_reads": _open_reads(reads, jobs, read_visits), "present": pd.DataFrame(present)}
+    columns, read_columns = _consume(cluster, commits, reads)
+    steps, spells = table_of("steps", columns), table_of("absences", absences or {}, None if absences else 0)
     if shards:
-        tables |= _parts(cluster, shards, jobs)
-    if spells is not None:
-        columns["failed_by"] = pd.Categorical.from_codes(commits["failed_by"].astype(np.int8), FAILED_BY)
-        columns |= {name: commits[name].astype(np.int64) for name in ("incarnation", "restored", "restores")}
+        part_tables, read_tables, count = [], [read_columns], len(read_columns["worker"])
+        for shard, record in enumerate(shards):
+            of_shard = _consume(cluster, *record, shard, count)
+            part_tables.append(of_shard[0])
+            read_tables.append(of_shard[1])
+            count += len(of_shard[1]["worker"])
+        parts, read_columns = _joined(part_tables), _joined(read_tables)
+        order = np.argsort(parts["commit_time"], kind="stable")
+        parts = {name: values[order] for name, values in parts.items()}
+        messages, worker, job = _PerWorker(columns["worker"], cluster.workers), parts["worker"], parts["job"]
+        is_complete = job < messages.count[worker]
+        parts["step"] = np.full(len(worker), -1)
+        parts["step"][is_complete] = messages.find(worker[is_complete], job[is_complete])
+        message_table = messages_of_parts(parts, present)
+    else:
+        message_table = messages_to_server(steps, present, spells)
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -86,14 +80,30 @@ def trace_of(
         seed=seed,
         cluster=cluster,
     )
-    table = no_spells() if spells is None else _table_of(spells)
-    return Trace(pd.DataFrame(columns), source, **tables, spells=table, rollouts=rollouts)
+    return Trace(source, steps, table_of("reads", read_columns), message_table, spells, rollouts)
 
 
-def _table_of(spells: Sequence[float]) -> pd.DataFrame:
-    """Return `Trace.spells` from its entries, with the positions of the kinds."""
-    table = pd.DataFrame(np.array(spells).reshape(-1, len(no_spells().columns)), columns=list(no_spells()))
-    return table.assign(kind=np.array(SPELLS, object)[table["kind"].astype(np.int64)]).astype({"worker": np.int64})
+def _joined(tables: list[Columns]) -> Columns:
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _consume(
+    cluster: Cluster, commits: Columns, reads: Columns, shard: int = -1, count: int = 0
+) -> tuple[Columns, Columns]:
+    """Return the columns of steps, or of the parts at a shard, and those of their reads, after ``count`` reads."""
+    worker = commits["worker"].astype(np.int64)
+    of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
+    job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number
+    read, push_read = of_worker.find(worker, job), np.full(len(job), -1)
+    if cluster.separate_reads and cluster.protocol == "read_then_write":
+        follows = job + 1 < of_worker.count[worker]
+        push_read = np.where(follows, of_worker.find(worker, np.where(follows, job + 1, job)) + count, -1)
+    is_open = np.ones(len(of_worker.worker), bool)
+    is_open[read if "failed_by" not in commits else read[commits["failed_by"] != RESENT]] = False
+    columns = {"worker": worker, "job": job, "local_steps": np.array(cluster.windows)[worker], "read": read + count}
+    columns |= {"push_read": push_read, "shard": np.full(len(job), shard)}
+    of_reads = {"job": of_worker.number, "is_open": is_open, "shard": np.full(len(is_open), shard)}
+    return commits | columns, reads | of_reads
 
 
 class _PerWorker:
@@ -128,169 +138,67 @@ def reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
     version = commits["version"]
     if cluster.protocol == "read_then_write":
         version = version - (commits["outcome"] == APPLIED)
-    return {
-        "worker": commits["worker"],
-        "read_version": version,
-        "read_arrive_time": commits["arrive_time"],
-        "read_serve_time": commits["serve_time"],
-        "read_time": commits["commit_time"],
-    }
+    names = ("arrive_time", "serve_time")
+    reads = {"worker": commits["worker"], "version": version, **{name: commits[name] for name in names}}
+    return with_first(reads | {"time": commits["commit_time"]}, cluster.workers)
 
 
-def _with_first(reads: Columns, workers: Sequence[int]) -> Columns:
-    """Return all reads, those of version 0 at time 0 at their head."""
-    first = {name: np.zeros(len(workers)) for name in READ_RECORD}
-    first["worker"] = np.array(workers, np.float64)
+def with_first(reads: Columns, workers: int) -> Columns:
+    """Put the reads of version 0 at time 0, one for each worker, before others."""
+    first = {name: np.zeros(workers) for name in READ_RECORD} | {"worker": np.arange(workers)}
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
-
-
-def _open_reads(reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> pd.DataFrame:
-    """Build the table of the reads that no job has consumed."""
-    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
-    columns = {
-        "worker": read_visits.worker[still_open],
-        "job": read_visits.number[still_open],
-        "read_version": reads["read_version"][still_open].astype(np.int64),
-        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
-    }
-    return pd.DataFrame(columns)
-
-
-def _parts(cluster: Cluster, shards: Sequence[tuple[Columns, Columns]], jobs: _PerWorker) -> dict[str, pd.DataFrame]:
-    """Build the tables of the parts of messages, and of the open reads of shards."""
-    tables, open_tables = [], []
-    for shard, (commits, reads) in enumerate(shards):
-        reads = _with_first(reads, range(cluster.workers))
-        shard_jobs, read_visits = (
-            _PerWorker(visits["worker"].astype(np.int64), cluster.workers) for visits in (commits, reads)
-        )
-        table = pd.DataFrame(_rows(cluster, commits, reads, shard_jobs, read_visits))
-        is_complete = shard_jobs.number < jobs.count[shard_jobs.worker]
-        table["commit"] = -1
-        table.loc[is_complete, "commit"] = jobs.find(shard_jobs.worker[is_complete], shard_jobs.number[is_complete])
-        table["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
-        tables.append(table.assign(shard=shard))
-        open_tables.append(_open_reads(reads, shard_jobs, read_visits).assign(shard=shard))
-    parts = pd.concat(tables, ignore_index=True).sort_values("commit_time", kind="stable", ignore_index=True)
-    parts = parts.assign(part=np.arange(len(parts)))[list(PART_COLUMNS)]
-    return {"parts": parts, "open_parts": pd.concat(open_tables, ignore_index=True)}
-
-
-def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
-    """Return the columns of the trace, without the outcome."""
-    makes = commits["outcome"] == APPLIED
-    version = commits["version"].astype(np.int64)
-    before = version - makes
-    used = read_visits.find(jobs.worker, jobs.number)
-    read_version = reads["read_version"][used].astype(np.int64)
-    push_version, push_time = before, commits["commit_time"]
-    if cluster.separate_reads and cluster.protocol == "read_then_write":
-        there = np.isin(commits["outcome"], (APPLIED, BUFFERED, DISCARDED))  # else there was no message
-        pulled = read_visits.find(jobs.worker[there], jobs.number[there] + 1)
-        push_version, push_time = before.copy(), push_time.copy()
-        push_version[there], push_time[there] = reads["read_version"][pulled], reads["read_time"][pulled]
-    return {
-        "commit": np.arange(len(jobs.worker)),
-        "worker": jobs.worker,
-        "job": jobs.number,
-        "local_steps": np.array(cluster.windows)[jobs.worker],
-        "read_version": read_version,
-        "read_arrive_time": reads["read_arrive_time"][used],
-        "read_serve_time": reads["read_serve_time"][used],
-        "read_time": reads["read_time"][used],
-        "start_time": commits["start_time"],
-        "send_time": commits["send_time"],
-        "push_version": push_version,
-        "push_time": push_time,
-        "arrive_time": commits["arrive_time"],
-        "serve_time": commits["serve_time"],
-        "commit_time": commits["commit_time"],
-        "staleness": before - read_version,
-        "version": version,
-    }
-
-
-class Lives(NamedTuple):
-    """The workers at the end of a run without a server but with failures, ``[workers]``; and `Trace.spells`."""
-
-    read_version: np.ndarray  #: from which version each computes
-    ready_time: np.ndarray  #: since when it has waited for others
-    is_away: np.ndarray
-    spells: Sequence[float]  #: entry by entry
 
 
 def trace_without_server(
     source: Source,
-    rows: pd.DataFrame,
-    sources: list[list[int]],
-    weights: list[list[float]],
-    open_start: np.ndarray,
-    in_flight: list[tuple[int, int, float, float]],
-    lives: Lives | None = None,
+    rows: Columns,
+    taken_up: Columns,
+    in_flight: Columns,
+    open_reads: Columns,
+    absences: Columns | None = None,
 ) -> Trace:
-    """Return the trace of a run without a server from its record.
+    """Build the trace of a run without a server from its record.
 
-    ``rows`` has the columns of a trace that cannot be counted; with ``lives``, also ``read_version``, ``ready_time``,
-    and the positions of ``outcome`` and ``failed_by``. ``open_start`` is when the computations began that are
-    not done at the end, ``[workers]``, not a number where none has; ``in_flight`` has the rows of `Trace.in_flight`.
+    Parameters
+    ----------
+    source : Source
+        Where it comes from.
+    rows : columns
+        ``worker``, ``local_steps``, ``start_time``, ``send_time``, ``commit_time``, ``partner``, ``kept``; under
+        failures also ``read_version``, ``ready_time``, ``outcome``, ``failed_by``, ``incarnation``.
+    taken_up, in_flight : columns
+        As of `messages_of_peers`.
+    open_reads : columns
+        ``start_time`` of each worker's computation that is not done at the end, ``[workers]``, not a number where none
+        has begun; under failures also ``read_version``, ``ready_time`` and ``is_away``.
+    absences : columns
+        Those of `Trace.absences`.
     """
-    worker = rows["worker"].to_numpy(np.int64)
-    time, start = rows["commit_time"].to_numpy(), rows["start_time"].to_numpy()
-    jobs = _PerWorker(worker, source.workers)
-    commit = np.arange(len(worker))
-    if lives is None:
-        previous, own, outcome = previous_rows(worker), np.full(source.workers, -1), np.full(len(worker), APPLIED)
-        own[worker] = commit
-        read_version, ready = previous + 1, np.where(previous < 0, 0.0, time[previous])
-        lives = Lives(own + 1, np.where(own < 0, 0.0, time[own]), np.zeros(source.workers, bool), ())
-        outcomes: tuple[str, ...] = OUTCOMES
-        of_failures: Columns = {}
+    worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
+    jobs, commit, present = _PerWorker(worker, source.workers), np.arange(len(worker)), np.arange(source.workers)
+    if absences is None:
+        last = np.full(source.workers, -1)
+        last[worker] = commit
+        before = np.concatenate([previous_rows(worker), last])
+        read_version, ready, is_applied = before + 1, np.where(before < 0, 0.0, time[before]), np.ones(len(worker), int)
     else:
-        read_version, ready = rows["read_version"].to_numpy(np.int64), rows["ready_time"].to_numpy()
-        outcome, outcomes = rows["outcome"].to_numpy(np.int64), FAILING_OUTCOMES
-        of_failures = {
-            "failed_by": pd.Categorical.from_codes(rows["failed_by"].astype(np.int8), FAILED_BY),
-            "incarnation": rows["incarnation"].to_numpy(np.int64),
-            "restored": np.full(len(worker), -1),
-            "restores": np.zeros(len(worker), np.int64),
-        }
-    version = np.cumsum(outcome == APPLIED)
-    before = version - (outcome == APPLIED)
-    columns = {
-        "commit": commit,
-        "worker": worker,
-        "job": jobs.number,
-        "local_steps": rows["local_steps"].to_numpy(np.int64),
-        "read_version": read_version,
-        "read_arrive_time": ready,
-        "read_serve_time": start,
-        "read_time": start,
-        "start_time": start,
-        "send_time": rows["send_time"].to_numpy(),
-        "push_version": before,
-        "push_time": time,
-        "arrive_time": time,
-        "serve_time": time,
-        "commit_time": time,
-        "staleness": before - read_version,
-        "version": version,
-        "outcome": pd.Categorical.from_codes(outcome.astype(np.int8), outcomes),
-        "sources": sources,
-        "weights": weights,
-        "kept": rows["kept"].to_numpy(np.float64),
-        "partner": rows["partner"].to_numpy(np.int64),
-        **of_failures,
+        present = np.flatnonzero(~open_reads["is_away"])
+        read_version, ready = (
+            np.concatenate([rows[name], open_reads[name][present]]) for name in ("read_version", "ready_time")
+        )
+        is_applied = rows["outcome"] == APPLIED
+    start = np.concatenate([rows["start_time"], open_reads["start_time"][present]])
+    reads = {
+        "worker": np.concatenate([worker, present]),
+        "job": np.concatenate([jobs.number, jobs.count[present]]),
+        "version": read_version,
+        "arrive_time": ready,
+        "serve_time": start,
+        "time": start,
+        "is_open": np.arange(len(start)) >= len(worker),
     }
-    present = np.flatnonzero(~lives.is_away)
-    open_reads = {
-        "worker": present,
-        "job": jobs.count[present],
-        "read_version": lives.read_version[present],
-        "read_arrive_time": lives.ready_time[present],
-        "read_serve_time": open_start[present],
-        "read_time": open_start[present],
-    }
-    flying = np.array(sorted(in_flight), np.float64).reshape(-1, 4)
-    table = pd.DataFrame(flying, columns=list(no_messages())).astype({"row": np.int64, "taker": np.int64})
-    spells = _table_of(lives.spells) if of_failures else no_spells()
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), in_flight=table, spells=spells)
+    counted = {"worker": worker, "job": jobs.number, "read": commit, "version": np.cumsum(is_applied)}
+    steps = table_of("steps", {**rows, **counted, "arrive_time": time, "serve_time": time})
+    spells = table_of("absences", absences or {}, None if absences else 0)
+    messages = messages_of_peers(worker, taken_up, in_flight)
+    return Trace(source, steps, table_of("reads", reads), messages, spells)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.traces.columns import GOSSIP
+from asyncsim.traces.columns import CANCELLED, GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
@@ -132,7 +132,8 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
         service = np.concatenate([service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]])
         if trace.protocol == "read_then_write":
             round_trip = (arrived - frame["push_time"].to_numpy())[used]
-            arrived = _pull_arrivals(trace)
+            pulled = trace.steps["push_read"].to_numpy()
+            arrived = np.where(pulled >= 0, trace.reads["arrive_time"].to_numpy()[pulled], np.nan)
             committed = frame.groupby("worker", sort=False)["commit_time"].shift()
             down = starts - committed.to_numpy()
     known = np.isfinite(arrived)
@@ -172,19 +173,18 @@ def attended(trace: Trace) -> Trace:
     free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
     begun = np.empty(len(visits))
     begun[visits.index] = np.minimum(serve, np.maximum(arrive, free))
-    there = ~trace.frame["outcome"].isin(["cancelled", "lost"]).to_numpy()
-    served, done = trace.frame["serve_time"].to_numpy(copy=True), int(there.sum())
-    served[there] = begun[:done]
-    frame, reads = trace.frame.assign(serve_time=served), []
-    for table in (frame, trace.open_reads):
-        own = (table["job"] > 0).to_numpy()
-        served = table["read_serve_time"].to_numpy(copy=True)
-        if trace.source.separate_reads:
-            count = int(own.sum())
-            served[own] = begun[done : done + count]
-            done += count
-        reads.append(table.assign(read_serve_time=served))
-    return dataclasses.replace(trace, frame=reads[0], open_reads=reads[1])
+    is_served = (trace.steps["outcome"].cat.codes < CANCELLED).to_numpy()
+    tables: dict[str, pd.DataFrame] = {}
+    count = int(is_served.sum())
+    for name, rows, times in (
+        ("steps", np.flatnonzero(is_served), begun[:count]),
+        ("reads", trace.read_visits.index, begun[count:]),
+    ):
+        table = getattr(trace, name)
+        served = table["serve_time"].to_numpy(copy=True)
+        served[rows] = times[: len(rows)]
+        tables[name] = table.assign(serve_time=served)
+    return dataclasses.replace(trace, **tables)
 
 
 class Deaths(NamedTuple):
@@ -203,9 +203,9 @@ def deaths(trace: Trace) -> Deaths:
     """
     frame = trace.frame
     end = float(frame["commit_time"].max())
-    died: list[tuple[int, float, float]] = []  # worker, when, and when it was back, infinite if never
-    if trace.has_failures:
-        spells = trace.spells[trace.spells["kind"] == "crash"].sort_values("begin")
+    died: list[tuple[int, float, float]]  # worker, when, and when it was back, infinite if never
+    spells = trace.absences[trace.absences["kind"] == "crash"].sort_values("begin")
+    if len(spells):
         died = list(spells[["worker", "begin", "end"]].fillna(np.inf).itertuples(index=False, name=None))
     else:
         names = ["worker", "read_arrive_time", "read_time", "start_time", "commit_time", "outcome"]
@@ -313,11 +313,3 @@ def _check_services(trace: Trace) -> None:
             f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, and the server of a "
             "Cluster serves one at a time; record as serve_time when the visit has the server for itself"
         )
-
-
-def _pull_arrivals(trace: Trace) -> np.ndarray:
-    """Return when each commit's read visit, of the worker's next job, arrived; nan if the trace lacks it."""
-    reads = pd.concat([table[["worker", "job", "read_arrive_time"]] for table in (trace.frame, trace.open_reads)])
-    arrived = reads.set_index(["worker", "job"])["read_arrive_time"]
-    wanted = pd.MultiIndex.from_arrays([trace.frame["worker"], trace.frame["job"] + 1])
-    return arrived.reindex(wanted).to_numpy()

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from asyncsim.base.errors import InputError, require_count, require_memory
 from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import as_workers
 from asyncsim.clusters.laws import Constant, Law, as_law
-from asyncsim.traces.columns import OUTCOMES, Source
+from asyncsim.traces.columns import TABLES, Source, table_of
 from asyncsim.traces.trace import Trace
 
 #: Draws made at once, so that a longer trace starts like a shorter one under every law.
@@ -69,27 +68,15 @@ def prescribed(
     commit = np.arange(commits)
     read_version = commit - np.minimum(_stated(staleness, commits, seed), commit)
     read_time, commit_time = read_version / workers, (commit + 1) / workers
-    columns = {
-        "commit": commit,
-        "worker": commit % workers,
-        "job": commit // workers,
-        "local_steps": np.full(commits, window),
-        "read_version": read_version,
-        "read_arrive_time": read_time,
-        "read_serve_time": read_time,
-        "read_time": read_time,
-        "start_time": read_time,
-        "send_time": commit_time,
-        "push_version": commit,
-        "push_time": commit_time,
-        "arrive_time": commit_time,
-        "serve_time": commit_time,
-        "commit_time": commit_time,
-        "staleness": commit - read_version,
-        "version": commit + 1,
-        "outcome": pd.Categorical.from_codes(np.zeros(commits, np.int8), OUTCOMES),
-    }
-    return Trace(pd.DataFrame(columns), source)
+    worker, job = commit % workers, commit // workers
+    reads = {"worker": worker, "job": job, "version": read_version}
+    reads |= dict.fromkeys(("arrive_time", "serve_time", "time"), read_time)
+    steps = {"worker": worker, "job": job, "local_steps": np.full(commits, window), "read": commit}
+    steps |= {"version": commit + 1, "start_time": read_time}
+    steps |= dict.fromkeys(("send_time", "arrive_time", "serve_time", "commit_time"), commit_time)
+    messages = {"worker": worker, "step": commit, "by": commit, "arrive_time": commit_time}
+    tables = {"steps": steps, "reads": reads, "messages": messages}
+    return Trace(source, **{name: table_of(name, tables.get(name, {}), commits * (name in tables)) for name in TABLES})
 
 
 def _stated(staleness: Any, commits: int, seed: int) -> np.ndarray:

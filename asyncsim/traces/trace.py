@@ -1,9 +1,8 @@
 """The trace: who visited the server when, and how stale each message was."""
 
-import dataclasses
 import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,51 @@ from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
-from asyncsim.traces import gossip, shards
-from asyncsim.traces.columns import (
-    ACCEPTED,
-    COLUMNS,
-    GOSSIP,
-    Source,
-    load_trace,
-    no_messages,
-    no_open_parts,
-    no_open_reads,
-    no_parts,
-    no_spells,
-    nobody_present,
-    save_trace,
-)
+from asyncsim.traces.archive import load_trace, save_trace
+from asyncsim.traces.columns import APPLIED, BUFFERED, CANCELLED, GOSSIP, OUTCOMES, READ_COLUMNS, Source
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
-from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary
+from asyncsim.traces.tables import SIDE_TABLES, frame_of, parts_of, tables_of
+from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The order and the times of all server visits.
 
+    Four tables hold it, whatever made the trace; `frame` joins them for its readers.
+
     Attributes
     ----------
+    source : Source
+        Where it comes from.
+    steps : pandas.DataFrame
+        One row per message or stopped computation: ``worker``, ``job``, ``local_steps``, ``read`` (the row of `reads`
+        that it was computed from), ``start_time``, ``send_time``, ``arrive_time``, ``serve_time``, ``commit_time``,
+        ``outcome``, ``version``, ``push_read`` (the row of `reads` with which its message was formed, where that is a
+        visit of its own; else -1), ``failed_by``, ``incarnation``, ``partner``, ``kept``. They mean the same as in
+        `frame`.
+    reads : pandas.DataFrame
+        One row per read: ``worker``, the ``job`` that is computed from it, ``version``, ``arrive_time``,
+        ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has consumed it. With several servers also
+        one per ``shard`` of each read; the ``shard`` of a read of all parameters is -1.
+    messages : pandas.DataFrame
+        One row per message that was taken up or is under way: its ``worker`` and ``step``, which is -1 of a visit that
+        waits at the server and has no row yet; ``by``, the step that took it up, at a server the one that completed the
+        version, -1: none so far, or the version was dropped for a restored one; ``taker``, a worker, or -1 the server;
+        ``weight``, its share of the state that was sent; ``arrive_time`` (s), not a number where it is not recorded.
+        Without a server a ``taker`` of -1 is a worker that died with the message, at ``arrive_time``.
+
+        With several servers one row per part of a message: ``shard``, ``read`` and ``push_read`` (rows of `reads`, as
+        of a step), ``serve_time``, ``commit_time`` and ``outcome``; `parts` joins it with its reads. Its ``step`` is -1
+        if parts of the message are missing at the end.
+    absences : pandas.DataFrame
+        One row per time when a worker was away, or the server (``worker`` -1) was down: ``kind`` (``"crash"``,
+        ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s), ``from_row``, ``to_row``: the steps at which
+        the server did not count the worker, the last exclusive; an outage ends before ``to_row``. ``version``: that of
+        the checkpoint restored after an outage; the one that was completed when a death was detected; else -1. Not a
+        number: not by the end.
+    rollouts : RolloutTables or None
+        Of a cluster with rollouts the tables of its samples.
     frame : pandas.DataFrame
         One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
         since the start.
@@ -115,22 +134,6 @@ class Trace:
         With several servers a row is of a message, whose parts are those of ``parts``. A version counts messages; a
         message is read, or committed, with the last of its parts, whose times the row has. It is ``"discarded"`` if all
         its parts are.
-    source : Source
-        Where it comes from.
-    open_reads : pandas.DataFrame
-        The reads not yet consumed at the end, columns as above; ``job`` is the one to be computed from it.
-        A prescribed trace has none.
-    present : pandas.DataFrame
-        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``, and with several
-        servers ``shard``. Workers that a policy lets wait after their visit are not among them.
-    in_flight : pandas.DataFrame
-        Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
-        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done. With
-        failures also those that were lost (``taker`` -1) with a worker that died, and when (``arrive_time``).
-    spells : pandas.DataFrame
-        On a cluster with failures, when workers were away and the server (``worker`` -1) was down: ``kind`` (one of
-        ``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end`` and ``detected`` (s), and of workers the rows
-        ``from_row`` up to but not ``to_row`` at which the server did not count them. Not a number: not by the end.
     parts : pandas.DataFrame
         With several servers, one row per part of a message, in the order of ``commit_time``; the columns are those of
         ``frame``, and versions count those of the part's shard. Without, it has no rows.
@@ -141,46 +144,40 @@ class Trace:
             The row of ``frame`` with the message; -1 if parts of it are missing at the end.
         ``shard``
             The server, from 0.
-    open_parts : pandas.DataFrame
-        The reads of each ``shard`` that are not consumed at the end, columns as in ``open_reads``.
     """
 
-    frame: pd.DataFrame
     source: Source
-    open_reads: pd.DataFrame = field(default_factory=no_open_reads)
-    present: pd.DataFrame = field(default_factory=nobody_present)
-    in_flight: pd.DataFrame = field(default_factory=no_messages)
-    spells: pd.DataFrame = field(default_factory=no_spells)
-    parts: pd.DataFrame = field(default_factory=no_parts)
-    open_parts: pd.DataFrame = field(default_factory=no_open_parts)
+    steps: pd.DataFrame
+    reads: pd.DataFrame
+    messages: pd.DataFrame
+    absences: pd.DataFrame
     rollouts: RolloutTables | None = None
 
-    def __post_init__(self) -> None:
-        missing = [name for name in COLUMNS if name not in self.frame]
-        if missing:
-            raise InputError(f"frame: misses {', '.join(missing)}; a trace has all of {', '.join(COLUMNS)}")
-        rules = _rules(self.frame, self.source.workers)
-        if self.protocol == GOSSIP:
-            rules += gossip.rules(self.frame, self.source, self.in_flight)
-        elif len(self.in_flight) or self.source.takes_up:
-            raise InputError(f"protocol = {self.protocol!r}: has a server, and no messages between workers")
-        for column, holds, rule in rules:
-            if not np.all(holds):
-                row = int(np.argmin(holds))
-                raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]}; it {rule}")
-        shards.check(self.parts, self.frame, self.workers, self.servers)
-        for column, least, most in (
-            ("worker", -1, self.workers - 1),
-            ("from_row", 0, len(self)),
-            ("to_row", 0, len(self)),
-        ):
-            numbers = self.spells[column].dropna()
-            wrong = numbers[~numbers.between(least, most) | (numbers % 1 != 0)]
-            if len(wrong):
-                raise InputError(f"spells: {column} = {wrong.iloc[0]}: must be a whole number from {least} to {most}")
+    @classmethod
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        source: Source,
+        open_reads: pd.DataFrame | None = None,
+        present: pd.DataFrame | None = None,
+        in_flight: pd.DataFrame | None = None,
+        spells: pd.DataFrame | None = None,
+        parts: pd.DataFrame | None = None,
+        open_parts: pd.DataFrame | None = None,
+    ) -> "Trace":
+        """Make a trace of its frame and, if there are any, of the tables beside it.
+
+        Raises
+        ------
+        InputError
+            A column is missing, or rows contradict each other.
+        """
+        beside = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
+        beside |= {"parts": parts, "open_parts": open_parts}
+        return cls(source, **tables_of(frame, source, beside))
 
     def __len__(self) -> int:
-        return len(self.frame)
+        return len(self.steps)
 
     def __repr__(self) -> str:
         lost = len(self) - len(self.accepted)
@@ -193,48 +190,118 @@ class Trace:
         return hooks.plots().overview(self)
 
     @functools.cached_property
+    def frame(self) -> pd.DataFrame:
+        """The tables joined: one row per message, in the order in which they were served; see `Trace`."""
+        return frame_of(self)
+
+    @functools.cached_property
     def accepted(self) -> "Trace":
-        """The messages that the server accepted, applied or buffered, counted anew: what a replay computes."""
-        kept = self.frame["outcome"].isin(ACCEPTED).to_numpy()
-        if kept.all() and not self.has_failures:
+        """The messages that the server accepted, applied or buffered, counted anew: what a replay computes.
+
+        A message after which a death completed a version has made it.
+        """
+        outcome = self.steps["outcome"].cat.codes.to_numpy()
+        kept, messages = outcome <= BUFFERED, self.messages
+        is_whole = messages["shard"] < 0  # a part may make a version of its shard alone
+        made = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
+        by_death = made[(made >= 0) & (outcome[made] == BUFFERED)]
+        if kept.all() and not len(by_death):
             return self
-        frame, spells = self.frame[kept].reset_index(drop=True), self.spells
-        if self.has_failures:
-            frame, spells = _credited(self.frame, kept), spells.copy()
-            for name in ("from_row", "to_row"):
-                known = spells[name].notna()
-                spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
-        frame, in_flight = frame.assign(commit=np.arange(len(frame))), self.in_flight
-        if self.protocol == GOSSIP:
-            row, reads = np.cumsum(kept) - 1, list(self.open_reads)
-            frame = frame.assign(sources=[row[sources].tolist() for sources in frame["sources"]])
-            in_flight = in_flight.assign(row=row[in_flight["row"]])
-            # Cancelled computations have not consumed what they began from.
-            open_reads = pd.concat([self.frame.loc[~kept, reads], self.open_reads], ignore_index=True)
-            return Trace(frame, self.source, open_reads, self.present, in_flight, spells)
-        parts = shards.renumbered(self.parts, kept) if self.servers > 1 else self.parts
-        return dataclasses.replace(self, frame=frame, spells=spells, parts=parts)
+        version, outcome = self.steps["version"].to_numpy(copy=True), outcome.copy()
+        version[by_death] += 1
+        outcome[by_death] = APPLIED
+        steps = self.steps.assign(version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES))
+        rows = np.concatenate([[0], np.cumsum(kept)])
+        place = np.append(np.where(kept, rows[:-1], -1), -1)
+        messages = messages.assign(**{name: place[messages[name]] for name in ("step", "by")})
+        absences = self.absences.copy()
+        for name in ("from_row", "to_row"):
+            known = absences[name].notna()
+            absences.loc[known, name] = rows[absences.loc[known, name].astype(int)]
+        absences.loc[absences["worker"] >= 0, "version"] = -1
+        reads = self.reads
+        if self.protocol == GOSSIP:  # cancelled computations have not consumed the replicas that they began from
+            is_open = reads["is_open"].to_numpy(copy=True)
+            is_open[self.steps["read"][~kept]] = True
+            reads = reads.assign(is_open=is_open)
+        steps = steps[kept].reset_index(drop=True)
+        return Trace(self.source, steps, reads, messages, absences, self.rollouts)
+
+    @functools.cached_property
+    def has_failures(self) -> bool:
+        """Whether the cluster has failures, or the record tells of one."""
+        if self.cluster is not None and self.cluster.failures:
+            return True
+        return len(self.absences) > 0 or bool((self.steps["failed_by"] != "nothing").any())
 
     @property
-    def has_failures(self) -> bool:
-        """Whether the cluster has failures, and the trace their columns."""
-        return "failed_by" in self.frame
+    def open_reads(self) -> pd.DataFrame:
+        """The reads that no row consumed: ``job`` is the one to be computed from it; columns as of `frame`."""
+        return self._open_reads(self.reads["shard"] < 0).drop(columns="shard")
+
+    @property
+    def open_parts(self) -> pd.DataFrame:
+        """The reads of each ``shard`` that no row consumed; columns as of `open_reads`."""
+        reads = self._open_reads(self.reads["shard"] >= 0)
+        return reads[[*(name for name in reads if name != "shard"), "shard"]]
+
+    def _open_reads(self, rows: pd.Series) -> pd.DataFrame:
+        reads = self.reads[self.reads["is_open"] & rows].drop(columns="is_open")
+        return reads.rename(columns=READ_COLUMNS).reset_index(drop=True)
+
+    @property
+    def present(self) -> pd.DataFrame:
+        """The visits that waited or were served at the last commit: ``worker``, ``arrive_time``.
+
+        With several servers also their ``shard``.
+
+        Workers that a policy lets wait after their visit are not among them.
+        """
+        shard = ["shard"] if self.servers > 1 else []
+        waits = (self.messages["step"] < 0) & self.messages["commit_time"].isna()
+        return self.messages.loc[waits, ["worker", "arrive_time", *shard]].reset_index(drop=True)
+
+    @functools.cached_property
+    def parts(self) -> pd.DataFrame:
+        """The parts of messages to several servers, joined with their reads; see `Trace`."""
+        return parts_of(self)
+
+    @property
+    def in_flight(self) -> pd.DataFrame:
+        """Without a server, the messages that no row has taken up: ``row``, ``taker``, ``weight``, ``arrive_time``.
+
+        ``row`` is the one whose state was sent. A message may have arrived before the end, where a computation that has
+        taken it up is not done. With failures also those that were lost (``taker`` -1) with a worker that died, and
+        when (``arrive_time``).
+        """
+        flying = self.messages[(self.messages["by"] < 0) & (self.protocol == GOSSIP)]
+        return flying.rename(columns={"step": "row"})[SIDE_TABLES["in_flight"]].reset_index(drop=True)
+
+    @property
+    def spells(self) -> pd.DataFrame:
+        """When workers were away, and the server (``worker`` -1) was down.
+
+        ``kind`` is ``"crash"``, ``"leave"`` or ``"outage"``; ``begin``, ``end`` and ``detected`` are seconds. Of
+        workers ``from_row`` and ``to_row`` say the rows at which the server did not count them, the last exclusive. Not
+        a number: not by the end.
+        """
+        spells = self.absences[SIDE_TABLES["spells"]].astype({"kind": str})
+        return spells.assign(to_row=spells["to_row"].where(spells["worker"] >= 0))
 
     @property
     def read_visits(self) -> pd.DataFrame:
-        """The reads that were visits of their own, consumed or not: their columns of ``frame``, or of ``parts``.
+        """The reads that were visits of their own, consumed or not, as rows of `reads`.
 
         None of exchanges, and not the first of a worker, which no server served.
         """
-        reads, commits = (self.open_reads, self.frame) if self.servers == 1 else (self.open_parts, self.parts)
-        columns = list(reads.columns)
-        tables = [commits, reads] if self.source.separate_reads else []
-        visits = [table.loc[(table["job"] > 0) | (table["read_time"] > 0), columns] for table in tables]
-        if not visits:
-            return reads.head(0)
-        table = pd.concat(visits, ignore_index=True)
-        # A message that is sent again has several rows with one read.
-        return table.drop_duplicates(["worker", "job"], ignore_index=True) if self.has_failures else table
+        if not self.source.separate_reads:
+            return self.reads.head(0)
+        read, is_split = self.steps["read"], self.servers > 1
+        if is_split:
+            read = self.messages.loc[self.messages["read"] >= 0, "read"]
+        is_open = self.reads["is_open"] & ((self.reads["shard"] >= 0) == is_split)
+        reads = self.reads.iloc[pd.unique(np.append(read, np.flatnonzero(is_open)))]
+        return reads[(reads["job"] > 0) | (reads["time"] > 0)]
 
     @property
     def visits(self) -> pd.DataFrame:
@@ -242,30 +309,35 @@ class Trace:
 
         With several servers they are visits of parts, and have their ``shard``.
         """
-        whole = self.frame[~self.frame["outcome"].isin(["cancelled", "lost"])]
-        commits, shard = (whole, []) if self.servers == 1 else (self.parts, ["shard"])
+        commits, shard = self.steps[self.steps["outcome"].cat.codes < CANCELLED], []
+        if self.servers > 1:
+            commits, shard = self.parts, ["shard"]
         names = ["worker", "arrive", "serve", "end", *shard]
-        tables = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]],
-            self.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time", *shard]],
+        visits = [
+            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(names, axis=1),
+            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(names, axis=1),
         ]
-        return pd.concat([table.set_axis(names, axis=1) for table in tables], ignore_index=True)
+        return pd.concat(visits, ignore_index=True)
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
         """How many rows of the same worker come before each row, ``[rows]``; its ``job`` if none was left out."""
-        return self.frame.groupby("worker", sort=False).cumcount().to_numpy()
+        return self.steps.groupby("worker", sort=False).cumcount().to_numpy()
 
     @functools.cached_property
     def taken_up(self) -> pd.DataFrame:
         """The messages between workers that rows took up, in order: ``row``, ``source`` and ``weight``."""
-        return gossip.taken_up(self.frame) if self.protocol == GOSSIP else gossip.NOTHING_TAKEN_UP
+        messages = self.messages
+        taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0)]
+        names = {"by": "row", "step": "source", "weight": "weight"}
+        return taken[[*names]].set_axis([*names.values()], axis=1).reset_index(drop=True)
 
     @functools.cached_property
     def kept_after(self) -> np.ndarray:
         """The share of the state after each row that its worker kept when it sent the rest, ``[rows]``."""
-        sent = np.bincount(self.taken_up["source"], self.taken_up["weight"], len(self))
-        return 1.0 - sent - np.bincount(self.in_flight["row"], self.in_flight["weight"], len(self))
+        taken_up, in_flight = self.taken_up, self.in_flight
+        sent = np.bincount(taken_up["source"], taken_up["weight"], len(self))
+        return 1.0 - sent - np.bincount(in_flight["row"], in_flight["weight"], len(self))
 
     @property
     def takes_up(self) -> str:
@@ -290,7 +362,7 @@ class Trace:
     @functools.cached_property
     def windows_differ(self) -> bool:
         """Whether some computations have fewer local steps than others."""
-        return bool((self.frame["local_steps"] != self.window).any())
+        return bool((self.steps["local_steps"] != self.window).any())
 
     @property
     def seed(self) -> int:
@@ -310,7 +382,7 @@ class Trace:
     @property
     def servers(self) -> int:
         """How many servers each hold a shard of the parameters; 1 for a trace without a cluster."""
-        return 1 if self.cluster is None else self.cluster.servers
+        return self.source.servers
 
     @property
     def read_blocks(self) -> int:
@@ -381,10 +453,7 @@ class Trace:
         return self.rollouts
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
-        """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`.
-
-        Without a server they are those of `asyncsim.traces.gossip.summary`.
-        """
+        """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""
         return summary(self, warm_up)
 
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
@@ -403,12 +472,12 @@ class Trace:
         return queue(self)
 
     def waits(self) -> np.ndarray:
-        """Return who waited how long for whom without a server; see `asyncsim.traces.gossip.waits`."""
+        """Return who waited how long for whom without a server; see `asyncsim.traces.trace_summary.waits`."""
         if self.protocol != GOSSIP:
             raise InputError(
                 f"protocol = {self.protocol!r}: workers wait for a server, not for each other; see summary()"
             )
-        return gossip.waits(self)
+        return waits(self)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write one parquet file with everything inside; the whole file or, on failure, nothing.
@@ -437,47 +506,3 @@ class Trace:
             No such file; a truncated or damaged one; not a trace; or a trace of another format.
         """
         return load_trace(cls, path)
-
-
-def _credited(frame: pd.DataFrame, kept: np.ndarray) -> pd.DataFrame:
-    """Return the rows that are kept, each version that a death made credited to the last message that went into it."""
-    before = (frame["version"] - (frame["outcome"] == "applied")).to_numpy()[kept]
-    restores = np.diff(frame["restores"].cumsum().to_numpy()[kept], prepend=0)
-    restored = frame["restored"].where(frame["restored"] >= 0).ffill().fillna(-1).astype(np.int64).to_numpy()[kept]
-    frame = frame[kept].reset_index(drop=True)
-    version = np.append(before[1:] - restores[1:], frame["version"].to_numpy()[-1:])
-    outcome = frame["outcome"].mask(version > before, "applied")
-    restored = np.where(restores > 0, restored, -1)
-    return frame.assign(version=version, outcome=outcome, restores=restores, restored=restored)
-
-
-_WHEN_ARRIVED = "must not be before 0, nor after its serve_time"
-
-
-def _rules(frame: pd.DataFrame, workers: int) -> list[tuple[str, np.ndarray, str]]:
-    """Return the rules of every row: the column, the rows where the rule holds, and the rule in words."""
-    column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
-    last = np.concatenate([[0], column["version"][:-1]])
-    before = column["version"] - (frame["outcome"] == "applied").to_numpy() if "failed_by" in frame else last
-    time = column["commit_time"]
-    return [
-        ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
-        ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
-        ("version", (column["version"] >= before) & (before >= last), "must not be less than the row before's"),
-        (
-            "outcome",
-            (column["version"] == before) | (frame["outcome"] == "applied").to_numpy(),
-            "must be 'applied' where a version was made",
-        ),
-        *(
-            (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
-            for name in ("read_version", "push_version")
-        ),
-        ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
-        ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),
-        ("commit_time", np.isfinite(time), "must be finite"),
-        # By the server's clock; those of workers may differ a little where a trace was recorded.
-        ("arrive_time", (column["arrive_time"] >= 0) & (column["arrive_time"] <= column["serve_time"]), _WHEN_ARRIVED),
-        ("serve_time", column["serve_time"] <= time, "must not be after its commit_time"),
-        ("start_time", ~(column["start_time"] > time[-1:]), "must not be after the last commit"),  # or not told
-    ]

@@ -9,14 +9,13 @@ With queues that fill slowly, or very unequal workers, leave out more: ``warm_up
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.traces import gossip
-from asyncsim.traces.columns import ACCEPTED, GOSSIP
+from asyncsim.traces.columns import ACCEPTED, BUFFERED, CRASH, GOSSIP, LEAVE, LOSS, RESENT, previous_rows
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -82,22 +81,29 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         With several servers the staleness is over the parts of messages, and the last four are means over servers, and
         the largest queue; see `per_shard` for each. Shares of time follow the last part of each message; they are nan
         where reads are visits of their own, as `phases` does not know them.
+
+        Without a server these end with ``computing_share`` and ``waiting_share``, the rest of the workers' time: for
+        messages of others, for a partner, and for the exchange with it; there is no ``staleness_mean_over_workers``.
+        The staleness is the rows of others since the worker's own last one. There follow:
+
+        - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``: rows between the one
+          that a message is of and the one that took it up. ``in_flight_mean``: messages sent and not yet taken up, over
+          time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares of
+          their rows' weights in push-sum (`push_weights`).
+        - With failures besides ``away_share``, of which no part is waiting; ``cancelled_share``: part of all
+          computations that ended with their workers; and ``counted_share``, ``lost_to_waiting`` and ``lost_to_failed``,
+          which sum to one.
     """
     warm_up = warm_up_of(trace, warm_up)
-    if trace.protocol == GOSSIP:
-        return gossip.summary(trace, phases(trace, range(trace.workers)), warm_up)
-    staleness = counted_messages(trace, warm_up)["staleness"].to_numpy(np.float64)
-    times = trace.accepted.frame["commit_time"].to_numpy()[warm_up:]
-    rows = _measured(trace, warm_up)
-    outcomes = rows["outcome"].value_counts()
-    workers = per_worker(trace, warm_up)
-    begin, end = _interval(trace, warm_up)
-    return {
+    workers, accepted = per_worker(trace, warm_up), trace.accepted.frame
+    staleness, times = counted_messages(trace, warm_up)["staleness"].to_numpy(), accepted["commit_time"].to_numpy()
+    begin, end = float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
+    numbers = {
         "workers": trace.workers,
-        "commits": len(times),
+        "commits": len(times) - warm_up,
         "warm_up": warm_up,
         "duration": end - begin,
-        "throughput": _ratio(int((times > begin).sum()), end - begin),
+        "throughput": _ratio(int((times[warm_up:] > begin).sum()), end - begin),
         "staleness_mean": float(staleness.mean()),
         "staleness_std": float(staleness.std()),
         "staleness_min": int(staleness.min()),
@@ -108,13 +114,16 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "staleness_mean_over_workers": float(workers["mean_staleness"].mean()),
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
-        **(shares := _time_shares(trace, begin, end)),
-        "lost_time_share": _lost_time_share(trace, begin, end),
-        **_goodput(trace, shares, begin, end),
-        "versions": _versions(trace, warm_up),
-        **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
-        **_server(trace, begin, end),
     }
+    if trace.protocol == GOSSIP:
+        del numbers["staleness_mean_over_workers"]
+        return numbers | _messages(trace, warm_up, begin, end)
+    rows, version = _measured(trace, warm_up)["outcome"], accepted["version"]
+    made = {
+        "versions": int(version.iloc[-1] - (version.iloc[warm_up - 1] if warm_up else 0)),
+        **{f"{outcome}_share": float((rows == outcome).sum() / len(rows)) for outcome in ("discarded", "cancelled")},
+    }
+    return numbers | _time(trace, begin, end) | made | _server(trace, begin, end)
 
 
 def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
@@ -140,12 +149,11 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
         for what in ("discarded", "cancelled")
     }
-    commits = np.bincount(trace.accepted.frame["worker"].iloc[warm_up:], minlength=trace.workers)
+    commits = np.bincount(trace.accepted.steps["worker"].iloc[warm_up:], minlength=trace.workers)
     messages = counted_messages(trace, warm_up)
     worker = messages["worker"].to_numpy()
     count = np.bincount(worker, minlength=trace.workers)
-
-    waited = gossip.waited(messages) if trace.protocol == GOSSIP else messages["serve_time"] - messages["arrive_time"]
+    waited = _waited(messages) if trace.protocol == GOSSIP else messages["serve_time"] - messages["arrive_time"]
 
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(worker, weights=values, minlength=trace.workers)
@@ -182,12 +190,11 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     if trace.protocol in ("prescribed", GOSSIP):
         raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
     warm_up = warm_up_of(trace, warm_up)
-    parts = counted_messages(trace, warm_up)
+    parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
     of_shard = parts.groupby(parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64))["staleness"]
     table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
     table = table.reindex(pd.RangeIndex(trace.servers, name="shard")).fillna({"commits": 0}).astype({"commits": int})
-    begin, end = _interval(trace, warm_up)
-    stations = [_station(trace, visits, present, begin, end) for visits, present in _visits_of_servers(trace)]
+    stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
     return table.join(pd.DataFrame(stations, table.index)).reset_index()
 
 
@@ -204,44 +211,43 @@ def queue(trace: "Trace") -> pd.DataFrame:
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
     if trace.protocol == GOSSIP:
-        sent, taken = gossip.flights(trace)
-        time, in_flight = _steps(sent, taken)
-        return pd.DataFrame({"time": time, "in_system": in_flight})
-    visits = trace.visits
-    arrived = np.concatenate([visits["arrive"], trace.present["arrive_time"]])
-    time, in_system = _steps(arrived, visits["end"].to_numpy())
+        begun, ended = flights(trace)
+    else:
+        begun = np.concatenate([trace.visits["arrive"], trace.present["arrive_time"]])
+        ended = trace.visits["end"].to_numpy()
+    time, in_system = _steps(begun, ended)
     return pd.DataFrame({"time": time, "in_system": in_system})
-
-
-def _visits_of_servers(trace: "Trace") -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the finished visits, and those present at the end, at each server."""
-    visits, present = trace.visits, trace.present
-    if trace.servers == 1:
-        return [(visits, present)]
-    return [(visits[visits["shard"] == k], present[present["shard"] == k]) for k in range(trace.servers)]
 
 
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     if trace.protocol == "prescribed":
         return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
-    stations = [_station(trace, visits, present, begin, end) for visits, present in _visits_of_servers(trace)]
+    stations = _stations(trace, begin, end)
     if len(stations) == 1:
         return stations[0]
-    longest = max(station["queue_max"] for station in stations)
-    return {name: float(np.mean([station[name] for station in stations])) for name in stations[0]} | {
-        "queue_max": longest
-    }
+    table = pd.DataFrame(stations)
+    return table.mean().to_dict() | {"queue_max": int(table["queue_max"].max())}
+
+
+def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]]:
+    """Return how busy each server was in an interval, and how long visits waited."""
+    visits, present = trace.visits, trace.present
+    if trace.servers == 1:
+        return [_station(trace, visits, present, begin, end)]
+    return [
+        _station(trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end)
+        for shard in range(trace.servers)
+    ]
 
 
 def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
-    """Return how busy a server was in an interval, and how long visits waited."""
     arrived, begun, ended = visits[["arrive", "serve", "end"]].to_numpy().T
     late = present["arrive_time"].to_numpy()
-    arrive = np.concatenate([arrived, late])
-    lock_free = trace.discipline == "lock_free"
+    arrive, lock_free = np.concatenate([arrived, late]), trace.discipline == "lock_free"
+    # All that are present without locks are in service; elsewhere it is not recorded which of them is.
     serve = np.concatenate([begun, late if lock_free else np.full(len(late), end)])
     served = _overlap(begun, ended, begin, end)
-    if lock_free:  # all that are present are in service; elsewhere it is not recorded which of them is
+    if lock_free:
         served += _overlap(late, np.full(len(late), end), begin, end)
     measured = ended > begin
     time, waiting = _steps(arrive, serve)
@@ -254,59 +260,132 @@ def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin:
     }
 
 
-def _has_no_phases(trace: "Trace") -> bool:
-    """Return whether it is undefined what workers do when: nothing is known, or several visits overlap."""
-    return trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads)
+def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
+    """Return the parts of the workers' time, and its goodput."""
+    losses = ("waiting", "sending", "discarded", "failed", "restoring")
+    if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
+        shares = [*Phases._fields, "lost_time", "counted"]
+        return dict.fromkeys([*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)], np.nan)
+    whole, rows = trace.workers * (end - begin), computations(trace)[["worker", "start_time", "until"]]
 
+    def share(table: pd.DataFrame) -> float:
+        return _ratio(_overlap(table["begin"], table["end"], begin, end), whole)
 
-def _time_shares(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    if _has_no_phases(trace):
-        return {f"{phase}_share": np.nan for phase in Phases._fields}
-    doing = phases(trace, range(trace.workers))._asdict()
-    spent = {
-        phase: _overlap(table["begin"].to_numpy(), table["end"].to_numpy(), begin, end)
-        for phase, table in doing.items()
+    part = {phase: share(table) for phase, table in phases(trace, range(trace.workers))._asdict().items()}
+    rows = rows.set_axis(["worker", "begin", "end"], axis=1)
+    outcome, failed_by = (trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by"))
+    is_accepted, failed, restoring = outcome <= BUFFERED, np.isin(failed_by, (CRASH, LEAVE, LOSS)), undone(trace)
+    # The positions of discarded, failed and restoring, and one more for counted.
+    fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
+    if (failed_by == RESENT).any():  # a message that is sent again has the fate of the last one
+        previous = previous_rows(rows["worker"].to_numpy())
+        for row in np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))[::-1]:
+            fate[previous[row]] = fate[row]
+    computed = {loss: share(rows[fate == number]) for number, loss in enumerate(losses[2:])}
+    return {
+        **{f"{phase}_share": value for phase, value in part.items()},
+        "lost_time_share": share(rows[~is_accepted]),
+        "counted_share": part["computing"] - sum(computed.values()),
+        "lost_to_waiting": part["waiting"] + part["served"] + part["held"],
+        "lost_to_sending": part["sending"] + part["returning"],
+        "lost_to_discarded": computed["discarded"],
+        "lost_to_failed": computed["failed"] + part["away"],
+        "lost_to_restoring": computed["restoring"],
     }
-    return {f"{phase}_share": _ratio(time, trace.workers * (end - begin)) for phase, time in spent.items()}
 
 
-def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
-    if _has_no_phases(trace):
-        return np.nan
-    lost = trace.frame[~trace.frame["outcome"].isin(ACCEPTED)]
-    until = computed_until(trace, lost, trace.read_visits)
-    return _ratio(_overlap(lost["start_time"].to_numpy(), until, begin, end), trace.workers * (end - begin))
+def undone(trace: "Trace") -> np.ndarray:
+    """Return whether each row's message went into a version that was undone as the server went back, ``[rows]``."""
+    outages = trace.absences[(trace.absences["version"] >= 0) & (trace.absences["worker"] < 0)]
+    outages = outages[outages["to_row"] < len(trace)]
+    into = trace.steps["version"].to_numpy() + (trace.steps["outcome"] == "buffered").to_numpy()
+    # The checkpoint of the next restore is the oldest of all that come.
+    following = np.searchsorted(outages["to_row"], np.arange(len(trace)), side="right")
+    return into > np.append(outages["version"], np.inf)[following]
 
 
-def _goodput(trace: "Trace", shares: dict[str, float], begin: float, end: float) -> dict[str, float]:
-    causes = ("waiting", "sending", "discarded", "failed", "restoring")
-    names = ("counted_share", *(f"lost_to_{cause}" for cause in causes))
-    if _has_no_phases(trace):
-        return dict.fromkeys(names, np.nan)
-    frame = trace.frame
-    fate = np.select([frame["outcome"].isin(ACCEPTED)], ["counted"], "discarded").astype(object)
-    if trace.has_failures:
-        fate[frame["failed_by"].isin(["crash", "leave", "loss"])] = "failed"
-        into = frame["version"] + (frame["outcome"] == "buffered")
-        # The checkpoint of the next restore is the oldest of all that come.
-        restored = frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()
-        fate[(fate == "counted") & (into > restored)] = "restoring"
-        # What was sent again came to what its last message came to.
-        fate = pd.Series(fate).groupby([frame["worker"], frame["job"]]).transform("last").to_numpy()
-    start, until = frame["start_time"].to_numpy(), computed_until(trace, frame, trace.read_visits)
-    computed = {
-        what: _ratio(_overlap(start[fate == what], until[fate == what], begin, end), trace.workers * (end - begin))
-        for what in ("discarded", "failed", "restoring")
+def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
+    """Return the parts of the workers' time without a server, and their messages."""
+    lost, times = trace.frame[trace.frame["outcome"] == "cancelled"], phases(trace, range(trace.workers))
+    has_failures, trace = trace.has_failures, trace.accepted
+    row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
+    (departed, taken), in_flight = flights(trace), arriving(trace)
+
+    def share(begun: Any, ended: Any) -> float:
+        """Return the part of the workers' time that intervals take; by clocks of several machines it may exceed one."""
+        return float(np.minimum(_ratio(_overlap(begun, ended, begin, end), trace.workers * (end - begin)), 1.0))
+
+    computed, gone = (share(table["begin"], table["end"]) for table in (times.computing, times.away))
+    flying = _overlap(departed, np.concatenate([taken, np.full(len(in_flight), end)]), begin, end)
+    late, rows = row >= warm_up, trace.steps.iloc[warm_up:]
+    numbers = {
+        "computing_share": computed,
+        "waiting_share": 1 - computed - gone,
+        "messages_mean": float((late.sum() + (rows["partner"] >= 0).sum()) / len(rows)),
+        "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
+        "in_flight_mean": _ratio(flying, end - begin),
+        "in_flight_end": len(in_flight),
+        "in_flight_mass": float(push_weights(trace)[in_flight["row"]] @ in_flight["weight"]),
     }
-    values = (
-        shares["computing_share"] - sum(computed.values()),
-        shares["waiting_share"] + shares["served_share"] + shares["held_share"],
-        shares["sending_share"] + shares["returning_share"],
-        computed["discarded"],
-        computed["failed"] + shares["away_share"],
-        computed["restoring"],
-    )
-    return dict(zip(names, values, strict=True))
+    if not has_failures:
+        return numbers
+    in_vain, count = share(lost["start_time"], lost["send_time"]), int((lost["commit_time"] > begin).sum())
+    return numbers | {
+        "away_share": gone,
+        "cancelled_share": count / (count + len(rows)),
+        "counted_share": computed - in_vain,
+        "lost_to_waiting": 1 - computed - gone,
+        "lost_to_failed": in_vain + gone,
+    }
+
+
+def arriving(trace: "Trace") -> pd.DataFrame:
+    """Return the messages in flight at the end, without those that were lost with their takers."""
+    return trace.in_flight[trace.in_flight["taker"] >= 0]
+
+
+def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
+    """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
+    taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
+    taken = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
+    return times[np.append(taken_up["source"], arriving(trace)["row"])], taken
+
+
+def push_weights(trace: "Trace") -> np.ndarray:
+    """Return the weight of each row in push-sum, ``[rows]``: its shares of the weights of all that it mixes.
+
+    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers; a crash
+    takes what its worker keeps and what the worker was sent, and each new life begins with 1.
+    """
+    frame, weights = trace.frame, np.ones(len(trace.frame))
+    kept = frame["kept"].to_numpy()
+    before = previous_rows(*(trace.steps[name].to_numpy() for name in ("worker", "incarnation")))
+    for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
+        last = weights[before[row]] if before[row] >= 0 else 1.0
+        weights[row] = kept[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
+    return weights
+
+
+def waits(trace: "Trace") -> np.ndarray:
+    """Return for how long (s) each worker waited for each other, ``[workers, workers]``; the first index waits.
+
+    A wait is put down to the partner of an exchange, or else to the sender of the latest of the messages that ended it.
+    """
+    frame, worker = trace.frame, trace.frame["worker"].to_numpy()
+    blamed = frame["partner"].to_numpy(copy=True)
+    last = trace.taken_up.groupby("row")["source"].max()  # rows are in the order of time
+    blamed[last.index] = worker[last]
+    blames = (blamed >= 0) & (blamed != worker)  # a share that came back is nobody's
+    seconds = np.zeros((trace.workers, trace.workers))
+    np.add.at(seconds, (worker[blames], blamed[blames]), _waited(frame).to_numpy()[blames])
+    return seconds
+
+
+def _waited(frame: pd.DataFrame) -> pd.Series:
+    """Return for how long each row's worker waited for others, before its computation and after it (s)."""
+    done = frame["send_time"].fillna(frame["commit_time"])
+    waited_first = (frame["start_time"] - frame["read_arrive_time"]).clip(lower=0)  # by clocks that may differ
+    return waited_first + frame["commit_time"] - done
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -317,8 +396,9 @@ def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return time, np.cumsum(np.bincount(position, weights=changes)).astype(np.int64)
 
 
-def _overlap(start: np.ndarray, stop: np.ndarray, begin: float, end: float) -> float:
+def _overlap(start: Any, stop: Any, begin: float, end: float) -> float:
     """Return the total length of the intervals within one."""
+    start, stop = np.asarray(start), np.asarray(stop)
     return float(np.maximum(np.minimum(stop, end) - np.maximum(start, begin), 0.0).sum())
 
 
@@ -328,16 +408,6 @@ def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
         return trace.frame
     accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
     return trace.frame.iloc[int(np.flatnonzero(accepted)[warm_up - 1]) + 1 :]
-
-
-def _versions(trace: "Trace", warm_up: int) -> int:
-    version = trace.accepted.frame["version"].to_numpy()
-    return int(version[-1] - (version[warm_up - 1] if warm_up else 0))
-
-
-def _interval(trace: "Trace", warm_up: int) -> tuple[float, float]:
-    times = trace.accepted.frame["commit_time"].to_numpy()
-    return float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -383,96 +453,79 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
             f"servers = {trace.servers}: with reads in visits of their own a worker is at several servers at once, and "
             "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
         )
+    last = float(trace.frame["commit_time"].iloc[-1])
     frame, open_reads, present, reads = (
         table[table["worker"].isin(workers)]
-        for table in (trace.frame, trace.open_reads, trace.present, trace.read_visits)
+        for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
     )
     present = present.groupby("worker", as_index=False)["arrive_time"].max()
-    last = float(trace.frame["commit_time"].iloc[-1])
+    worker, none = frame["worker"], _table([])
     if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
         under_way = open_reads[open_reads["read_time"] <= last]
-        others = _table(
-            [
-                (frame["worker"], frame["read_arrive_time"], frame["start_time"]),
-                (frame["worker"], frame["send_time"], frame["commit_time"]),
-                (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
-            ]
-        )
-        computing = [(frame["worker"], frame["start_time"], frame["send_time"])]
+        others = [
+            (worker, frame["read_arrive_time"], frame["start_time"]),
+            (worker, frame["send_time"], frame["commit_time"]),
+            (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
+        ]
+        computing = [(worker, frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
-        none, absences = _table([]), trace.spells[trace.spells["worker"].isin(workers)]
+        absences = trace.spells[trace.spells["worker"].isin(workers)]
         away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
-        return Phases(_table(computing), none, none, none, others, none, away)
-    ready = _ready(trace, frame)
-    travelled = frame["start_time"].to_numpy() - ready
-    way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0
-    unfinished = _unfinished(trace, frame, open_reads, present, way, last)
-    # Where nobody waits, they are being served.
-    nobody_waits = trace.discipline == "lock_free"
-    there = (present["worker"], present["arrive_time"], np.full(len(present), last))
-    pulled, sent = _pulled(trace, frame, reads), computed_until(trace, frame, reads)
-    held = _table(_let_wait(trace, frame, open_reads, present, last))
-    away = _table([])
+        return Phases(_table(computing), none, none, none, _table(others), none, away)
+    # When the server let go of the worker before each computation.
+    ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
+    follows = (frame["job"] > 0).to_numpy()
+    way = float(np.median((frame["start_time"].to_numpy() - ready)[follows])) if follows.any() else 0.0
+    unfinished = _unfinished(frame, open_reads, present, way, last)
+    still = (present["worker"], present["arrive_time"], np.full(len(present), last))
+    nobody_waits = trace.discipline == "lock_free"  # but is being served
+    held, away = _table(_let_wait(trace, frame, open_reads, present, last)), none
     if trace.has_failures:
         held, away = _without_absences(trace, held[held["worker"].isin(workers)], last)
     return Phases(
-        computing=_table([(frame["worker"], frame["start_time"], sent), unfinished["computing"]]),
+        computing=_table([(worker, frame["start_time"], frame["until"]), unfinished["computing"]]),
         sending=_table(
             [
-                (frame["worker"], sent, _asked(frame, pulled)),
-                (frame["worker"], np.maximum(pulled["time"], sent), frame["arrive_time"]),
+                (worker, frame["until"], frame["asked"]),
+                (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
                 unfinished["sending"],
             ]
         ),
         waiting=_table(
             [
-                (frame["worker"], frame["arrive_time"], frame["serve_time"]),
-                (reads["worker"], reads["read_arrive_time"], reads["read_serve_time"]),
-                *([] if nobody_waits else [there]),
+                (worker, frame["arrive_time"], frame["serve_time"]),
+                (reads["worker"], reads["arrive_time"], reads["serve_time"]),
+                *([] if nobody_waits else [still]),
             ]
         ),
         served=_table(
             [
-                (frame["worker"], frame["serve_time"], frame["commit_time"]),
-                (reads["worker"], reads["read_serve_time"], reads["read_time"]),
-                *([there] if nobody_waits else []),
+                (worker, frame["serve_time"], frame["commit_time"]),
+                (reads["worker"], reads["serve_time"], reads["time"]),
+                *([still] if nobody_waits else []),
             ]
         ),
         held=held,
-        returning=_table([(frame["worker"], ready, frame["start_time"]), unfinished["returning"]]),
+        returning=_table([(worker, ready, frame["start_time"]), unfinished["returning"]]),
         away=away,
     )
 
 
-def _ready(trace: "Trace", frame: pd.DataFrame) -> np.ndarray:
-    """Return when the server let go of the worker before each computation."""
-    if trace.protocol == "prescribed":  # several computations at once, and no network
-        return frame["start_time"].to_numpy()
-    own_last = frame.groupby("worker")["commit_time"].shift(1)
-    return np.fmax(frame["read_time"].to_numpy(), own_last.to_numpy())
+def computations(trace: "Trace") -> pd.DataFrame:
+    """Return the frame of a trace with the end of each computation, ``until``, and the visits that followed it.
 
-
-def computed_until(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> np.ndarray:
-    """Return when the computation of each row was done; when its first message arrived, if the trace does not tell."""
-    asked = _asked(frame, _pulled(trace, frame, reads))
-    return np.where(frame["send_time"].isna(), asked, frame["send_time"])
-
-
-def _asked(frame: pd.DataFrame, pulled: pd.DataFrame) -> np.ndarray:
-    """Return when the first message after each computation arrived."""
-    return np.where(np.isnan(pulled["arrive"]), frame["arrive_time"], pulled["arrive"])
-
-
-def _pulled(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> pd.DataFrame:
-    """Return ``arrive`` and ``time`` of the visit, if there is one, in which each message's worker read before it."""
-    names = {"read_arrive_time": "arrive", "read_time": "time"}
-    if trace.protocol != "read_then_write" or reads.empty:
-        return pd.DataFrame(np.nan, range(len(frame)), list(names.values()))
-    found = reads.assign(job=reads["job"] - 1)[["worker", "job", *names]].rename(columns=names)
-    pulled = frame[["worker", "job"]].merge(found, how="left", on=["worker", "job"])[list(names.values())]
-    if trace.has_failures and "commit_time" in frame:  # the next read of a cancelled row comes after it
-        pulled.loc[pulled["time"].to_numpy() > frame["commit_time"].to_numpy()] = np.nan
-    return pulled
+    ``asked`` is when its first message arrived: the end of the computation where the trace does not tell it. ``pulled``
+    is when its worker had read before its message was formed, where that was a visit of its own.
+    """
+    frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
+    if (push_read < 0).all():
+        pulled, asked = np.full(len(frame), np.nan), frame["arrive_time"]
+    else:
+        arrive, pulled = (trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time"))
+        # The next read of a computation that was stopped comes after it.
+        unread = (push_read < 0) | (pulled > frame["commit_time"].to_numpy())
+        pulled, asked = np.where(unread, np.nan, pulled), frame["arrive_time"].where(unread, arrive)
+    return frame.assign(pulled=pulled, asked=asked, until=frame["send_time"].fillna(asked))
 
 
 def _let_wait(
@@ -481,26 +534,23 @@ def _let_wait(
     """Return the intervals between a commit and the read that the server answers, or queues, only when it is time."""
     if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
-    answered = "read_arrive_time" if trace.source.separate_reads else "read_time"
-    reads = pd.concat([table.loc[table["job"] > 0, ["worker", "job", answered]] for table in (frame, open_reads)])
-    served = frame[["worker", "job", "commit_time"]].assign(job=frame["job"] + 1)
-    begin = []
-    if trace.has_failures:
-        served, reads = served[frame["failed_by"] != "resent"], reads.drop_duplicates(["worker", "job"])
-        # Until a worker joins; its first read may still wait at the server.
-        first = pd.concat([table.loc[table["job"] == 0, ["worker", answered]] for table in (frame, open_reads)])
-        first = first.groupby("worker")[answered].min().reindex(range(trace.workers))
-        first = first.fillna(present.set_index("worker")["arrive_time"]).fillna(last)
-        begin = [(first.index, np.zeros(len(first)), first)]
-    gone_on = served.merge(reads, on=["worker", "job"])
+    reads = trace.reads[trace.reads["shard"] < 0]
+    reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
+    served = frame.loc[(trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]]
+    follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
     # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.
-    still = served.groupby("worker", as_index=False).last()
-    still = still[~still["worker"].isin(open_reads["worker"])].merge(present, how="left", on="worker")
-    return [
-        (gone_on["worker"], gone_on["commit_time"], gone_on[answered]),
-        (still["worker"], still["commit_time"], still["arrive_time"].fillna(last)),
-        *begin,
+    arrived = present.set_index("worker")["arrive_time"]
+    still = served.groupby("worker")["commit_time"].last()
+    still = still[~still.index.isin(open_reads["worker"])]
+    waits = [
+        (follows["worker"], follows["commit_time"], follows["answered"]),
+        (still.index, still, arrived.reindex(still.index).fillna(last)),
     ]
+    if trace.has_failures:  # until a worker joins; its first read may still wait at the server
+        first = reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
+        first = first.fillna(arrived).fillna(last)
+        waits.append((first.index, np.zeros(len(first)), first))
+    return waits
 
 
 def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -523,23 +573,22 @@ def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[
 
 
 def _unfinished(
-    trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
+    frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
 ) -> dict[str, tuple]:
     """Return the last reply, computation and journey of the workers that have a read to compute from."""
-    own = frame.groupby("worker")["commit_time"].agg(["last"]).reindex(open_reads["worker"])
-    current = (open_reads["job"] == open_reads.groupby("worker")["job"].transform("min")).to_numpy()
-    reads = open_reads[current].reset_index(drop=True)
-    worker, pulled = reads["worker"], _pulled(trace, reads, open_reads)
-    ready = np.fmax(reads["read_time"].to_numpy(), own["last"].to_numpy()[current])
+    is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
+    reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
+    pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
+    ready = np.fmax(reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker))
     arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
     # A visit that arrived before is another one, a read that the worker asks for meanwhile.
     end = np.where(arrived >= ready, arrived, last)
-    asked = np.fmin(end, pulled["arrive"])
+    asked = np.fmin(end, pulls["read_arrive_time"])
     begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), asked)
     return {
         "returning": (worker, ready, begin),
         "computing": (worker, begin, asked),
-        "sending": (worker, pulled["time"], end),
+        "sending": (worker, pulls["read_time"], end),
     }
 
 

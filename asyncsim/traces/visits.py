@@ -1,5 +1,6 @@
 """A trace from visits that a real server recorded: what its log has to say, and what follows from it."""
 
+import graphlib
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,16 @@ import pandas as pd
 from asyncsim.base.errors import InputError, require_choice, require_count, require_number
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
-from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, reads_of_commits, trace_of, trace_without_server
-from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, TAKES_UP, Source
+from asyncsim.traces.bookkeeping import COMMIT_RECORD, reads_of_commits, trace_of, trace_without_server, with_first
+from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, READ_COLUMNS, TAKES_UP, Source
+from asyncsim.traces.rules import require_rows
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 #: The times of a visit in the order in which they pass; all but these are needed.
 _COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+_GOSSIP_RECORD = ("worker", "local_steps", "start_time", "send_time", "commit_time", "partner", "kept")
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
@@ -159,14 +162,17 @@ def recorded(
     else:
         served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
         _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
-        read_by = _columns(served, tuple(name for name in READ_RECORD if name != "read_version"))
-        read_by["read_version"] = _read_versions(form, served, commits[applied])
+        served["read_version"] = _read_versions(form, served, commits[applied])
+        read_by = {name: served[column].to_numpy() for name, column in READ_COLUMNS.items()}
+        read_by = with_first(read_by | {"worker": served["worker"].to_numpy()}, form.workers)
     trace = trace_of(form, seed, made_by, read_by, {name: waiting[name].to_numpy() for name in _PRESENT})
-    frame = trace.frame
+    steps, source = trace.steps, replace(trace.source, cluster=None)
     if "start_time" not in commits:
-        frame = frame.assign(start_time=frame["read_time"])
-    _check_counted(commits, frame)
-    return Trace(frame, replace(trace.source, cluster=None), trace.open_reads, trace.present)
+        steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
+    trace = replace(trace, source=source, steps=steps)
+    _check_counted(commits, trace.frame)
+    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+    return trace
 
 
 def _recorded_without_server(
@@ -193,9 +199,9 @@ def _recorded_without_server(
     worker, time = rows["worker"].tolist(), rows["commit_time"].tolist()
     partner = rows["partner"].astype(int).tolist() if "partner" in rows else [-1] * len(rows)
     named: dict[Any, int] = {pair: row for row, pair in enumerate(zip(worker, job.tolist(), strict=True))}
-    named |= {given: row for row, given in enumerate(rows["row"].tolist())}
+    named |= {number: row for row, number in enumerate(rows["row"].tolist())}
 
-    def found(argument: str, row: int, name: Any) -> int:
+    def row_of(argument: str, row: int, name: Any) -> int:
         """Return where a source is, from a pair or the number of a row."""
         try:
             return named[name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)]
@@ -207,66 +213,65 @@ def _recorded_without_server(
 
     try:
         sources = [
-            [found("visits", rows["row"][row], one) for one in list(given)] for row, given in rows["sources"].items()
+            [(number, name) for name in names] for number, names in zip(rows["row"], rows["sources"], strict=True)
         ]
-        weights = [[float(one) for one in given] for given in rows["weights"]]
+        weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"visits: sources and weights must be lists ({error})") from None
     uneven = [row for row in range(len(time)) if len(sources[row]) != len(weights[row])]
     if uneven:
         raise InputError(f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one for each")
-    # What must come before what: sources, and whatever touched the same replica before.
-    after: list[list[int]] = [[] for _ in time]
-    missing = [0] * len(time)
-    touched = [-1] * count
+    earlier = [[row_of("visits", number, name) for number, name in names] for names in sources]
+    # Sources must come before, and whatever touched the same replica before.
+    sorter, touched = graphlib.TopologicalSorter[int](), [-1] * count
     order = sorted(range(len(time)), key=lambda row: (time[row], job[row])) if max(partner) >= 0 else range(len(time))
     for row in order:
         replicas = {worker[row], *([partner[row]] if 0 <= partner[row] < count else [])}
-        for earlier in {*sources[row], *(touched[one] for one in replicas if touched[one] >= 0)}:
-            after[earlier].append(row)
-            missing[row] += 1
-        for one in replicas:
-            touched[one] = row
-    ready = [(time[row], worker[row], row) for row in range(len(time)) if not missing[row]]
-    heapq.heapify(ready)
+        sorter.add(row, *earlier[row], *(touched[replica] for replica in replicas if touched[replica] >= 0))
+        for replica in replicas:
+            touched[replica] = row
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        row = rows["row"][min(error.args[1])]
+        raise InputError(
+            f"visits: row {row} takes up what came after it, by way of its sources; correct the sources"
+        ) from None
+    ready: list[tuple[float, int, int]] = []
     place: dict[int, int] = {}
-    while ready:
+    while sorter.is_active():
+        for row in sorter.get_ready():
+            heapq.heappush(ready, (time[row], worker[row], row))
         row = heapq.heappop(ready)[-1]
         place[row] = len(place)
-        for later in after[row]:
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(ready, (time[later], worker[later], later))
-    if len(place) < len(time):
-        row = next(row for row in range(len(time)) if row not in place)
-        raise InputError(
-            f"visits: row {rows['row'][row]} takes up what came after it, by way of its sources; correct the sources"
-        )
+        sorter.done(row)
     ordered = rows.loc[list(place)].reset_index(drop=True)
     ordered["commit_time"] = ordered["commit_time"].cummax()
     if "send_time" not in ordered:
         ordered["send_time"] = np.nan
     ordered["local_steps"] = window
     ordered["partner"] = [partner[row] for row in place]
-    pairs = [sorted(zip(map(place.__getitem__, sources[row]), weights[row], strict=True)) for row in place]
+    ordered["kept"] = ordered["kept"].astype(float)
+    taken = [
+        (place[sent], by, weight)
+        for row, by in place.items()
+        for sent, weight in zip(earlier[row], weights[row], strict=True)
+    ]
     source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
     needed = ("source", "taker", "weight")
     flying = _table("in_flight", {name: [] for name in needed} if in_flight is None else in_flight, needed)
-    last = float(ordered["commit_time"].iloc[-1])
-    arrives = _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else [last] * len(flying)
-    takers, shares = _numbers("in_flight", flying, "taker"), _numbers("in_flight", flying, "weight")
-    sent = [place[found("in_flight", row, name)] for row, name in enumerate(flying["source"])]
-    messages = list(zip(sent, takers.astype(int).tolist(), shares.tolist(), map(float, arrives), strict=True))
-    return trace_without_server(
-        source,
-        ordered,
-        [[one for one, _ in row] for row in pairs],
-        [[weight for _, weight in row] for row in pairs],
-        np.full(count, np.nan),
-        messages,
-    )
+    arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
+    fly = {
+        "step": [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])],
+        "taker": _numbers("in_flight", flying, "taker").astype(int),
+        "weight": _numbers("in_flight", flying, "weight"),
+        "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else arrives,
+    }
+    taken_up = dict(zip(("step", "by", "weight"), np.array(taken, float).reshape(-1, 3).T, strict=True))
+    columns = {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD}
+    trace = trace_without_server(source, columns, taken_up, fly, {"start_time": np.full(count, np.nan)})
+    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+    return trace
 
 
 def _count_workers(worker: np.ndarray) -> int:

@@ -1,0 +1,264 @@
+"""The four tables of a trace: the messages that follow from its steps, the frame that joins them, and the way back."""
+
+import itertools
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.errors import InputError
+from asyncsim.traces.columns import (
+    APPLIED,
+    BUFFERED,
+    CANCELLED,
+    COLUMNS,
+    GOSSIP,
+    LOST,
+    OUTCOMES,
+    PART_COLUMNS,
+    READ_COLUMNS,
+    TABLES,
+    Source,
+    table_of,
+)
+from asyncsim.traces.rules import require_order, require_parts, require_rows, require_spells
+
+if TYPE_CHECKING:
+    from asyncsim.traces.trace import Trace
+
+Columns = dict[str, Any]
+
+#: The tables beside the frame, which are views of the four, and their columns.
+SIDE_TABLES = {
+    "open_reads": ["worker", "job", *READ_COLUMNS.values()],
+    "present": ["worker", "arrive_time"],
+    "in_flight": ["row", "taker", "weight", "arrive_time"],
+    "spells": ["worker", "kind", "begin", "end", "detected", "from_row", "to_row"],
+    "parts": [*PART_COLUMNS],
+    "open_parts": ["worker", "job", *READ_COLUMNS.values(), "shard"],
+}
+
+
+def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataFrame) -> pd.DataFrame:
+    """Return the messages that a server took up, and the visits that wait for it, which have no step yet.
+
+    ``present`` has ``worker`` and ``arrive_time`` of these.
+    """
+    outcome, version = steps["outcome"].cat.codes.to_numpy(), steps["version"].to_numpy()
+    step, applied = np.flatnonzero(outcome <= BUFFERED), np.flatnonzero(outcome == APPLIED)
+    completed_by = np.full(version.max(initial=0) + 2, -1)
+    completed_by[version[applied]] = applied
+    # The last message before the detection of a death that completed a version has completed it.
+    by_death = absences[(absences["worker"] >= 0) & (absences["version"] >= 0)]
+    completed_by[by_death["version"]] = step[np.searchsorted(step, by_death["from_row"]) - 1]
+    by = completed_by[version[step] + (outcome[step] == BUFFERED)]
+    nowhere = np.full(len(present["worker"]), -1)
+    return table_of(
+        "messages",
+        {
+            "worker": np.concatenate([steps["worker"].to_numpy()[step], present["worker"]]),
+            "step": np.concatenate([step, nowhere]),
+            "by": np.concatenate([by, nowhere]),
+            "arrive_time": np.concatenate([steps["arrive_time"].to_numpy()[step], present["arrive_time"]]),
+        },
+    )
+
+
+def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
+    """Return the parts of messages in the order of their commits, and the visits that wait for one of the servers.
+
+    ``parts`` has the columns of `Trace.messages` but ``by``; ``present`` has ``worker``, ``shard``, ``arrive_time``.
+    """
+    table = table_of("messages", parts)
+    step, shard, version = table["step"].to_numpy(), table["shard"].to_numpy(), _versions_of_shards(table)
+    outcome = table["outcome"].cat.codes.to_numpy()
+    completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
+    is_applied = outcome == APPLIED
+    completed_by[shard[is_applied], version[is_applied]] = step[is_applied]
+    by = np.where(outcome <= BUFFERED, completed_by[shard, version + (outcome == BUFFERED)], -1)
+    return pd.concat([table.assign(by=by), table_of("messages", present)], ignore_index=True)
+
+
+def _versions_of_shards(parts: pd.DataFrame) -> np.ndarray:
+    """Return the version of each part's shard after the part."""
+    return (parts["outcome"].cat.codes == APPLIED).astype(int).groupby(parts["shard"]).cumsum().to_numpy()
+
+
+def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
+    """Return the messages between workers.
+
+    Parameters
+    ----------
+    worker : array, shape ``[steps]``
+        The worker of each step.
+    taken_up : columns
+        ``step``, ``by``, ``weight`` and, if known, ``arrive_time``.
+    in_flight : columns
+        ``step``, ``taker`` (-1 of a message that was lost with its taker), ``weight`` and ``arrive_time``.
+    """
+    tables = []
+    for columns, keys in ((taken_up, ("step", "by")), (in_flight, ("arrive_time", "weight", "taker", "step"))):
+        order = np.lexsort([columns[key] for key in keys])
+        columns = {name: np.asarray(values)[order] for name, values in columns.items()}
+        tables.append(table_of("messages", columns, len(order)))
+    messages = pd.concat(tables, ignore_index=True)
+    step, by, taker = (messages[name].to_numpy() for name in ("step", "by", "taker"))
+    return messages.assign(worker=worker[step], taker=np.where(by < 0, taker, worker[by]))
+
+
+def frame_of(trace: "Trace") -> pd.DataFrame:
+    """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
+    steps = trace.steps
+    version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
+    made_at = trace.absences["from_row"].where(trace.absences["worker"] >= 0, trace.absences["to_row"])
+    made_at = made_at[trace.absences["version"] >= 0].to_numpy(np.int64)
+    before = np.concatenate([[0], version[:-1]]) + np.bincount(made_at, minlength=len(steps))[: len(steps)]
+    counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
+    columns: Columns = {name: counted.get(name, steps.get(name)) for name in COLUMNS}
+    if not trace.has_failures:
+        columns["outcome"] = pd.Categorical.from_codes(outcome, OUTCOMES[:LOST])
+    if trace.protocol == GOSSIP:
+        taken_up = trace.taken_up
+        ends = np.cumsum(np.bincount(taken_up["row"], minlength=len(steps))).tolist()
+        bounds = list(itertools.pairwise([0, *ends]))
+        for name in ("source", "weight"):
+            values = taken_up[name].tolist()
+            columns[f"{name}s"] = [values[begin:end] for begin, end in bounds]
+        columns |= {name: steps[name] for name in ("kept", "partner")}
+    if trace.has_failures:
+        outages = trace.absences[(trace.absences["worker"] < 0) & (trace.absences["to_row"] < len(steps))]
+        at, restored = outages["to_row"].to_numpy(np.int64), np.full(len(steps), -1)
+        restored[at] = outages["version"]
+        columns |= {name: steps[name] for name in ("failed_by", "incarnation")}
+        columns |= {"restored": restored, "restores": np.bincount(at, minlength=len(steps))}
+    return pd.DataFrame(columns, copy=False)
+
+
+def parts_of(trace: "Trace") -> pd.DataFrame:
+    """Join the parts of messages with their reads; see `Trace.parts`."""
+    parts = trace.messages[trace.messages["commit_time"].notna()].reset_index(drop=True)
+    version, outcome = _versions_of_shards(parts), parts["outcome"].cat.codes
+    counted = {
+        "part": np.arange(len(parts)),
+        "commit": parts["step"],
+        "job": trace.reads["job"].to_numpy()[parts["read"]],
+        **_read_columns(parts, trace.reads, version - (outcome == APPLIED).to_numpy()),
+        "version": version,
+        "outcome": pd.Categorical.from_codes(outcome, OUTCOMES[:LOST]),
+    }
+    return pd.DataFrame({name: counted.get(name, parts.get(name)) for name in PART_COLUMNS})
+
+
+def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
+    """Return the columns of steps, or of parts, that follow from their reads and the versions before them."""
+    read, push_read, outcome = (table["read"].to_numpy(), table["push_read"].to_numpy(), table["outcome"].cat.codes)
+    columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
+    push_version, push_time = before, table["commit_time"]
+    formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
+    if len(formed):
+        push_version, push_time = before.copy(), push_time.to_numpy(copy=True)
+        push_version[formed], push_time[formed] = (
+            reads[name].to_numpy()[push_read[formed]] for name in ("version", "time")
+        )
+    staleness = before - columns["read_version"]
+    return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
+
+
+def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataFrame | None]) -> Columns:
+    """Return the four tables of a trace that is given as a frame, and the `SIDE_TABLES` beside it; see `Trace.of`."""
+    open_reads, present, in_flight, spells, parts, open_parts = (
+        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := beside.get(name)) is None else table
+        for name, names in SIDE_TABLES.items()
+    )
+    frame = frame.reset_index(drop=True)
+    messages = _listed(frame)
+    require_rows(frame, messages, in_flight, source)
+    require_order(frame)
+    require_parts(parts, frame, source)
+    require_spells(spells, source.workers, len(frame))
+    columns: Columns = {name: frame[name].to_numpy() for name in TABLES["steps"] if name in frame}
+    rows, ends = (
+        table.assign(shard=-1) if shards.empty else pd.concat([table.assign(shard=-1), shards], ignore_index=True)
+        for table, shards in ((frame, parts), (open_reads, open_parts))
+    )
+    reads, read, push_read = _reads(rows, source, ends)
+    columns["read"], columns["push_read"] = read[: len(frame)], push_read[: len(frame)]
+    steps, absences = table_of("steps", columns), _absences(frame, spells)
+    if "sources" in frame:
+        taken_up = messages.rename(columns={"row": "by", "source": "step"})
+        flying = in_flight.rename(columns={"row": "step"})
+        table = messages_of_peers(columns["worker"], dict(taken_up), dict(flying))
+    elif len(parts):
+        of_parts = dict(parts.assign(step=parts["commit"], read=read[len(frame) :], push_read=push_read[len(frame) :]))
+        table = messages_of_parts(of_parts, dict(present))
+    else:
+        table = messages_to_server(steps, dict(present), absences)
+    return {"steps": steps, "reads": reads, "messages": table, "absences": absences}
+
+
+def _listed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the messages that the lists of a frame name: ``row``, ``source`` and ``weight``.
+
+    Raises
+    ------
+    InputError
+        The lists of a row are no lists of numbers, or of different lengths.
+    """
+    messages: list[tuple[int, int, float]] = []
+    for row, (sources, weights) in enumerate(zip(frame.get("sources", ()), frame.get("weights", ()), strict=True)):
+        try:
+            listed = [
+                (row, operator.index(source), float(weight)) for source, weight in zip(sources, weights, strict=False)
+            ]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"frame: sources and weights of row {row} must be lists of rows and numbers ({error})"
+            ) from None
+        if len(sources) != len(weights):
+            numbers = f"{len(sources)} sources and {len(weights)} weights"
+            raise InputError(f"frame: row {row} has {numbers}; it must have as many")
+        messages += listed
+    return pd.DataFrame(messages, columns=["row", "source", "weight"]).astype(
+        {"row": int, "source": int, "weight": float}
+    )
+
+
+def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tuple[pd.DataFrame, Any, Any]:
+    """Return the reads of a frame; the read of each row, and the read with which its message was formed."""
+    key, parts = ["worker", "job", "shard"], [frame, open_reads]
+    following, pulls = (
+        frame[key].assign(job=frame["job"] + 1),
+        source.separate_reads and source.protocol == "read_then_write",
+    )
+    if pulls:  # of some of the reads that formed a message there is nothing else
+        formed = frame["outcome"].isin(OUTCOMES[:CANCELLED])
+        parts.insert(0, following.assign(read_version=frame["push_version"], read_time=frame["push_time"])[formed])
+    names = {column: name for name, column in READ_COLUMNS.items()}
+    reads = pd.concat([part.reindex(columns=[*key, *names]).assign(is_open=part is open_reads) for part in parts])
+    # A message that is sent again has several rows with one read.
+    reads = reads.rename(columns=names).drop_duplicates(key, keep="last")
+    index = pd.MultiIndex.from_frame(reads[key])
+    read, push_read = (index.get_indexer(pd.MultiIndex.from_frame(rows)) for rows in (frame[key], following))
+    return table_of("reads", dict(reads)), read, push_read if pulls else np.full(len(frame), -1)
+
+
+def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:
+    """Return the absences of a frame, with the versions that were restored, or that a death completed."""
+    absences = table_of("absences", spells, len(spells))
+    if "failed_by" not in frame:
+        return absences
+    restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
+    rows, outages = np.repeat(np.arange(len(frame)), restores), np.flatnonzero(absences["kind"] == "outage")
+    before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
+    at, by_death = absences["from_row"].where(absences["kind"] != "outage"), np.flatnonzero(before - restores > last)
+    if len(rows) > len(outages) or not at.isin(by_death).sum() >= len(by_death):
+        raise InputError("spells: miss an outage or a death that made a version between rows; give all spells")
+    deaths = at[at.isin(by_death) & ~at.duplicated()]
+    to_row, version = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
+    to_row[outages] = len(frame)
+    to_row[outages[: len(rows)]] = rows
+    version[outages[: len(rows)]] = frame["restored"].to_numpy()[rows]
+    version[deaths.index] = last[deaths.astype(int)] + 1
+    return absences.assign(to_row=to_row, version=version)
