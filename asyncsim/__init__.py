@@ -26,6 +26,7 @@ __all__ = [
     "Mixture",
     "Pareto",
     "Policy",
+    "Rollouts",
     "Run",
     "SlowLinkWarning",
     "Trace",
@@ -41,13 +42,17 @@ __all__ = [
     "calibrate",
     "calibration",
     "cancel_stale",
+    "discard",
     "discard_stale",
+    "drop_oldest",
     "failures",
     "first_of",
     "handshake",
+    "keep",
     "methods",
     "neighbours",
     "overlap",
+    "pace",
     "per_worker",
     "plots",
     "prediction",
@@ -92,6 +97,7 @@ _HOME = {
         "clusters.policy",
     ),
     **dict.fromkeys(("Cluster", "SlowLinkWarning"), "clusters.cluster"),
+    **dict.fromkeys(("Rollouts", "discard", "drop_oldest", "keep", "pace"), "clusters.rollouts"),
     **dict.fromkeys(("HeterogeneityWarning", "proportional_windows"), "clusters.workers"),
     "InputError": "base.errors",
     "per_worker": "clusters.network",
@@ -144,6 +150,7 @@ if TYPE_CHECKING:
         overlap,
         rounds,
     )
+    from asyncsim.clusters.rollouts import Rollouts, discard, drop_oldest, keep, pace
     from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
     from asyncsim.drawing import plots
     from asyncsim.replays import recorders

@@ -13,6 +13,8 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim animate NAME           write a page, GIF or MP4 in which its workers move
        asyncsim diff NAME NAME         which options differ, and both on the same axes
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
+       asyncsim post-training          the study of asynchronous RL post-training
+       asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
        asyncsim --version
 """
 
@@ -35,8 +37,8 @@ def _run(command: str, rest: Sequence[str]) -> int:
     from asyncsim.base.errors import choices_like
     from asyncsim.base.interruption import ignore_from_now_on
 
-    if command == "study":
-        code = study.main(rest)
+    if command in ("study", "post-training"):
+        code = study.main(rest if command == "study" else ["post_training", *rest])
         if code == study.INTERRUPTED:
             ignore_from_now_on()
         return code
@@ -53,7 +55,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
     if command in COMMANDS:
         return run(command, rest)
-    commands = ["study", "figures", *COMMANDS, "--version", "--help"]
+    commands = ["study", "post-training", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     problem = f"takes no argument {rest[0]!r}" if command in commands else f"unknown; {choices_like(command, commands)}"
     tell_error(f"command = {command!r}: {meant}{problem}")

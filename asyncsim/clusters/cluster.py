@@ -34,6 +34,7 @@ from asyncsim.clusters.network import (
     with_mean,
 )
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, as_policy, asynchronous
+from asyncsim.clusters.rollouts import Rollouts, as_rollouts
 from asyncsim.clusters.topologies import Topology, as_topology, is_symmetric
 from asyncsim.clusters.workers import as_compute, as_window
 
@@ -47,7 +48,10 @@ _WITHOUT_SERVER = (
     *("sites", "far_latency", "far_bandwidth", "failures"),
 )
 #: What `to_dict` leaves out where it is not given: older versions did not have it.
-_LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers")
+_LATER = (
+    *("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers"),
+    "rollouts",
+)
 #: Computations that a message may take before it is asked whether its bandwidth is meant.
 _SLOW = 100
 #: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
@@ -124,6 +128,9 @@ class Cluster:
         Seconds one way between two sites, in the place of ``latency``; None: the same.
     far_bandwidth : float, pair of float, or None
         Bytes per second between two sites, in the place of ``bandwidth``; None: the same.
+    rollouts : Rollouts or None
+        Slots that generate samples for the workers, which are then learners: see
+        `asyncsim.Rollouts`. May come as its text.
     far_every : int
         Above one, only each so many-th visit of a worker, at whichever site it is, goes to another site and back; for
         the others its own site has all that they need. The services of all visits still queue at one server.
@@ -161,6 +168,7 @@ class Cluster:
     far_bandwidth: float | tuple[float, float] | None = None
     far_every: int = 1
     servers: int = 1
+    rollouts: Rollouts | None = None
 
     if TYPE_CHECKING:  # what may be given; the fields say what is kept
 
@@ -186,6 +194,7 @@ class Cluster:
             far_bandwidth: SizeLike | PerWorker | None = None,
             far_every: int = 1,
             servers: int = 1,
+            rollouts: Rollouts | str | None = None,
         ): ...
 
     def __post_init__(self) -> None:
@@ -217,7 +226,11 @@ class Cluster:
         if self.protocol == "write_then_read":
             store("exclusive", True)  # its visits are always separate
         _check_policy(self)
-        store("failures", as_failures(self.failures, self.workers, self.sites))
+        if self.rollouts is not None:
+            store("rollouts", as_rollouts(self.rollouts))
+            _check_rollouts(self)
+        slots = None if self.rollouts is None else self.rollouts.slots
+        store("failures", as_failures(self.failures, self.workers, self.sites, slots))
         if self.read_blocks > 1 and any(one.name == "outage" for one in self.failures):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between what was lost and "
@@ -383,6 +396,8 @@ class Cluster:
         for entry in fields(self):
             if entry.name in _LATER and getattr(self, entry.name) == entry.default:
                 del values[entry.name]
+        if self.rollouts is not None:
+            values["rollouts"] = str(self.rollouts)
         if self.failures:
             values["failures"] = list(map(str, self.failures))
         return values
@@ -401,6 +416,23 @@ class Cluster:
             for name in policy:
                 require_choice("policy entry", name, [field.name for field in fields(Policy)])
         return cls(**{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy})
+
+
+def _check_rollouts(cluster: Cluster) -> None:
+    """Raise InputError for learners that do not make a version of each of their batches."""
+    if cluster.servers > 1:
+        raise InputError(
+            f"servers = {cluster.servers}: with rollouts one server publishes versions; leave servers out"
+        )
+    if cluster.topology is not None:
+        raise InputError(
+            f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; leave "
+            "topology or rollouts out"
+        )
+    if cluster.policy.name != "asynchronous":
+        raise InputError(
+            f"policy = {cluster.policy}: with rollouts every update makes a version; leave policy out"
+        )
 
 
 def _setter(instance: Any) -> Any:

@@ -25,9 +25,9 @@ from asyncsim.clusters.laws import Law, LawLike, as_law
 
 #: The parameters of each failure.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
-    "crash": ("every", "lasts", "detect", "workers", "site", "together"),
-    "pause": ("every", "lasts", "workers", "site", "together"),
-    "slow": ("every", "lasts", "speed", "workers", "site", "together"),
+    "crash": ("every", "lasts", "detect", "workers", "site", "together", "on"),
+    "pause": ("every", "lasts", "workers", "site", "together", "on"),
+    "slow": ("every", "lasts", "speed", "workers", "site", "together", "on"),
     "outage": ("every", "lasts", "checkpoint_every", "checkpoint_time"),
     "loss": ("probability", "timeout", "resend", "workers", "site"),
     "leave": ("at", "workers", "site"),
@@ -60,6 +60,7 @@ class Failure:
     workers: tuple[int, ...] | None = None
     site: int | None = None
     together: bool = False
+    on: str | None = None
 
     def __post_init__(self) -> None:
         names = _PARAMETERS[require_choice("failure", self.name, _PARAMETERS)]
@@ -86,6 +87,8 @@ class Failure:
         if "resend" in names:
             require_switch(f"{subject}: resend", self.resend)
         require_switch(f"{subject}: together", self.together)
+        if self.on is not None:
+            require_choice(f"{subject}: on", self.on, ("slots", "learners"))
         if self.workers is not None:
             listed = [self.workers] if isinstance(self.workers, int) else list(self.workers)
             workers = tuple(require_count(f"{subject}: workers", worker, minimum=0) for worker in listed)
@@ -99,7 +102,7 @@ class Failure:
 
     def __str__(self) -> str:
         values = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
-        usual = {"workers": None, "site": None, "together": False}
+        usual = {"workers": None, "site": None, "together": False, "on": None}
         texts = (
             f"{name}={str(value) if isinstance(value, Law) else write(value)}"
             for name, value in values.items()
@@ -134,6 +137,7 @@ def crash(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
+    on: str | None = None,
 ) -> Failure:
     """Return crashes: a worker disappears with its state, and returns after a while without it.
 
@@ -159,6 +163,9 @@ def crash(
         All workers of this site at once, instead of ``workers``.
     together : bool
         The workers crash at the same times.
+    on : {"slots", "learners"}, optional
+        On a cluster with rollouts, whether it hits slots, which ``workers`` then numbers, or
+        learners.
     """
     return Failure("crash", **locals())
 
@@ -169,6 +176,7 @@ def pause(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
+    on: str | None = None,
 ) -> Failure:
     """Return pauses: a worker's computation stops and later continues; its messages travel on.
 
@@ -184,6 +192,7 @@ def slow(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
+    on: str | None = None,
 ) -> Failure:
     """Return slow spells: a worker computes at a ``speed`` relative to the usual 1, such as 0.2.
 
@@ -259,7 +268,9 @@ FAILURES: Mapping[str, Callable[..., Failure]] = {
 }
 
 
-def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) -> tuple[Failure, ...]:
+def as_failures(
+    value: Any, workers: int, sites: Sequence[int] | None = None, slots: int | None = None
+) -> tuple[Failure, ...]:
     """Convert failures or their texts, one or several, to the failures of a cluster.
 
     Raises
@@ -281,11 +292,32 @@ def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) ->
     if not failures:  # with any number of workers, which was not checked against the memory yet
         return ()
     for failure in failures:
-        failure.groups(workers, sites)
+        _check_side(failure, slots)
+        failure.groups(slots if failure.on == "slots" and slots else workers, sites)
     last = [presence[-1][1] for presence in presences(failures, workers, sites) if presence]
     if len(last) == workers and not any(last):
         raise InputError("failures: all workers leave; keep one, or let one join later")
     return tuple(failures)
+
+
+def _check_side(failure: Failure, slots: int | None) -> None:
+    """Raise InputError unless a failure says whom it hits on a cluster with rollouts."""
+    if slots is None and failure.on is not None:
+        raise InputError(
+            f"failure {failure.name}: on = {failure.on!r}: the cluster has no rollouts; leave on out"
+        )
+    if slots is not None and failure.on is None:
+        if "on" not in _PARAMETERS[failure.name]:
+            raise InputError(
+                f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or slow"
+            )
+        raise InputError(
+            f"failures = {failure}: hits slots or learners? give on='slots' or on='learners'"
+        )
+    if failure.on == "slots" and failure.site is not None:
+        raise InputError(
+            f"failure {failure.name}: site = {failure.site}: slots have no sites; give workers"
+        )
 
 
 def presences(

@@ -87,7 +87,8 @@ def compare(
     for run in all_runs:
         if not isinstance(run, Run):
             raise InputError(f"runs: {run!r} is no Run; give what asyncsim.replay returns, or Run.load")
-        require_choice("measure", measure, [name for name in run.evaluations if name.startswith(("train_", "test_"))])
+        drawn = [name for name in run.evaluations if name.startswith(("train_", "test_", "reward"))]
+        require_choice("measure", measure, drawn)
     require_choice("against", against, ("time", "step"))
     names = [str(run.config.get("method", "run")) for run in all_runs] if labels is None else list(labels)
     if len(names) != len(all_runs):

@@ -52,6 +52,7 @@ from asyncsim.methods.method import (
     send_update,
 )
 from asyncsim.methods.named import named_optimizer
+from asyncsim.methods.policy_gradient import CORRECTIONS, Correction, PolicyGradient, policy_gradient
 from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.robust import robust
@@ -112,16 +113,20 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 __all__ = [
+    "CORRECTIONS",
     "METHODS",
     "Applied",
+    "Correction",
     "Memories",
     "Method",
+    "PolicyGradient",
     "Timing",
     "Visit",
     "add",
     "completing",
     "gradient_steps",
     "named_optimizer",
+    "policy_gradient",
     "present",
     "send_update",
     "shares_programs",

@@ -8,14 +8,17 @@ mixed in its own way, and differ more the smaller it is; see `Problem`.
 import functools
 from collections.abc import Callable
 
+from asyncsim.problems.arithmetic import arithmetic
 from asyncsim.problems.characters import characters
 from asyncsim.problems.cifar10 import cifar10
 from asyncsim.problems.convex import least_squares, logistic
 from asyncsim.problems.custom import custom
 from asyncsim.problems.digits import digits
 from asyncsim.problems.mnist import mnist
+from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem
 from asyncsim.problems.quadratic import quadratic
+from asyncsim.problems.token_bandit import token_bandit
 
 #: The one table of problems: the command line and its help follow from it.
 PROBLEMS: dict[str, Callable[..., Problem]] = {
@@ -28,9 +31,18 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "logistic": logistic,
 }
 
+#: The problems of `policy_gradient`, on clusters with rollouts.
+POLICY_PROBLEMS: dict[str, Callable[..., PolicyProblem]] = {
+    "token_bandit": token_bandit,
+    "arithmetic": arithmetic,
+}
+
 __all__ = [
+    "POLICY_PROBLEMS",
     "PROBLEMS",
+    "PolicyProblem",
     "Problem",
+    "arithmetic",
     "characters",
     "cifar10",
     "custom",
@@ -39,4 +51,5 @@ __all__ = [
     "logistic",
     "mnist",
     "quadratic",
+    "token_bandit",
 ]

@@ -23,7 +23,15 @@ from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Family, compiled_ensemble
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.recording import Recording
-from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, look_every, replay, run_to_the_end
+from asyncsim.replays.replay import (
+    PRECISIONS,
+    check_replay,
+    evaluation_stops,
+    has_samples,
+    look_every,
+    replay,
+    run_to_the_end,
+)
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import batches_members, default_devices
@@ -90,6 +98,10 @@ def replay_ensemble(
             require_switch(name, switch)
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
+    if has_samples(trace, grid.methods[0], problem):  # what is compiled serves all rates
+        options: dict[str, Any] = {"precision": precision, "evaluate_every": evaluate_every, "attack": attack}
+        options |= {"record": record, "progress": progress}
+        return [replay(trace, method, problem, seed, **options) for seed, method in grid.runs()]
     attack, learnt = parse_attack(attack), problem
     config = {"precision": precision, "attack": attack and attack.text, **jax_settings()}
     recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]

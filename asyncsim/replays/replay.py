@@ -17,11 +17,14 @@ from asyncsim.base.tracing import forget_other_precision, jax_settings, require_
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
+from asyncsim.methods.policy_gradient import PolicyGradient
+from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, require_recorders
 from asyncsim.replays.plan import Plan
+from asyncsim.replays.post_training import replay_members, require_rollouts
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
@@ -45,8 +48,8 @@ _WORTH_A_WORD = 1e11
 
 def replay(
     trace: Trace,
-    method: Method,
-    problem: Problem,
+    method: Method | PolicyGradient,
+    problem: Problem | PolicyProblem,
     seed: int = 0,
     *,
     precision: str = "float32",
@@ -108,7 +111,15 @@ def replay(
     those of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they
     repeat byte for byte, with the same recorders. Methods that amplify round-off (GEM) reproduce in law, not in value,
     on another machine.
+
+    A trace with rollouts is replayed by `asyncsim.replays.post_training.replay_members`, which says what its runs have.
     """
+    if has_samples(trace, method, problem):
+        for name, value in (("attack", attack), ("devices", devices), ("evaluate_replicas", evaluate_replicas or None)):
+            if value is not None:
+                raise InputError(f"{name} = {value!r}: is not for a replay with rollouts; leave it out")
+        stops = None if evaluate_every is None else evaluation_stops(trace.accepted, evaluate_every)
+        return replay_members(trace, method, problem, [seed], None, precision, stops, record)[0]  # type: ignore[arg-type]
     require_kinds(trace, method, problem)
     if progress is not None:
         require_switch("progress", progress)
@@ -317,11 +328,20 @@ def look_every(recorders: Sequence[Recorder]) -> list[int]:
 def require_kinds(trace: Any, method: Any, problem: Any) -> None:
     """Raise InputError unless each is what its name says, and JAX can compute in this process."""
     require_threads()
+    if has_samples(trace, method, problem):
+        require_rollouts(trace, method, problem, ())
+        raise InputError("method = 'policy_gradient': cannot be stopped and looked at; use asyncsim.replay")
     for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
         if not isinstance(value, kind):
             made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
             hint = "; call it to make one" if callable(value) else f", which {made} returns"
             raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
+
+
+def has_samples(trace: Any, method: Any, problem: Any) -> bool:
+    """Return whether any of the three is for rollouts, of which then all must be."""
+    of_policies = isinstance(method, PolicyGradient) or isinstance(problem, PolicyProblem)
+    return of_policies or (isinstance(trace, Trace) and trace.rollouts is not None)
 
 
 def _check_outcomes(trace: Trace) -> None:

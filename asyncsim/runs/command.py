@@ -174,6 +174,23 @@ def cite(arguments: Sequence[str]) -> int:
     return 0
 
 
+def check_lag(arguments: Sequence[str]) -> int:
+    """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is violated.
+
+    The log is parquet, or CSV named .csv, with a row per sample: read_version, version (empty if it was never trained),
+    and optionally group, slot, start_time, end_time, take_time, train_time.
+    """
+    from asyncsim.traces import lag  # which loads pandas
+
+    parser = _parser(check_lag)
+    parser.prog = "asyncsim check-lag"
+    parser.add_argument("path", metavar="FILE", help="the log")
+    parser.add_argument("--bound", type=int, help="the largest staleness (versions) that is allowed")
+    report = lag.check_lag(**vars(parser.parse_args(arguments)))
+    print(report)
+    return 0 if report.beyond is None else 1
+
+
 def _show(folder: Path) -> None:
     """Open a folder's page in the browser; redraw it unless this machine wrote it."""
     page = folder / PAGE
@@ -243,4 +260,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "diff": diff,
     "animate": animate,
     "cite": cite,
+    "check-lag": check_lag,
 }

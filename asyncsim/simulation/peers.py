@@ -94,7 +94,7 @@ class Peers(ABC):
         self._go_on: list[Callable[[Any], None]] = [self.go_on]
         self.absences: PeerAbsences | None = None
         if cluster.failures:
-            self.weather = weather = Weather(cluster, seed)
+            self.weather = weather = Weather(cluster.failures, n, cluster.sites, seed)
             self.absences = PeerAbsences(self, weather)
             if weather.slows:
                 work, working_time, clock = self.duration, weather.working_time, self.clock

@@ -66,8 +66,9 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     if world.absences is not None:
         commits_made |= world.causes.table()
         absences = world.absences.table()
+    rollouts = None if world.slots is None else world.slots.tables()
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
-    return trace_of(cluster, seed, commits_made, reads, world.present(), absences, shards)
+    return trace_of(cluster, seed, commits_made, reads, world.present(), absences, shards, rollouts)
 
 
 @contextmanager

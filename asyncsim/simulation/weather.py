@@ -6,11 +6,10 @@ computation, or of a service, is known when it begins.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure, presences
 from asyncsim.clusters.laws import Law, Uniform
 from asyncsim.simulation.delays import delays
@@ -32,6 +31,13 @@ class Spells:
             begin = (self._drawn[-1][1] if self._drawn else 0.0) + self._every(self._index)
             self._drawn.append((begin, begin + self._lasts(self._index)))
         return self._drawn[number]
+
+    def covers(self, time: float) -> bool:
+        """Return whether a time (s) lies in a spell."""
+        number = 0
+        while self.at(number)[1] <= time:
+            number += 1
+        return self.at(number)[0] <= time
 
 
 class Incidents(NamedTuple):
@@ -59,21 +65,28 @@ class Weather:
         Whether workers may be slow or pause; whether messages may be lost.
     """
 
-    def __init__(self, cluster: Cluster, seed: int):
-        self.changes = presences(cluster.failures, cluster.workers, cluster.sites)
+    def __init__(
+        self,
+        failures: Sequence[Failure],
+        workers: int,
+        sites: Sequence[int] | None,
+        seed: int,
+        prefix: str = "failure",
+    ):
+        self.changes = presences(failures, workers, sites)
         self.present = [not changes or not changes[0][1] for changes in self.changes]
         self.incidents: list[Incidents] = []
         self.outages: Incidents | None = None
-        self._seed, self._workers = seed, cluster.workers
+        self._seed, self._workers, self._sites = seed, workers, sites
         self._speeds: list[list[tuple[Spells, float]]] = [[] for _ in self.present]
         self._passed: list[list[int]] = [[] for _ in self.present]  # spells that are over, of each of these
         self._losses: list[list[tuple[Failure, Callable[[int], float]]]] = [[] for _ in self.present]
-        self.slows = any(failure.name in ("slow", "pause") for failure in cluster.failures)
-        self.loses = any(failure.name == "loss" for failure in cluster.failures)
+        self.slows = any(failure.name in ("slow", "pause") for failure in failures)
+        self.loses = any(failure.name == "loss" for failure in failures)
         numbers: dict[str, int] = {}
-        for failure in cluster.failures:
+        for failure in failures:
             number = numbers[failure.name] = numbers.get(failure.name, -1) + 1
-            self._draw(failure, f"failure {failure.name} {number}", cluster)
+            self._draw(failure, f"{prefix} {failure.name} {number}")
 
     def working_time(self, index: int, now: float, work: float) -> float:
         """Return the duration (s) of a computation that begins now.
@@ -106,6 +119,23 @@ class Weather:
             time = until
         raise InputError(f"failures: a computation of worker {index} is not done after {_SPELLS_OF_A_STEP:,} spells")
 
+    def work(self, index: int, begin: float, end: float) -> float:
+        """Return the work (s at full speed) that is done from ``begin`` to ``end``."""
+        marks = {begin, end}
+        for speeds, _ in self._speeds[index]:
+            number = 0
+            while speeds.at(number)[0] < end:
+                marks.update(time for time in speeds.at(number) if begin < time < end)
+                number += 1
+        done = 0.0
+        for start, stop in itertools.pairwise(sorted(marks)):
+            speed = 1.0
+            for speeds, factor in self._speeds[index]:
+                if speeds.covers(start):
+                    speed *= factor
+            done += speed * (stop - start)
+        return done
+
     def loss(self, index: int) -> Failure | None:
         """Return the failure that loses a message sent now; None if it arrives."""
         for failure, chance in self._losses[index]:
@@ -114,8 +144,8 @@ class Weather:
                 return failure
         return None
 
-    def _draw(self, failure: Failure, purpose: str, cluster: Cluster) -> None:
-        groups = failure.groups(cluster.workers, cluster.sites) if failure.name != "outage" else [[0]]
+    def _draw(self, failure: Failure, purpose: str) -> None:
+        groups = failure.groups(self._workers, self._sites) if failure.name != "outage" else [[0]]
         if failure.name == "loss":
             chance = self._delays(Uniform(0.0, 1.0), purpose)
             for index in itertools.chain.from_iterable(groups):

@@ -25,6 +25,7 @@ from asyncsim.simulation.absences import ServerAbsences
 from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
+from asyncsim.simulation.rollouts import Slots
 from asyncsim.simulation.shards import Shard, SplitMessages
 from asyncsim.simulation.station import Step, Worker
 from asyncsim.simulation.weather import Weather
@@ -57,7 +58,8 @@ class World:
         self.cluster, self.seed = cluster, seed
         self.clock = clock_for(cluster)
         self.causes = Record(FAILURE_RECORD)
-        self.weather = Weather(cluster, seed) if cluster.failures else None
+        failures = [failure for failure in cluster.failures if failure.on != "slots"]
+        self.weather = Weather(failures, n, cluster.sites, seed) if failures else None
         present = [True] * n if self.weather is None else self.weather.present
         self.first = [index for index in range(n) if present[index]]
         self.shards = [Shard(self, number) for number in range(cluster.servers)]
@@ -75,8 +77,9 @@ class World:
         self._visit_counts = [0] * n
         self.absences = None if self.weather is None else ServerAbsences(self, self.weather)
         #: Whether each read is part of a commit's visit, at its instant, and has no row of its own.
-        has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or cluster.failures
+        has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or self.weather
         self.reads_are_commits = not (has_own_reads or self._split)
+        self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
         self.compute = self._cycle()
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
@@ -88,6 +91,8 @@ class World:
         for index in self.first:
             worker = self.lives[index] = Worker(self.clock, index)
             self.compute(worker)
+        if self.slots is not None:
+            self.slots.begin()
         step, accepted = self.clock.step, self.accepted
         records = [self.causes, self.steps, self.reads]
         records += [record for shard in self.shards for record in (shard.steps, shard.reads)]
@@ -115,6 +120,8 @@ class World:
         """Chain a worker's steps from one computation to the next, and return the computation."""
         computed: list[Callable[[Any], None]] = []
         compute = self._compute(computed)
+        if self.slots is not None:
+            compute = self.slots.supply(compute)
         if self._split is None:
             computed.append(self._visits(self.shards[0], compute))
         else:
@@ -257,7 +264,7 @@ class World:
             steps, accepted = self._split.count_commits(shard), lambda index: None
         start_time, send_time, read_version = self.start_time, self.send_time, shard.read_version
         arrive_time, serve_time = shard.station.arrive_time, shard.station.serve_time
-        take, holds, takes_all = gate.take, gate.holds, gate.takes_all
+        take, holds, takes_all, slots = gate.take, gate.holds, gate.takes_all, self.slots
 
         def commit(worker: Worker) -> None:
             index = worker.index
@@ -270,6 +277,8 @@ class World:
             steps((index, *computed, serve_time[index], clock._now, outcome, gate.version))
             if outcome != DISCARDED:
                 accepted(index)
+            if slots is not None:
+                slots.commit(index)
             if absences is not None:
                 absences.after_commit(worker, outcome)
                 return

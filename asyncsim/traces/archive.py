@@ -19,6 +19,7 @@ from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
 from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
 from asyncsim.traces.rules import require_order, require_parts, require_references, require_rows
+from asyncsim.traces.samples import RolloutTables, rollout_tables
 from asyncsim.traces.tables import SIDE_TABLES
 
 if TYPE_CHECKING:
@@ -50,9 +51,12 @@ def save_trace(trace: "Trace", path: str | os.PathLike) -> Path:
 
 def write_trace(trace: "Trace", path: Path) -> Path:
     """Write a trace; replace an existing file."""
-    columns, rows = {}, {name: len(getattr(trace, name)) for name in TABLES}
-    for name in TABLES:
-        for column, values in getattr(trace, name).items():
+    tables = {name: getattr(trace, name) for name in TABLES}
+    if trace.rollouts is not None:
+        tables |= trace.rollouts._asdict()
+    columns, rows = {}, {name: len(table) for name, table in tables.items()}
+    for name, contents in tables.items():
+        for column, values in contents.items():
             array = pa.array(values)
             array = array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
             padding = pa.nulls(max(rows.values()) - len(array), array.type)  # the tables have different lengths
@@ -84,7 +88,11 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         source = _source(header["source"])
         if header["format"] < FORMAT:
             return _of_frame(kind, table, source, header)
-        trace = kind(source, **{name: _table(table, name, header["rows"][name]) for name in TABLES})
+        rows = header["rows"]
+        rollouts = None
+        if "samples" in rows:
+            rollouts = rollout_tables({name: _columns(table, name, rows[name]) for name in RolloutTables._fields})
+        trace = kind(source, **{name: _table(table, name, rows[name]) for name in TABLES}, rollouts=rollouts)
         require_references(trace)
         require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
         require_order(trace.frame)
@@ -98,6 +106,12 @@ def _table(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
     """Return one of the tables of a file."""
     columns = {column: stored[f"{name}.{column}"].slice(0, rows) for column in TABLES[name]}
     return table_of(name, {column: values.to_numpy() for column, values in columns.items()}, rows)
+
+
+def _columns(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
+    """Return a table of rollouts of a file, with whatever columns it has."""
+    names = [column for column in stored.column_names if column.startswith(f"{name}.")]
+    return pd.DataFrame({column.partition(".")[2]: stored[column].slice(0, rows).to_pandas() for column in names})
 
 
 def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict[str, Any]) -> "Trace":

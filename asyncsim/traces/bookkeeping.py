@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.traces.columns import APPLIED, RESENT, Source, previous_rows, table_of
+from asyncsim.traces.samples import RolloutTables
 from asyncsim.traces.tables import Columns, messages_of_parts, messages_of_peers, messages_to_server
 from asyncsim.traces.trace import Trace
 
@@ -32,6 +33,7 @@ def trace_of(
     present: Columns,
     absences: Columns | None = None,
     shards: Sequence[tuple[Columns, Columns]] = (),
+    rollouts: RolloutTables | None = None,
 ) -> Trace:
     """Build the trace of a run from its record.
 
@@ -78,7 +80,7 @@ def trace_of(
         seed=seed,
         cluster=cluster,
     )
-    return Trace(source, steps, table_of("reads", read_columns), message_table, spells)
+    return Trace(source, steps, table_of("reads", read_columns), message_table, spells, rollouts)
 
 
 def _joined(tables: list[Columns]) -> Columns:

@@ -16,6 +16,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.traces.archive import load_trace, save_trace
 from asyncsim.traces.columns import APPLIED, BUFFERED, CANCELLED, GOSSIP, OUTCOMES, READ_COLUMNS, Source
+from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
 from asyncsim.traces.tables import SIDE_TABLES, frame_of, parts_of, tables_of
 from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
 
@@ -56,6 +57,8 @@ class Trace:
         the server did not count the worker, the last exclusive; an outage ends before ``to_row``. ``version``: that of
         the checkpoint restored after an outage; the one that was completed when a death was detected; else -1. Not a
         number: not by the end.
+    rollouts : RolloutTables or None
+        Of a cluster with rollouts the tables of its samples.
     frame : pandas.DataFrame
         One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
         since the start.
@@ -148,6 +151,7 @@ class Trace:
     reads: pd.DataFrame
     messages: pd.DataFrame
     absences: pd.DataFrame
+    rollouts: RolloutTables | None = None
 
     @classmethod
     def of(
@@ -220,7 +224,8 @@ class Trace:
             is_open = reads["is_open"].to_numpy(copy=True)
             is_open[self.steps["read"][~kept]] = True
             reads = reads.assign(is_open=is_open)
-        return Trace(self.source, steps[kept].reset_index(drop=True), reads, messages, absences)
+        steps = steps[kept].reset_index(drop=True)
+        return Trace(self.source, steps, reads, messages, absences, self.rollouts)
 
     @functools.cached_property
     def has_failures(self) -> bool:
@@ -424,6 +429,28 @@ class Trace:
         seen = np.minimum(np.r_[0, self.frame["version"].to_numpy()][made], last)
         seen[:, -1] = column["read_version"]
         return seen
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """The samples of a cluster with rollouts; see `asyncsim.traces.samples.RolloutTables`."""
+        return self._rollouts().samples
+
+    def staleness(self, weight: str = "samples") -> pd.Series:
+        """Return the law of the samples' staleness; see `asyncsim.traces.samples.law_of_staleness`."""
+        return law_of_staleness(self._rollouts(), weight)
+
+    def check(self) -> Audit:
+        """Compare ages and counts of samples; see `asyncsim.traces.samples.audit`."""
+        tables = self._rollouts()
+        assert self.cluster is not None and self.cluster.rollouts is not None
+        return audit(tables, self.cluster.rollouts)
+
+    def _rollouts(self) -> RolloutTables:
+        if self.rollouts is None:
+            raise InputError(
+                "trace: has no samples; simulate a cluster with rollouts=asyncsim.Rollouts(...)"
+            )
+        return self.rollouts
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
         """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""

@@ -1,0 +1,92 @@
+"""Token bandit: a softmax policy with shared features, of which every expectation is a finite sum."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.streams import Streams
+from asyncsim.problems.policy import PolicyProblem
+
+#: Sequences of tokens that are enumerated at most.
+_MOST_SEQUENCES = 100_000
+
+
+def token_bandit(
+    states: int = 4, actions: int = 4, features: int = 8, tokens: int = 2, seed: int = 0
+) -> PolicyProblem:
+    """Return a contextual bandit whose actions are sequences of tokens.
+
+    A prompt is a state, each as likely as the others; a longer sample has a higher state. The logits
+    of the token at a position are linear in ``features`` shared parameters, with coefficients that
+    depend on the state, the position and the token before. The reward of a sequence in a state is a
+    number of a table. Coefficients and rewards are standard normal draws of ``seed``.
+
+    ``value`` sums over all sequences, so that value, gradient and bias are exact.
+
+    Raises
+    ------
+    InputError
+        ``actions ** tokens * states`` exceeds 100,000.
+    """
+    for name, count in (("states", states), ("features", features), ("tokens", tokens)):
+        require_count(name, count)
+    require_count("actions", actions, 2)
+    require_count("seed", seed, 0)
+    if states * actions**tokens > _MOST_SEQUENCES:
+        raise InputError(
+            f"tokens = {tokens}: {states} states have {states * actions**tokens:,} sequences; give "
+            f"fewer tokens, actions or states (at most {_MOST_SEQUENCES:,})"
+        )
+    draws = Streams(seed, "token bandit").generator(0, 0)
+    table = draws.standard_normal((states, tokens, actions + 1, actions, features))
+    rewards = draws.standard_normal((states, *(actions,) * tokens))
+    sequences = np.array(list(itertools.product(range(actions), repeat=tokens)), np.int32)
+
+    def init(key: jax.Array) -> dict[str, Any]:
+        return {"theta": jnp.zeros(features)}
+
+    def prompt(key: jax.Array, quantile: jax.Array) -> jax.Array:
+        return jnp.minimum((quantile * states).astype(jnp.int32), states - 1)
+
+    def logits(parameters: Any, state: Any, tokens_so_far: Any, position: Any) -> jax.Array:
+        before = jnp.where(position > 0, tokens_so_far[position - 1], actions)
+        theta = parameters["theta"]
+        return jnp.asarray(table, theta.dtype)[state, position, before] @ theta
+
+    def reward(written: jax.Array, state: jax.Array) -> jax.Array:
+        return jnp.asarray(rewards)[(state, *(written[i] for i in range(tokens)))]
+
+    problem = PolicyProblem(
+        name="token_bandit",
+        init=init,
+        prompt=prompt,
+        logits=logits,
+        reward=reward,
+        length=lambda quantile: jnp.full(jnp.shape(quantile), tokens, jnp.int32),
+        tokens=tokens,
+        vocabulary=actions,
+        config={
+            "states": states,
+            "actions": actions,
+            "features": features,
+            "tokens": tokens,
+            "seed": seed,
+        },
+    )
+
+    def value(parameters: Any) -> jax.Array:
+        def of_state(state: jax.Array) -> jax.Array:
+            def of_sequence(written: jax.Array) -> jax.Array:
+                logp = problem.logp(parameters, state, written, jnp.asarray(tokens, jnp.int32)).sum()
+                return jnp.exp(logp) * reward(written, state).astype(logp.dtype)
+
+            return jax.vmap(of_sequence)(jnp.asarray(sequences)).sum()
+
+        return jax.vmap(of_state)(jnp.arange(states, dtype=jnp.int32)).mean()
+
+    object.__setattr__(problem, "value", value)
+    return problem

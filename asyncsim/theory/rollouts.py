@@ -1,0 +1,152 @@
+"""Closed forms of the staleness of rollouts.
+
+Notation: C slots, batches of B samples, groups of S, lengths with mean E L and coefficient of
+variation cv, M the mean of the longest length of a group over E L, T the seconds of an update.
+``rho = T C / (B E L)`` is the rate of rollouts over that of training if all slots are busy. All are
+means over a long run with one learner, no transfer time and no failures.
+"""
+
+import math
+
+import numpy as np
+
+from asyncsim.base.errors import InputError
+from asyncsim.clusters.laws import Law
+from asyncsim.clusters.rollouts import Rollouts
+
+#: Points of the quadrature over a law of lengths.
+_POINTS = 20_000
+
+
+def load(rollouts: Rollouts, update_time: float) -> float:
+    """Return rho: the rate at which busy slots generate samples over that of training."""
+    return update_time * rollouts.slots / (rollouts.batch * rollouts.length.mean)
+
+
+def longest(length: Law, group: int) -> float:
+    """Return M: the mean longest length of a group over the mean length, by quadrature."""
+    return _mean_of_largest(length, group) / length.mean
+
+
+def _mean_of_largest(length: Law, count: int) -> float:
+    """Return the mean of the largest of independent lengths: the integral of 1 - F(x)**count."""
+    high = length.mean
+    while 1.0 - length.cdf(high) ** count > 1e-9:
+        high *= 2.0
+    grid = np.linspace(0.0, high, _POINTS)
+    return float(np.trapezoid(1.0 - length.cdf(grid) ** count, grid))
+
+
+def mean_staleness(rollouts: Rollouts, update_time: float, weight: str = "samples") -> float | None:
+    """Return the mean staleness of trained samples; None where no closed form is known.
+
+    Parameters
+    ----------
+    weight : {"samples", "tokens"}
+        As in `Trace.staleness`.
+
+    Notes
+    -----
+    ``pace(eta)`` while the window is full: exactly eta, for every law and order; by samples only.
+    ``keep()`` with rho < 1, and ``drop_oldest(q)`` with rho > 1: see the module's notation. Of
+    tokens the forms are known for groups of one.
+    """
+    if weight not in ("samples", "tokens"):
+        raise InputError(f"weight = {weight!r}: must be 'samples' or 'tokens'")
+    rho, queue = load(rollouts, update_time), rollouts.queue
+    per_batch = rollouts.slots / rollouts.batch
+    if rollouts.consume != "finished" or rollouts.submit != "rollout" or rollouts.publish > 1:
+        return float(queue.eta) if queue.eta is not None and weight == "samples" else None
+    if queue.eta is not None:
+        return float(queue.eta) if weight == "samples" else None
+    waits = rho
+    if queue.name == "drop_oldest" and rho > 1:
+        assert queue.batches is not None
+        waits = (2 * queue.batches + rho - 1) / (2 * rho)
+    elif queue.name == "discard" or rho >= 1:
+        return None
+    generation = per_batch / max(1.0, rho)
+    if weight == "samples":
+        return generation * longest(rollouts.length, rollouts.group) + waits
+    if rollouts.group > 1:
+        return None
+    spread = 1 + (rollouts.length.std / rollouts.length.mean) ** 2
+    halves = 2.0 if rollouts.updates == "in_flight" else 1.0
+    return generation * spread / halves + waits
+
+
+def mean_switches(rollouts: Rollouts, update_time: float) -> float:
+    """Return the mean number of versions that change amid a sample, with updates in flight."""
+    rho = load(rollouts, update_time)
+    return rollouts.slots / (rollouts.batch * max(1.0, rho))
+
+
+def tokens_read_again(rollouts: Rollouts, update_time: float) -> float:
+    """Return the tokens read again per token generated, with updates in flight and groups of one."""
+    spread = 1 + (rollouts.length.std / rollouts.length.mean) ** 2
+    return mean_switches(rollouts, update_time) * spread / 2
+
+
+def kept_share(rollouts: Rollouts, update_time: float) -> float:
+    """Return the share of samples that ``discard(K)`` keeps, for groups of one and rho < 1.
+
+    A sample is kept iff ``ceil(phi + L / P) - 1 + 1{phi < rho} <= K``, phi uniform on [0, 1) and P
+    the period of updates, which itself depends on the share: solved by bisection.
+    """
+    limit = rollouts.queue.limit
+    if limit is None or rollouts.group > 1:
+        raise InputError(f"queue = {rollouts.queue}: must be discard(limit), with group=1")
+    phi = (np.arange(400) + 0.5) / 400
+
+    def share(period: float) -> float:
+        waits = phi < update_time / period
+        most = (limit + 1 - waits - phi) * period  # the longest length that is kept
+        return float(np.mean(rollouts.length.cdf(np.maximum(most, 0.0)) * (most > 0)))
+
+    shortest = rollouts.batch * rollouts.length.mean / rollouts.slots
+    low, high = shortest, shortest
+    while high * share(high) < shortest:
+        high *= 2.0
+        if not math.isfinite(high):
+            raise InputError(f"queue = {rollouts.queue}: no sample would be kept")
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle * share(middle) < shortest else (low, middle)
+    return share(max(high, update_time))
+
+
+def mixed_group_gradient(
+    members: int,
+    share: float,
+    gradient: np.ndarray,
+    covariance: np.ndarray,
+    reward_gap: float,
+    old_score: np.ndarray,
+    exact: bool = False,
+) -> np.ndarray:
+    """Return the mean uncorrected gradient of a group in which some members are by an old policy.
+
+    The baseline is the mean reward of the group, and advantages are not divided by its standard
+    deviation::
+
+        (S - 1) / S ((1 - f) grad J + f cov + f (1 - f) (J_old - J) E_old[score])
+
+    Parameters
+    ----------
+    members : int
+        S.
+    share : float
+        f: the probability of each member to be old; with ``exact`` the share of old members, which
+        the group then has exactly. The last term has no factor ``(S - 1) / S`` then.
+    gradient : array, shape ``[parameters]``
+        grad J: of the expected reward, at the current policy.
+    covariance : array, shape ``[parameters]``
+        cov: of the reward and the current policy's score, under the old policy.
+    reward_gap : float
+        ``J_old - J``.
+    old_score : array, shape ``[parameters]``
+        The mean score of the current policy under the old one.
+    """
+    factor = (members - 1) / members
+    drift = share * (1 - share) * reward_gap * np.asarray(old_score)
+    return factor * ((1 - share) * gradient + share * covariance) + (1.0 if exact else factor) * drift

@@ -1,0 +1,113 @@
+"""The figures of a study of post-training, from the folder of results that it wrote.
+
+The data come from ``asyncsim post-training``, which draws them itself. To draw them again::
+
+    python -m figures results/post_training              # in a clone
+    asyncsim figures results/post_training     # installed
+
+``rewards``: the expected reward against simulated time, a panel for each queue, each correction at its best rate with
+its range over seeds. ``staleness``: the law of the staleness of each queue, by samples and by tokens. ``timeline``:
+the samples of some slots, by their staleness, above the learner's updates.
+"""
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from asyncsim.base.console import over_seeds
+from asyncsim.drawing import layout, look
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
+
+#: Of samples that were never trained, by outcome.
+_LOST = {"dropped": look.BLACK, "discarded": look.BLACK, "cancelled": look.GREY}
+#: The largest staleness with a colour of its own in the timeline.
+_STALE = 4
+
+
+def rewards(finished: Finished) -> Figure | None:
+    """Draw the expected reward of each correction against simulated time, a panel for each queue."""
+    if not (finished.folder / "curves.csv").exists():
+        return None
+    curves = finished.table("curves.csv", ("queue", "correction", "commit_time", "reward", "low", "high"))
+    queues = list(dict.fromkeys(curves["queue"]))
+    figure, panels = look.new_grid(len(queues), 2.0, 0.6, sharey=True)
+    looks = look.others(dict.fromkeys(curves["correction"]))
+    for axes, queue in zip(panels, queues, strict=False):
+        for correction, one in looks.items():
+            rows = curves[(curves["queue"] == queue) & (curves["correction"] == correction)]
+            axes.plot(rows["commit_time"], rows["reward"], color=one.color, linestyle=one.line, label=correction)
+            axes.fill_between(rows["commit_time"], rows["low"], rows["high"], color=one.color, alpha=0.15, linewidth=0)
+        axes.axhline(finished.summary["target"].iloc[0], color=look.GREY, linewidth=0.6, linestyle=":")
+        axes.set_xlim(0, None)
+        axes.set_xlabel("simulated time (s)")
+        axes.set_ylabel("expected reward")
+        layout.panel_title(axes, queue)
+    layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
+    seeds = over_seeds(int(finished.config["seeds"]))
+    about = f"{finished.config['problem']}, {seeds}; each at its best rate; dotted: the target"
+    layout.title(figure, about, look.DOUBLE)
+    return figure
+
+
+def staleness(finished: Finished) -> Figure:
+    """Draw the share of each staleness, a panel for each queue."""
+    laws = finished.table("staleness.csv", ("queue", "weight", "staleness", "share"))
+    queues = list(dict.fromkeys(finished.table("queues.csv", ("queue",))["queue"]))
+    figure, panels = look.new_grid(len(queues), 1.8, 0.6, sharex=True)
+    most = int(laws.loc[laws["share"] > 1e-3, "staleness"].max())
+    for axes, queue in zip(panels, queues, strict=False):
+        for offset, (weight, color) in enumerate((("samples", look.BLUE), ("tokens", look.VERMILLION))):
+            rows = laws[(laws["queue"] == queue) & (laws["weight"] == weight)]
+            axes.bar(rows["staleness"] + 0.4 * offset - 0.2, rows["share"], 0.4, color=color, label=f"by {weight}")
+            mean = (rows["staleness"] * rows["share"]).sum()
+            axes.axvline(mean, color=color, linewidth=0.8, linestyle="--")
+        axes.set_xlim(-0.6, most + 0.6)
+        layout.whole_ticks(axes.xaxis)
+        axes.set_xlabel("staleness (versions)")
+        axes.set_ylabel("share")
+        layout.panel_title(axes, queue)
+    layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 2)
+    layout.title(figure, "staleness of trained samples and tokens; dashed: means", look.DOUBLE)
+    return figure
+
+
+def timeline(finished: Finished) -> Figure:
+    """Draw the samples on some slots and the learner's updates, a panel for each of the first queues."""
+    samples = finished.table("timeline.csv", ("queue", "slot", "start_time", "end_time", "staleness", "outcome"))
+    updates = finished.table("updates.csv", ("queue", "start_time", "send_time"))
+    queues = list(dict.fromkeys(samples["queue"]))
+    figure, panels = look.new_figure(look.DOUBLE, 3.6, len(queues))
+    shades = look.shades(range(_STALE + 1))
+    for axes, queue in zip(panels, queues, strict=True):
+        rows, trained = samples[samples["queue"] == queue], updates[updates["queue"] == queue]
+        begin, end = rows["begin"].iloc[0], rows["end"].iloc[0]
+        for row in rows.itertuples():
+            color = _LOST.get(row.outcome) or shades[min(int(row.staleness), _STALE)].color
+            start = max(row.start_time, begin)
+            width = min(row.end_time, end) - start
+            axes.barh(row.slot, width, 0.8, start, color=color, edgecolor="white", linewidth=0.3)
+        top = rows["slot"].max() + 2
+        for row in trained.itertuples():
+            start = max(row.start_time, begin)
+            axes.barh(top, min(row.send_time, end) - start, 1.6, start, color=look.VERMILLION, edgecolor="white")
+            if begin <= row.send_time <= end:
+                axes.axvline(row.send_time, color=look.VERMILLION, linewidth=0.4, alpha=0.6, zorder=0)
+        axes.set_xlim(begin, end)
+        axes.set_ylim(-0.6, top + 1)
+        slots = np.arange(0, top - 1, 4)
+        axes.set_yticks([*slots, top], [*map(str, slots), "learner"])
+        axes.set_xlabel("simulated time (s)")
+        layout.panel_title(axes, queue)
+    panels[0].set_ylabel("slot")
+    names = [*map(str, range(_STALE)), f"{_STALE} or more"]
+    handles = [Patch(color=shades[number].color, label=f"staleness {name}") for number, name in enumerate(names)]
+    present = samples["outcome"].unique()
+    handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
+    handles.append(Patch(color=look.VERMILLION, label="update"))
+    layout.legend_below(figure, handles, [handle.get_label() for handle in handles], 4)
+    layout.title(figure, "samples by their staleness when trained; lines: new versions", look.DOUBLE)
+    return figure
+
+
+draw = drawer("post_training", ("queue",), rewards=rewards, staleness=staleness, timeline=timeline)

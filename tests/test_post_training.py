@@ -1,0 +1,111 @@
+"""The study of post-training, its recording and its command: small runs against the quantities that they state."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import asyncsim.__main__ as command
+from asyncsim import Cluster, InputError, Rollouts, simulate, study
+from asyncsim.calibration.rollouts import calibrate_rollouts
+from asyncsim.traces.samples import binding_limit, rollout_summary
+
+post_training = study.load("post_training")
+SMALL = {"slots": 8, "batch": 8, "group": 2, "steps": 20, "seeds": 2, "tune": (0.3, 1.0)}
+
+
+def test_a_small_study(tmp_path, capsys):
+    """Synchronous training has no staleness, and discarding trains on shorter samples."""
+    config = post_training.Config(
+        **SMALL,
+        queues=("pace(0)", "discard(1)"),
+        corrections=("none", "truncated(2)"),
+        split=3,
+        by_length=True,
+        out=tmp_path / "results",
+    )
+    summary = post_training.run(config)
+    assert len(summary) == 2 * 2 * 2 * 2
+    queues = pd.read_csv(tmp_path / "results" / "queues.csv").set_index("queue")
+    assert queues.loc["pace(0)", ["staleness", "staleness_max", "lost"]].tolist() == [0, 0, 0]
+    assert queues.loc["discard(1)", "staleness_max"] <= 1
+    assert queues.loc["discard(1)", "lost"] > 0.2
+    assert queues.loc["discard(1)", "length_trained"] < 0.95 * queues.loc["discard(1)", "length_started"]
+    rewards = pd.read_csv(tmp_path / "results" / "rewards.csv")
+    synchronous = rewards[rewards["queue"] == "pace(0)"]
+    assert np.ptp(synchronous["reward"]) < 1e-5
+    best = summary.groupby(["queue", "correction", "learning_rate"])["reward"].mean().groupby(level=[0, 1]).max()
+    assert rewards.set_index(["queue", "correction"])["reward"].to_dict() == pytest.approx(best.to_dict())
+    split = pd.read_csv(tmp_path / "results" / "split.csv")
+    assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
+    printed = capsys.readouterr().out
+    assert "Quickest update: " in printed and "q1 to q4" in printed
+    for name in ("rewards", "staleness", "timeline"):
+        assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
+
+
+def test_clocks_alone_and_a_recording(tmp_path):
+    rollouts = Rollouts(6, "gamma(2, 0.5)", group=2, batch=4, queue="pace(2)")
+    trace = simulate(Cluster(1, "gamma(0.3, 0.2)", rollouts=rollouts), 400, progress=False)
+    log = trace.samples[["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]]
+    ends = trace.frame["commit_time"].to_numpy()
+    trained = trace.samples["outcome"] == "trained"
+    log = log.assign(version=log["version"].where(trained))
+    log["train_time"] = [ends[int(v)] if v == v else np.nan for v in log["version"]]
+    log.to_parquet(tmp_path / "log.parquet")
+    cluster = calibrate_rollouts(tmp_path / "log.parquet")
+    assert (cluster.rollouts.slots, cluster.rollouts.group, cluster.rollouts.batch) == (6, 2, 4)
+    assert cluster.rollouts.length.mean == pytest.approx(2.0, rel=0.05)
+    assert cluster.compute.mean == pytest.approx(0.3, rel=0.02)
+    config = post_training.Config(
+        recording=tmp_path / "log.parquet", queues=("pace(2)",), corrections=(), out=tmp_path / "results"
+    )
+    measured = post_training.run(config).iloc[0]
+    original = rollout_summary(trace.rollouts, trace.frame, 6)
+    for name in ("update_time", "learner_busy", "slots_busy", "staleness"):
+        assert measured[name] == pytest.approx(original[name], rel=0.05), name
+    assert not (tmp_path / "results" / "rewards.png").exists()
+    with pytest.raises(InputError, match="has no column slot; log these as well"):
+        log.drop(columns="slot").to_parquet(tmp_path / "other.parquet")
+        calibrate_rollouts(tmp_path / "other.parquet")
+
+
+def test_shares_by_hand():
+    """Two slots and samples of 1 s, batches of two, updates of 0.5 s: a version per second."""
+    rollouts = Rollouts(2, 1.0, batch=2, queue="keep()")
+    trace = simulate(Cluster(1, 0.5, rollouts=rollouts), 10, progress=False)
+    found = rollout_summary(trace.rollouts, trace.frame, 2)
+    assert found["update_time"] == 1.0 and found["slots_busy"] == 1.0 and found["learner_busy"] == 0.5
+    assert found["staleness"] == 1.0 and found["lost"] == 0.0
+    assert binding_limit(found["slots_busy"], found["learner_busy"]) == "slots"
+    assert binding_limit(0.9, 1.0) == "learner" and binding_limit(0.5, 0.5) == "queue"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queues": ("pase(1)",)}, "rollouts: queue = 'pase(1)': unknown"),
+        ({"queues": ("keep", "keep")}, "one comes twice"),
+        ({"corrections": ("trunc",)}, "correction = 'trunc': unknown"),
+        ({"split": 1}, "split = 1: one accelerator cannot be divided"),
+        ({"inner_steps": 3}, "inner_steps = 3: does not divide"),
+        ({"batch": 9}, "batch = 9: is no multiple of group = 2"),
+        ({"tune": ()}, "tune: none given"),
+        ({"problem": "digits"}, "problem = 'digits': unknown"),
+        ({"failures": ("crash(9, 1)",)}, "hits slots or learners?"),
+    ],
+)
+def test_options_that_cannot_be(options, message, tmp_path):
+    with pytest.raises(InputError) as raised:
+        post_training.run(post_training.Config(**SMALL | options, out=tmp_path / "results"))
+    assert message in str(raised.value)
+    assert not (tmp_path / "results").exists()
+
+
+def test_commands(tmp_path, capsys):
+    pd.DataFrame({"read_version": [0, 0, 0], "version": [0, 1, 3]}).to_csv(tmp_path / "log.csv")
+    assert command.main(["check-lag", str(tmp_path / "log.csv"), "--bound", "2"]) == 1
+    assert "bound 2: violated first in row 2" in capsys.readouterr().out
+    assert command.main(["check-lag", str(tmp_path / "log.csv"), "--bound", "3"]) == 0
+    assert command.main(["check-lag", str(tmp_path / "none.csv")]) == 2
+    assert command.main(["post-training", "--queues", "pace"]) == 2
+    assert "queue = 'pace'" in capsys.readouterr().err
