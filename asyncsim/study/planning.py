@@ -148,9 +148,7 @@ def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     frame, delay = trace.accepted.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
     steps, version = frame["local_steps"].to_numpy(), frame["version"].to_numpy()
     if trace.has_failures and frame["restores"].any():
-        restored = (
-            frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()
-        )  # the oldest later checkpoint
+        restored = frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()  # the oldest later checkpoint
         counted = ~(version + (frame["outcome"] == "buffered") > restored).to_numpy()
         steps, version = steps * counted, np.cumsum((frame["outcome"] == "applied").to_numpy() & counted)
     return {
