@@ -7,15 +7,15 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim figures FOLDER         draw the figures of a study's results again
        asyncsim figures PAPER          draw the figures of a paper, of several studies
        asyncsim runs                   list finished studies, the newest first
-       asyncsim tag FOLDER NAME        give one a name, or a place in one of its runs
-       asyncsim warp NAME              print its folder
-       asyncsim show NAME              open its page in the browser
-       asyncsim animate NAME           write a page, GIF or MP4 in which its workers move
-       asyncsim diff NAME NAME         which options differ, and both on the same axes
+       asyncsim tag FOLDER NAME        name a folder of results, or a commit of a run
+       asyncsim warp NAME              print the folder of a name
+       asyncsim show NAME              open the page of a study in the browser
+       asyncsim animate NAME           write a page, GIF or MP4 of the moving workers
+       asyncsim diff NAME NAME         compare the options and curves of two studies
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
        asyncsim post-training          the study of asynchronous RL post-training
        asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
-       asyncsim --version
+       asyncsim --version              print the version
 """
 
 

@@ -23,7 +23,7 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import Column, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
-from asyncsim.study.finished import Prediction, present, trace_means, with_prediction
+from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
@@ -177,10 +177,10 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
     printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
     theories = [
-        Prediction(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
+        TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]
     rows = zip(theories, policies["throughput"], policies["steps"], strict=True)
-    printed["theory"] = [with_prediction(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
+    printed["theory"] = [with_theory(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
     printed["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "

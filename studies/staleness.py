@@ -19,7 +19,7 @@ from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import Method
 from asyncsim.study.cell import timings
 from asyncsim.study.config import StudyConfig
-from asyncsim.study.finished import Prediction, present, trace_means, with_prediction
+from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.outcome import averaged, outcome_table
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.theory import StalenessTheory, queue_theory, saturating_workers, staleness_theory, throughput_theory
@@ -68,17 +68,17 @@ def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]
     expected = staleness_theory(cluster, computations=steps)
     rate, queue = throughput_theory(cluster), queue_theory(cluster)
     saturating = saturating_workers(cluster)
-    commits = None if rate is None else Prediction(rate.commits, rate.name, rate.exact)
-    share = None if rate is None or rate.computing is None else Prediction(rate.computing, rate.name, rate.exact)
-    busy = None if queue is None else Prediction(queue.utilisation, queue.name, queue.exact)
+    commits = None if rate is None else TheoryValue(rate.commits, rate.name, rate.exact)
+    share = None if rate is None or rate.computing is None else TheoryValue(rate.computing, rate.name, rate.exact)
+    busy = None if queue is None else TheoryValue(queue.utilisation, queue.name, queue.exact)
     served = "visits in service, mean" if cluster.discipline == "lock_free" else "server utilisation"
     rows = [
         ("staleness, mean", f"{mean['staleness_mean']:.2f}", _mean(expected, traces)),
         ("staleness, std", f"{mean['staleness_std']:.2f}", _spread(expected)),
-        ("throughput (commits/s)", *with_prediction(commits, mean["throughput"], 2, steps)),
-        ("workers: computing", *with_prediction(share, mean["computing_share"], 3, steps)),
+        ("throughput (commits/s)", *with_theory(commits, mean["throughput"], 2, steps)),
+        ("workers: computing", *with_theory(share, mean["computing_share"], 3, steps)),
         *_other_shares(mean),
-        (served, *with_prediction(busy, mean["utilisation"], 3, steps)),
+        (served, *with_theory(busy, mean["utilisation"], 3, steps)),
         ("mean wait (s)" if mean["least"] else "mean wait, served (s)", f"{mean['wait_mean']:.4f}", ""),
         ("commits of a worker", f"{mean['least']:.2f} to {mean['most']:.2f} of the mean", ""),
     ]

@@ -24,7 +24,7 @@ from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
-from asyncsim.study.finished import Prediction, with_prediction
+from asyncsim.study.finished import TheoryValue, with_theory
 from asyncsim.study.options import options_of
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
@@ -708,8 +708,8 @@ def printed(told, *options: str) -> str:
     ],
 )
 def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
-    assert with_prediction(Prediction(4.98, "a bound", exact), measured, 2, steps) == (f"{measured:.2f}", said)
-    assert with_prediction(None, measured, 2, steps) == (f"{measured:.2f}", "")
+    assert with_theory(TheoryValue(4.98, "a bound", exact), measured, 2, steps) == (f"{measured:.2f}", said)
+    assert with_theory(None, measured, 2, steps) == (f"{measured:.2f}", "")
 
 
 @pytest.mark.full

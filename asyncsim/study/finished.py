@@ -225,7 +225,7 @@ def figures(name: str) -> ModuleType:
     return load_file(f"asyncsim.figures.{name}", path)
 
 
-class Prediction(NamedTuple):
+class TheoryValue(NamedTuple):
     """The theoretical value of a quantity if ``exact``, else an upper bound."""
 
     value: float
@@ -245,7 +245,7 @@ def trace_means(traces: "pd.DataFrame", workers: int) -> "pd.Series":
     return mean
 
 
-def with_prediction(theory: Prediction | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
+def with_theory(theory: TheoryValue | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
     """Return a measured value and its theoretical value as texts; without theory the second is empty.
 
     ``digits``: after the point. ``steps``: commits per worker of the trace: a short trace may exceed the bound of the

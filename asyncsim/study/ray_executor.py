@@ -191,7 +191,8 @@ class RayExecutor:
             return
         requested = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
         offered = [", ".join(f"{name} {resources.get(name, 0.0):g}" for name in self._needs) for resources in nodes]
-        missing = f"a run asks for {requested}, and no node of the Ray cluster has that (nodes: {'; '.join(offered) or 'none'})"
+        nodes_text = "; ".join(offered) or "none"
+        missing = f"a run asks for {requested}, and no node of the Ray cluster has that (nodes: {nodes_text})"
         if self._without_room is None:
             self._without_room = time.monotonic()
             note(f"{missing}; waiting {_PATIENCE:g} s for one")
