@@ -68,7 +68,7 @@ stability --learning-rate 0.1 0.1 | learning_rate = 0.1, 0.1: one comes twice
 stability --most-workers 0 | most_workers = 0: must be at least 1
 stability --rates-at 3 0 | rates_at = 0: must be at least 1
 stability --fraction 0 | fraction = 0.0: must be above zero
-stability --fraction 2 | fraction = 2.0: above one, a loss that grows would count; give at most one
+stability --fraction 2 | fraction = 2.0: above one, a growing loss would count as stable; give at most one
 kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
 speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
 speedup --seconds 0 | seconds = 0.0: must be above zero (s)
