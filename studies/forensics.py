@@ -1,4 +1,4 @@
-"""Which cluster produced published curves: its service time and spread, inferred from losses alone.
+"""Which cluster produced published curves: its service time and spread, inferred from losses.
 
 The GEM paper states neither the service time of its server nor the spread of its workers' times, and its
 curves depend on both. So the methods of its figure 1 are run over a grid of clusters and learning rates, with

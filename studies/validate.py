@@ -1,4 +1,4 @@
-"""Do real processes behave as the simulator predicts? Records real training and replays the recordings.
+"""Do real processes behave as the simulator predicts? Records training and replays the records.
 
 A server process and worker processes train, and their visits are recorded as traces with the times of the
 server's clock. A replay of the recorded order from the same seed must give the same losses and parameters;
