@@ -1,4 +1,4 @@
-"""Which explicit momentum is best for each number of workers, given that asynchrony adds implicit momentum.
+"""Which explicit momentum is best for each number of workers, beside the one of asynchrony.
 
 Asynchronous SGD with momentum on the server, by default on a quadratic::
 

@@ -1,4 +1,4 @@
-"""How far the workers' joint energy is from the energy of one momentum SGD, from one worker to a hundred.
+"""How far the workers' joint energy is from that of one momentum SGD, with one worker to a hundred.
 
 At every commit, the energy of the central variable's movement since the worker's last read, relative to the
 energy of the proxy, momentum SGD (the GEM paper's equations 11 and 15): for the whole vector, by weight, by
@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import table_text
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import Run
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import present, read
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
@@ -34,7 +34,8 @@ highest later median of a stretch, the median of the last tenth. Then, over the 
 and the shares of the weights where pi is clipped at 0 and at its upper end, and where update and drift have opposite
 signs. Ratios count commits before which the central variable has moved since the worker's read. Means over the seeds;
 a diverged run counts until its end, except for its loss and its last median."""
-_SHARES = ("clipped_low", "clipped_high", "opposite_sign")
+_QUARTILES = [f"weight_ratio_{quantile}" for quantile in (25, 50, 75)]
+_SHARES = ["clipped_low", "clipped_high", "opposite_sign"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def compliance(run: Run) -> pd.DataFrame:
     shares = totals[totals["quantity"].isin(_SHARES)].pivot(index="commit", columns="quantity", values="value")
     table = energies(run).set_index("commit")
     table = table.join(ratios.rename(columns=lambda quantile: f"weight_ratio_{100 * quantile:02.0f}"), how="inner")
-    return table.join(shares.reindex(columns=list(_SHARES))).reset_index()
+    return table.join(shares.reindex(columns=_SHARES)).reset_index()
 
 
 def energies(run: Run) -> pd.DataFrame:
@@ -148,16 +149,17 @@ def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> 
             {
                 "method": method,
                 "workers": workers,
-                "diverged": f"{(runs['status'] == 'diverged').sum()} of {len(runs)}",
-                "loss": runs["final_loss"].mean(),
-                "first steps": curve[curve["worker_step"] < _BEGINNING]["energy_ratio"].median(),
+                "seeds": len(runs),
+                "diverged": (runs["status"] == "diverged").sum(),
+                "final_loss": runs["final_loss"].mean(),
+                "first_steps": curve[curve["worker_step"] < _BEGINNING]["energy_ratio"].median(),
                 "highest": later.groupby("seed")["energy_ratio"].max().mean(),
                 "last": runs["energy_ratio"].mean(),
-                **{f"{quantile} %": moved[f"weight_ratio_{quantile}"].mean() for quantile in (25, 50, 75)},
-                **{name.replace("_", " "): last[name].mean() for name in _SHARES},
+                **moved[_QUARTILES].mean(),
+                **last[_SHARES].mean(),
             }
         )
-    return table_text(pd.DataFrame(rows))
+    return text_of(pd.DataFrame(rows))
 
 
 def _last(table: pd.DataFrame) -> pd.DataFrame:

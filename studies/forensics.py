@@ -1,4 +1,4 @@
-"""Which cluster produced published curves: its service time and spread, inferred from losses alone.
+"""Which cluster produced published curves: its service time and spread, inferred from losses.
 
 The GEM paper states neither the service time of its server nor the spread of its workers' times, and its
 curves depend on both. So the methods of its figure 1 are run over a grid of clusters and learning rates, with
@@ -42,6 +42,7 @@ from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import load_file, shipped
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
@@ -273,9 +274,11 @@ def _deviations(table: pd.DataFrame) -> str:
         parts.append(table[selected])
     if not parts:
         return "no comparable curves: all of them diverged early"
-    rows = pd.concat(parts).assign(used=lambda rows: rows["fitted"].map({True: "fitted", False: "held out"}))
-    wide = rows.pivot_table(index=["method", *_POINT], columns=["used", "workers"], values="deviation")
-    return wide.to_string(float_format="{:.3f}".format, na_rep="-")
+    rows = pd.concat(parts).sort_values(["fitted", "workers"], ascending=[False, True])
+    use = rows["fitted"].map({True: "fitted", False: "held out"})
+    rows = rows.assign(workers=[f"{use}, n = {n}" for use, n in zip(use, rows["workers"], strict=True)])
+    wide = rows.pivot(index=["method", *_POINT], columns="workers", values="deviation")[rows["workers"].unique()]
+    return text_of(wide.reset_index())
 
 
 def _published(cell: Cell, config: Config) -> dict[tuple[str, int], pd.Series]:

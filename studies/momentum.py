@@ -30,6 +30,7 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -38,6 +39,10 @@ from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_st
 from asyncsim.theory.queueing import memoryless
 
 TABLES = ("momentum.csv", "paths.csv")
+_PRINTED = (
+    *("compute", "window", "method", "workers", "seeds", "momentum_measured", "momentum_theory"),
+    *("step_measured", "step_theory", "path_off", "assumptions_hold"),
+)
 #: Worker steps after the path, until all gradients of its versions are committed: a worker with exponential
 #: times takes longer once in 400 million commits.
 _AFTER = 20
@@ -235,23 +240,24 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
 
 
 def report(momentum: pd.DataFrame) -> str:
-    """Return the table that the study prints."""
-    columns = ["compute", "window", "method", "workers", "seeds"]
-    table = momentum[columns].copy()
-    table["momentum"] = _with_error(momentum["momentum_measured"], momentum["standard_error"])
-    table["theory"] = momentum["momentum_theory"]
+    """Format the printed table, with standard errors."""
     workers = momentum["workers"]
-    table["step x n"] = _with_error(workers * momentum["step_measured"], workers * momentum["step_error"])
-    table["in theory"] = workers * momentum["step_theory"]
-    table["path off"] = _with_error(momentum["path_off"], momentum["path_error"])
-    table["assumed"] = momentum["assumptions_hold"].map({True: "yes", False: "no"})
-    text = table.to_string(index=False, float_format="{:.4f}".format, na_rep="-")
-    return f"{text}\n(path off: the mean path from theory's, root mean square; assumed: theory's assumptions hold)"
+    printed = momentum.assign(
+        momentum_measured=_with_error(momentum["momentum_measured"], momentum["standard_error"]),
+        step_measured=_with_error(workers * momentum["step_measured"], workers * momentum["step_error"]),
+        step_theory=workers * momentum["step_theory"],
+        path_off=_with_error(momentum["path_off"], momentum["path_error"]),
+        assumptions_hold=momentum["assumptions_hold"].map({True: "yes", False: "no"}),
+    )
+    return (
+        f"{text_of(printed, _PRINTED, digits=4)}\n"
+        "(path off: root mean square distance of the mean path from theory; assumed: theory's assumptions hold)"
+    )
 
 
 def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
     pairs = zip(values, errors, strict=True)
-    return ["-" if np.isnan(value) else f"{value:.4f} +- {error:.4f}" for value, error in pairs]
+    return ["-" if np.isnan(value) else f"{value:.4f} \u00b1 {error:.4f}" for value, error in pairs]
 
 
 def _grid(config: Config) -> list[dict[str, Any]]:
@@ -276,7 +282,7 @@ def _job(cell: Cell, method: Method) -> Job:
 
 def _momentum_told(tables: Tables) -> str:
     (row,) = tables[TABLES[0]]
-    return f"momentum {row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
+    return f"momentum {row['momentum_measured']:.4f} \u00b1 {row['standard_error']:.4f}"
 
 
 def _measured(cell: Cell, method: Method) -> dict[str, list[dict[str, Any]]]:

@@ -15,12 +15,13 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import Call, read
-from asyncsim.base.console import counted, note, table_text
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_count, require_fraction, require_positive
 from asyncsim.byzantine.aggregation import parse_rule
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods import Method, robust
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.finished import read as finished_of
@@ -215,17 +216,17 @@ def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
     attacks = zip(runs["attack"], runs["byzantine"], strict=True)
     weak = [attack != NO_ATTACK and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
     at_worst = worst_runs(runs[~np.array(weak)])
-    worst = accuracy_table(at_worst).assign(chosen=_weights(folder, at_worst))
+    worst = accuracy_table(at_worst).assign(byzantine_weight=_weights(folder, at_worst))
     cases = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
     table = cases.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
     table.columns = ["no attack", *(f"{count} Byzantine" for count in table.columns[1:])]
     table["no attack"] = [text.removesuffix(f" {NO_ATTACK}") for text in table["no attack"]]
-    last = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")["chosen"]
-    table["their weight"] = last.reindex(table.index)
+    most_byzantine = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")
+    table = table.join(most_byzantine["byzantine_weight"])
     text = (
-        f"{counted(config.workers, 'worker')}, {config.steps} rounds: accuracy on the test data in the worst case over "
-        "the attacks, each rule at its best rate\ntheir weight: how much a Byzantine message counted at the last, "
-        f"relative to an equal share\n{table_text(table.reset_index())}"
+        f"{counted(config.workers, 'worker')}, {config.steps} rounds: test accuracy in the worst case over the "
+        "attacks, each rule at its best rate\ntheir weight: weight of a Byzantine message relative to an equal share, "
+        f"with the most Byzantine workers\n{text_of(table.reset_index())}"
     )
     present(folder, {ACCURACY: accuracy_table(runs), WORST: worst}, text)
     names = [f"{row.method} with {row.byzantine} Byzantine" for row in worst.itertuples()]

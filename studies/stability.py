@@ -30,6 +30,7 @@ from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.finished import read, report
 from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
@@ -289,9 +290,9 @@ def limits_report(problem: str, table: pd.DataFrame) -> str:
     printed = pd.DataFrame([_limit_texts(row) for row in table.to_dict("records")])
     seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # missing for a failed search
     seed_text = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
-    cells = [*printed["largest stable"], *printed["smallest unstable"]]
+    cells = [*printed["largest_stable"], *printed["smallest_unstable"]]
     signs = [meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)]
-    lines = [f"limits of stability, {problem}{seed_text}", printed.to_string(index=False), "; ".join(signs)]
+    lines = [f"limits of stability, {problem}{seed_text}", text_of(printed), "; ".join(signs)]
     return "\n".join(filter(None, lines))
 
 
@@ -308,7 +309,7 @@ def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:
         ends = text(largest), f"> {text(largest)}" if pd.isna(smallest) else text(smallest)
     question = row["question"].replace("_", " ")
     at = f"{row['at']:,.0f}" if row["question"] == "learning_rate" else f"{row['at']:g}"
-    names = ("method", "question", "at", "largest stable", "smallest unstable")
+    names = ("method", "question", "at", "largest_stable", "smallest_unstable")
     return dict(zip(names, (row["method"], question, at, *ends), strict=True))
 
 

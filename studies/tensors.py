@@ -18,6 +18,7 @@ from asyncsim.base.errors import InputError, require_count
 from asyncsim.methods.check import check_method
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
@@ -106,7 +107,7 @@ def report(table: pd.DataFrame) -> str:
     wide = table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean().unstack("part")
     printed = wide.reset_index()
     printed["tensor"] = printed["tensor"].map(tensor_label)
-    return printed.to_string(index=False, float_format="{:.3f}".format, na_rep="-")
+    return text_of(printed)
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:

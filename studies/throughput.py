@@ -26,13 +26,11 @@ from asyncsim.methods import METHODS
 from asyncsim.pages.page import on_a_page
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import text_of
 from asyncsim.study.finished import present
 from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn", "mlp")
-#: Titles of columns that differ from their names.
-_TITLES = {"per_second_min": "least", "per_second_max": "most"}
 #: A vector of the thesis' network takes 19 MB: with more workers its state outgrows most machines.
 MOST_MLP_WORKERS = 100
 #: Visits of a trace: minimum in all, and per worker.
@@ -76,8 +74,7 @@ def run(config: Config) -> pd.DataFrame:
         results.write_origin(folder)
         results.remember(folder)
         with on_a_page(folder):
-            named = {name: Column(name, title) for name, title in _TITLES.items()}
-            columns = [named.get(name, name) for name in summary if name != "amount"]
+            columns = [name for name in summary if name != "amount"]
             text = "ratio: rate of the first contender over this one's, in the same turn; medians, minimum and maximum"
             present(folder, {}, text, text_of(summary, columns), f"\n{verdict(summary)}")
     results.say_written(folder)

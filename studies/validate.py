@@ -1,4 +1,4 @@
-"""Do real processes behave as the simulator predicts? Records real training and replays the recordings.
+"""Do real processes behave as the simulator predicts? Records training and replays the records.
 
 A server process and worker processes train, and their visits are recorded as traces with the times of the
 server's clock. A replay of the recorded order from the same seed must give the same losses and parameters;
@@ -28,6 +28,7 @@ from asyncsim.real.agreement import agreement
 from asyncsim.real.options import RealConfig
 from asyncsim.real.supervisor import require_ray, require_timing
 from asyncsim.study import results
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
@@ -161,12 +162,13 @@ def table(summary: pd.DataFrame) -> pd.DataFrame:
         {
             **far,
             "bar": groups["bar"].first(),
-            "held to": groups["held_to"].agg(lambda kinds: ", ".join(sorted(set(kinds)))),
-            "held": groups["holds"].agg(lambda holds: f"{holds.sum()} of {len(holds)}"),
+            "held_to": groups["held_to"].agg(lambda kinds: ", ".join(sorted(set(kinds)))),
+            "within_bar": groups["holds"].sum(),
+            "recordings": groups.size(),
         }
     ).reset_index()
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    printed = table(summary).to_string(index=False, float_format="{:.1e}".format)
+    printed = text_of(table(summary), digits=2)
     present(folder, {}, f"replays of the recorded order: largest difference of losses and parameters\n{printed}")

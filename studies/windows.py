@@ -31,6 +31,7 @@ from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.problems.problem import measures
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import as_column, text_of
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
@@ -38,8 +39,8 @@ from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
-#: Titles of the printed tables by workers and windows, and their columns in grid.csv.
-_PRINTED = {"training accuracy": "train_accuracy", "test accuracy": "test_accuracy"}
+#: Columns of grid.csv that are printed by workers and windows.
+_PRINTED = ("train_accuracy", "test_accuracy")
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
 #: Relative deviation from the requested passes through the data that is reported.
@@ -179,20 +180,19 @@ def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> 
     diverged = int(grid["diverged"].sum())
     diverged_text = f"; {counted(diverged, 'run')} diverged, counted until then" if diverged else ""
     parts = [f"{problem}, {seeds}{diverged_text}"]
-    for title, column in _PRINTED.items():
-        if column not in grid:
-            continue
-        table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
-        parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
+    for column in _PRINTED:
+        if column in grid:
+            text = _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column)
+            parts.append(f"final {as_column(column).title} of the central variable (%), by workers and window\n{text}")
     if len(efficiency):
-        pairs = efficiency["method"] + " over " + efficiency["against"]
-        table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
-        parts.append(f"temporal efficiency, by workers and window\n{_text(table, '{:.3f}')}")
+        pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
+        parts.append(f"temporal efficiency, by workers and window\n{_by_window(pairs, 'pair', 'efficiency')}")
     return "\n\n".join(parts)
 
 
-def _text(table: pd.DataFrame, form: str = "{:.2f}") -> str:
-    return table.to_string(float_format=form.format, na_rep="-")
+def _by_window(table: pd.DataFrame, label: str, column: str) -> str:
+    wide = table.pivot_table(column, [label, "workers"], "window", sort=False)
+    return text_of(wide.rename(columns=str).reset_index(), digits=4)
 
 
 def _grid(
@@ -201,7 +201,7 @@ def _grid(
     """Yield the final results of each method on each cluster, means over its seeds."""
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
         ends = [evaluations[name].iloc[-1] for name in rows["run_folder"]]
-        accuracy = {name: float(np.mean([end[name] for end in ends])) for name in _PRINTED.values() if name in ends[0]}
+        accuracy = {name: float(np.mean([end[name] for end in ends])) for name in _PRINTED if name in ends[0]}
         yield {
             "workers": n,
             "window": window,

@@ -69,7 +69,7 @@ stability --learning-rate 0.1 0.1 | learning_rate = 0.1, 0.1: one comes twice
 stability --most-workers 0 | most_workers = 0: must be at least 1
 stability --rates-at 3 0 | rates_at = 0: must be at least 1
 stability --fraction 0 | fraction = 0.0: must be above zero
-stability --fraction 2 | fraction = 2.0: above one, a loss that grows would count; give at most one
+stability --fraction 2 | fraction = 2.0: above one, a growing loss would count as stable; give at most one
 kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
 speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
 speedup --seconds 0 | seconds = 0.0: must be above zero (s)
@@ -77,7 +77,7 @@ speedup --effective-batch 0 | effective_batch = 0: must be at least 1
 speedup --batch-size 8 | batch_size = 8: follows from the effective batch; give effective_batch
 speedup --workers 2 --compute [1]*2 | compute = '[1]*2': must be one law, not a list of 2
 speedup --steps -1 | steps = -1: must be at least 0
-speedup --methods sgd --workers 2 4 | methods = sgd: has one worker, among whom no batch is divided
+speedup --methods sgd --workers 2 4 | methods = sgd: has one worker, so no batch can be divided
 generalization --epochs 0 | epochs = 0: must be at least 1
 generalization --problem quadratic | problem = 'quadratic': has no test data to generalize to; choose another
 forensics --fitted 7 | fitted = 7: is not among workers, 5, 10, 20, 30; give some of these
@@ -98,9 +98,9 @@ momentum --protocol write_then_read | protocol = 'write_then_read'
 momentum --policy buffered(2) | policy = buffered(2)
 momentum --learning-rate 0.7 | learning_rate = 0.7: follows from step
 momentum --optimizer adam --window 2 | optimizer = 'adam': with a window above one
-momentum --methods aeasgd | workers of 'aeasgd' do not compute at every version of the central variable
-momentum --methods dana_zero | workers of 'dana_zero' do not compute at every version
-momentum --methods softsync | workers of 'softsync' do not compute at every version
+momentum --methods aeasgd | workers of 'aeasgd' do not read every version of the central variable
+momentum --methods dana_zero | workers of 'dana_zero' do not read every version
+momentum --methods softsync | workers of 'softsync' do not read every version
 momentum --compute nonsense(1) | nonsense
 momentum --compute constant(1) constant(1) | compute = constant(1), constant(1): one comes twice; give each
 windows --window 5 5 | window = 5, 5: one comes twice
@@ -124,9 +124,9 @@ staleness --failures leave(3) | failures: all workers leave; keep one, or let on
 staleness --failures outage(3,1) outage(4,1) | failures: two outages of one server
 failures --deaths 0 0 | deaths = 0.0, 0.0: one comes twice
 failures --detect -1 | detect = -1.0: must be zero or above
-policies --methods rennala | methods = rennala: has a timing of its own, and here policies are compared
-policies --methods sgd | methods = sgd: has a timing of its own
-policies --methods dana_zero --window 2 | methods = dana_zero: has a timing of its own
+policies --methods rennala | methods = rennala: requires a certain timing, but this study compares policies
+policies --methods sgd | methods = sgd: requires a certain timing
+policies --methods dana_zero --window 2 | methods = dana_zero: requires a certain timing
 policies --policy | policy: none given
 policies --window 2 2 | window = 2, 2: one comes twice
 policies --tune | tune: none given
@@ -149,7 +149,7 @@ scaling --overlap 2 | overlap = 2: is a part; give at most 1
 plan --gradients 9 --hours 1 | gradients and hours: there is one horizon; give one of versions, gradients and hours
 plan --versions 0 | versions = 0.0: must be above zero
 plan --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
-plan --policy asynchronous --collective ring | no combination is possible: collective: an all-reduce follows a barrier
+plan --policy asynchronous --collective ring | no combination is possible: collective: an all-reduce needs a barrier
 plan --collective rings | collective = 'rings': unknown; did you mean 'ring'?
 plan --compression 0.5 | compression = 0.5: the size of messages is not known; give model_parameters
 plan --compression gem --model-parameters 9 | compression = gem: compresses no messages; give none, 0.25 or
@@ -210,7 +210,7 @@ gossip --slow-link 0 | slow_link = 0.0: must be above zero
 gossip --slow-link 5 | its links take no time, so that none can be slow; give latency
 gossip --topology slow_links(ring(),[[0,9,5]]) --workers 4 --latency 1 | there is no link between 0 and 9
 validate --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'?
-validate --topology ring() --extrapolate | extrapolate = True: there is no such thing without a server
+validate --topology ring() --extrapolate | extrapolate = True: needs a server
 validate --topology ring() --service 0.1 | there is no server; leave service out
 compare --seeds 0 | seeds =
 staleness --address auto | address = 'auto': is an option of --executor ray; add that

@@ -30,7 +30,7 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
     assert best.loc[8, "server_momentum"] <= 0.4 and best.loc[8, "implicit"] == 7 / 8
     assert len(result.summary) == 2 * 15 and set(result.summary["status"]) <= {"finished", "diverged"}
     out, err = capsys.readouterr()
-    assert out.startswith("quadratic, the least loss after 200 gradients; 1 seed\n")
+    assert out.startswith("quadratic, lowest training loss after 200 gradients; 1 seed\n")
     assert "0.670" in out and err.count("--") == 1 and "--steps changes nothing here" in err
     assert read(result.folder, "best_momentum").config["server_momentum"] == [-0.4, 0.0, 0.4, 0.67, 0.9]
     before = (result.folder / "momentum.png").read_bytes()

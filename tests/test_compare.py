@@ -136,7 +136,7 @@ def test_a_target_that_is_not_held_until_the_end_is_said(capsys):
     )
     row = pd.read_csv(folder / compare.TABLE).iloc[0]
     assert row["reached"] == 0 and row["cut_off"] == row["touched"] == 2
-    assert "touched by 2 of 2 seeds, but 2 runs ended before it was held: take more --steps" in capsys.readouterr().out
+    assert "touched by 2 of 2 seeds, but 2 runs ended before it was held: increase --steps" in capsys.readouterr().out
 
 
 def test_each_method_has_its_own_rate_unless_one_is_given():
@@ -208,7 +208,7 @@ def test_measures_that_there_are_not_are_listed():
         compare.run(judged(measure="train_gab"))
     with pytest.raises(InputError, match=r"^measure = 'train_come': .* best = 'least' or 'most'$"):
         compare.run(judged(measure="train_come"))
-    with pytest.raises(InputError, match=r"^best = 'most': nobody wants the most of time_to_target; leave it out$"):
+    with pytest.raises(InputError, match=r"^best = 'most': smaller values of time_to_target are better; leave it out$"):
         compare.run(judged(best="most"))
 
 

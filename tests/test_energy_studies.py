@@ -244,7 +244,7 @@ def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
     assert notes == [
         "note: --evaluate-every changes nothing here",
         "note: --diagnose-energy changes nothing here",
-        "note: --momentum changes nothing here: it would be that of a proxy, of which this study tells nothing",
+        "note: --momentum changes nothing here: it belongs to a proxy, which this study does not measure",
     ]
     momentum.run(momentum.Config(**options, methods=("gem",), momentum=0.5, out=tmp_path / "gem"))
     assert "note: --momentum" not in capsys.readouterr().err

@@ -168,8 +168,8 @@ def test_scales_are_valid_and_chosen_by_name(name):
 
 
 NO_BATCHES = (
-    "quadratic has no minibatches: gradients are as noisy whatever the number of workers, and --effective-batch only "
-    "says which numbers there may be"
+    "quadratic has no minibatches: the noise of gradients does not depend on the workers, and --effective-batch only "
+    "restricts their number"
 )
 ELASTIC = """from asyncsim import methods
 
@@ -281,7 +281,7 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
 def test_tensors_need_pi(told):
     code, _, err = told("tensors", "--workers 2 --methods downpour --steps 4")
     assert code == 2 and not Path("mine").exists()
-    assert err == ["error: methods = 'downpour': has no diagnostic pi, which this study is of; choose gem"]
+    assert err == ["error: methods = 'downpour': has no diagnostic pi, which this study measures; choose gem"]
 
 
 @pytest.mark.full
@@ -377,7 +377,7 @@ def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
     speedup = study.load("speedup")
     options = {"service": "constant(0.01)", "policy": "discard_stale(2)", "problem": "quadratic"}
     (cell,) = speedup.sweep(speedup.Config(**options), [{"workers": 8}])
-    found = speedup._long_enough(cell, 5.0)
+    found = speedup._with_duration(cell, 5.0)
     times = simulate(cell.cluster, found.config.commits + 8).accepted.frame["commit_time"]
     assert times[found.config.commits - 1] <= 5 < times.iloc[-1]
     assert not simulate(cell.cluster, found.config.commits).frame["outcome"].isin(["applied"]).all()
@@ -458,12 +458,10 @@ def test_forensics_says_whether_the_fit_is_good(held_out, told):
 def test_forensics_has_no_verdict_where_nothing_can_be_checked():
     forensics, table = study.load("forensics"), fitted_table(0.1)
     for unknown in (table[table["fitted"]], table.assign(deviation=np.nan)):
-        assert forensics.verdict(unknown).splitlines()[-1].startswith("verdict: none, as ")
+        assert forensics.verdict(unknown).splitlines()[-1].startswith("verdict: none, because ")
 
 
-@pytest.mark.parametrize(
-    ("service", "told"), [(0.0, "is found again"), (0.2, "is not found again"), (0.1, "is none of those")]
-)
+@pytest.mark.parametrize(("service", "told"), [(0.0, "is recovered"), (0.2, "is not recovered"), (0.1, "is not among")])
 def test_forensics_says_whether_the_hidden_cluster_was_found(service, told):
     assert told in study.load("forensics").verdict(fitted_table(0.1), (service, 0.2)).splitlines()[-1]
 

@@ -87,7 +87,7 @@ def test_combinations_contradict_themselves(capsys):
     found = plan.make_candidates(config)
     told = capsys.readouterr().err
     assert len(found) == 7  # three policies by two compressions, and one ring
-    assert "4 of 18 combinations left out: collective: an all-reduce follows a barrier" in told
+    assert "4 of 18 combinations left out: collective: an all-reduce needs a barrier" in told
     assert "halving_doubling needs a power of two" in told and "count = 4: an all-reduce has" in told
     small = [one for one in found if one.labels["compression"] == "0.25"]
     assert {one.message_bytes for one in small} == {(5e5, 2e6)}
@@ -124,7 +124,9 @@ def test_two_sites_by_hand(capsys):
     printed = capsys.readouterr().out
     links = "links: the server has one, and each other site one to it; workers share them, as an all-reduce does"
     assert printed.count(links) == 2 and f"; {links}.\n" in printed and "Fastest: barrier, two_level," in printed
-    assert "assumed, but for the choices: 10 workers, compute 1 s, service 0 s, 1e+06 bytes at 1e+09 bytes/s" in printed
+    assert (
+        "assumed, apart from the choices: 10 workers, compute 1 s, service 0 s, 1e+06 bytes at 1e+09 bytes/s" in printed
+    )
     assert "an all-reduce has no server, and no service" in printed
     private = rates(dataclasses.replace(config, shared_bandwidth=False))
     assert private == {
@@ -132,7 +134,7 @@ def test_two_sites_by_hand(capsys):
         "barrier": pytest.approx(10 / 5.0, rel=0.01),
         "barrier, two_level": pytest.approx(all_reduce, rel=1e-6),
     }
-    links = "links: each worker has one of its own to the server, together more than an all-reduce has"
+    links = "links: each worker has a separate one to the server, together more than in an all-reduce"
     assert capsys.readouterr().out.count(links) == 2
 
 
@@ -153,7 +155,7 @@ def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
     versions = dataclasses.replace(config, versions=100.0)
     (candidate,) = plan.make_candidates(versions)
     assert candidate.labels["policy"] == "asynchronous" and candidate.labels["window"] == 1
-    left_out = "7 of 8 combinations left out: versions: do not hold 1 gradient, as those of asynchronous, window 1; "
+    left_out = "7 of 8 combinations left out: versions: do not hold 1 gradient, unlike asynchronous, window 1; "
     assert left_out in capsys.readouterr().err
     versions = dataclasses.replace(versions, policy=("barrier", "buffered(8)", "buffered(4)"))
     names = [(one.labels["policy"], one.labels["window"]) for one in plan.make_candidates(versions)]
@@ -245,7 +247,7 @@ def test_a_target_within_few_rounds_is_no_answer(capsys):
     table = read(folder, "plan").table(plan.PLAN)
     assert (table["time_to_target"] < np.inf).all() and (table["rounds_to_target"] < FEWEST_ROUNDS).any()
     printed = capsys.readouterr().out
-    assert "which of 2 replayed is the first to reach a training loss of 1.5 on quadratic is not said: " in printed
+    assert "the first of 2 replayed to reach a training loss of 1.5 on quadratic is not determined: " in printed
     assert f"within {FEWEST_ROUNDS} rounds of the workers; give a lower --target.\n" in printed
     assert "best at the largest rate of --tune, 0.3: '" in printed
     right = figures("plan").plan(read(folder, "plan")).axes[1]

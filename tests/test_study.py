@@ -465,7 +465,7 @@ def test_an_own_file_without_a_method_or_a_problem(option, entry, message):
     ("name", "problem", "message"),
     [
         ("windows", "moons", "problem = 'moons of 2': has no accuracy"),
-        ("speedup", "fixed", "problem = 'moons of 1': has minibatches of 8, but those of this study follow from"),
+        ("speedup", "fixed", "problem = 'moons of 1': has minibatches of 8, but this study derives their size from"),
         ("staleness", "nan", "problem: its train loss is nan at the initial parameters, before any commit"),
     ],
 )

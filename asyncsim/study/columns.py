@@ -40,6 +40,18 @@ COLUMNS = {
         Column("staleness_mean", "staleness", "mean staleness (versions)"),
         Column("staleness_q99", "99 % of it", "99 % quantile of the staleness (versions)"),
         Column("spectral_gap", "gap", "spectral gap"),
+        Column("service", "service (s)", "service time (s)"),
+        Column("cv", "CV", "CV of the compute time"),
+        Column("momentum_measured", "momentum"),
+        Column("momentum_theory", "theory"),
+        Column("step_measured", "step x n"),
+        Column("step_theory", "in theory"),
+        Column("assumptions_hold", "assumed"),
+        *(Column(f"weight_ratio_{quantile}", f"{quantile} %") for quantile in (25, 50, 75)),
+        Column("byzantine_weight", "their weight"),
+        Column("per_second_min", "minimum"),
+        Column("per_second_max", "maximum"),
+        Column("within_bar", of="recordings"),
     )
 }
 

@@ -101,7 +101,7 @@ def final(results: Finished) -> Figure:
     names = methods_of(results)
     theirs = {name: published.series("1d", name) for name in names} if is_paper(results) else {}
     values = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
-    log_axis(axes, values, "minibatch loss over the last tenth", MOST_LOSS)
+    log_axis(axes, values, "final minibatch loss", MOST_LOSS)
     published_counts = set[int]()
     for (name, appearance), marker in zip(look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False):
         if name in theirs:
@@ -128,7 +128,7 @@ def final(results: Finished) -> Figure:
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
     handles = [_hollow_handle(axes)] if published_counts else []
-    finish(figure, axes, setting(results, "final loss"), handles, columns=2)
+    finish(figure, axes, setting(results, "loss over the last tenth"), handles, columns=2)
     return figure
 
 

@@ -165,7 +165,7 @@ def rates(results: Finished) -> Figure:
     """Draw the final loss against the learning rate, a panel for each method, a curve for each number of workers."""
     names = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
-    log_axis(panels[0], [results.summary["final_loss"]], "minibatch loss over the last tenth", limit=MOST_LOSS)
+    log_axis(panels[0], [results.summary["final_loss"]], "final minibatch loss", limit=MOST_LOSS)
     panels[0].set_xscale("log")
     looks = look.shades(values_of(results, "own_workers"))
     for axes, (name, appearance) in zip(panels, names.items(), strict=True):
