@@ -1,4 +1,4 @@
-"""Notices on standard error that do not stop a run; counts, numbers, tables and lines as text."""
+"""Notices on standard error; counts, numbers, tables and lines as text."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from asyncsim.base.errors import error_lines, printable
 
-#: Between a number and its noun while lines are broken, which is done at plain spaces only.
+#: Joins a number and its noun while lines are broken, at plain spaces only.
 _GLUE = "\u2007"
 
 
@@ -23,30 +23,31 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def over_seeds(count: int, what: str = "mean and range of", fewest: int | None = None) -> str:
-    """Return over how many seeds curves are: ``mean and range of 3 seeds``, or ``1 seed``.
+def over_seeds(count: int, prefix: str = "mean and range of", fewest: int | None = None) -> str:
+    """Describe the seeds of curves: ``mean and range of 3 seeds``, or ``1 seed``.
 
-    With ``fewest``, if some have fewer: ``mean and range of 1 to 3 seeds``. Without ``what``: ``3 seeds``.
+    With ``fewest``, if some have fewer: ``mean and range of 1 to 3 seeds``. With an empty prefix:
+    ``3 seeds``.
     """
     if count == 1:
         return counted(count, "seed")
-    few = "" if fewest is None or fewest == count else f"{fewest:,} to "
-    return f"{what} {few}{counted(count, 'seed')}".lstrip()
+    smallest = "" if fewest is None or fewest == count else f"{fewest:,} to "
+    return f"{prefix} {smallest}{counted(count, 'seed')}".lstrip()
 
 
 def wrapped(text: str, width: float) -> str:
-    """Break a text into as few lines as fit, between its parts if that can be, and of about the same length.
+    """Break a text into the fewest lines, if possible between its parts, of about the same length.
 
     ``width`` is in characters; a number and its noun stay together.
     """
     lines = _lines(text, int(width))
     even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
-    lines = max([*(found for found in even if len(found) == len(lines)), lines], key=_parted)
+    lines = max([*(trial for trial in even if len(trial) == len(lines)), lines], key=_parted)
     return "\n".join(lines)
 
 
 def _parted(lines: list[str]) -> tuple[int, int]:
-    """Return how many lines end where a part of a text does, and how many at a comma or a colon."""
+    """Count the lines that end at a semicolon, and those that end at a comma or a colon."""
     ends = [line[-1] for line in lines[:-1]]
     return ends.count(";"), ends.count(",") + ends.count(":")
 
@@ -58,18 +59,18 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def tensor_label(name: str) -> str:
-    """Return a tensor's path in the parameters with dots in place of brackets and quotes; the only one has none."""
+    """Write a tensor's path with dots instead of brackets; ``all`` for a single tensor."""
     return ".".join(re.findall(r"[^][.'\"]+", name)) or "all"
 
 
-#: Numbers from here on are told with an exponent.
+#: Numbers from here on are written with an exponent.
 _LARGE = 1e7
-#: Parts of a whole that are smaller are next to nothing: tables leave them out.
+#: Smaller parts of a whole are left out of tables.
 LEAST_SHARE = 0.0005
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """Return a number with ``digits`` significant digits; large ones whole, with commas."""
+    """Write a number with ``digits`` significant digits; large ones whole, with commas."""
     if value == 0:
         return "0"
     if 10 ** (digits - 1) <= float(f"{abs(value):.{digits}g}") < _LARGE:
@@ -78,17 +79,17 @@ def number_text(value: float, digits: int = 3) -> str:
 
 
 def table_text(table: Any, digits: int = 3, file: str = "") -> str:
-    """Return the rows of a DataFrame: floats as `number_text` has them, and a dash for those that are missing.
+    """Write the rows of a DataFrame, with floats as in `number_text` and dashes for missing values.
 
-    ``file``: where the whole table is: where standard output is a terminal that is too narrow, the last columns are
-    left out, and a line below says which.
+    ``file``: the file with the whole table. On a terminal that is too narrow the last columns are
+    left out, and a line below names them and the file.
     """
     count = len(table.columns)
     terminal = bool(file) and sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     while True:
-        shown = table.iloc[:, :count]
-        text = str(shown.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-"))
+        part = table.iloc[:, :count]
+        text = str(part.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-"))
         if width is None or count <= 2 or max(map(len, text.splitlines())) <= width:
             break
         count -= 1
@@ -96,8 +97,8 @@ def table_text(table: Any, digits: int = 3, file: str = "") -> str:
     return "\n".join([text, *textwrap.wrap(f"also in {file}: {left_out}", width or 80)]) if left_out else text
 
 
-#: The notes that were told, where each is told once.
-_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
+#: The printed notes, inside `each_note_once`.
+_NOTES: ContextVar[set[str] | None] = ContextVar("notes", default=None)
 
 
 def on_a_terminal() -> bool:
@@ -121,7 +122,7 @@ _ASCII = str.maketrans({"\u00b1": "+-", "\u00d7": "x", "\u00b2": "^2"})
 
 
 class _Output:
-    """Standard output whose text cannot control a terminal, and that any encoding can hold; it may keep a copy."""
+    """Standard output without control characters, in any encoding; optionally with a copy."""
 
     def __init__(self, stream: Any, copy: io.StringIO | None = None):
         # A process may have no standard output.
@@ -143,33 +144,33 @@ class _Output:
 
 
 def safe_output() -> contextlib.AbstractContextManager[Any]:
-    """Print control characters, and those that standard output cannot encode, as plain characters inside."""
+    """Replace control and unencodable characters of standard output within a block."""
     return contextlib.redirect_stdout(_Output(sys.stdout))
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[io.StringIO]:
-    """Yield the text that is printed on standard output inside, which is printed as well."""
+    """Yield a copy of the text printed within a block."""
     copy = io.StringIO()
     with contextlib.redirect_stdout(_Output(sys.stdout, copy)):
         yield copy
 
 
 def note(text: str) -> None:
-    """Print a notice on standard error; inside `each_note_once`, each only once."""
-    told = _TOLD.get()
-    if told is None or text not in told:
+    """Print a notice on standard error; within `each_note_once`, each only once."""
+    notes = _NOTES.get()
+    if notes is None or text not in notes:
         tell(f"note: {text}")
-    if told is not None:
-        told.add(text)
+    if notes is not None:
+        notes.add(text)
 
 
 @contextlib.contextmanager
 def each_note_once() -> Iterator[None]:
-    """Print each notice only once inside, as the cells of a study repeat them."""
-    told = _TOLD.get()
-    token = _TOLD.set(set() if told is None else told)
+    """Print each notice only once within a block, because the cells of a study repeat them."""
+    notes = _NOTES.get()
+    token = _NOTES.set(set() if notes is None else notes)
     try:
         yield
     finally:
-        _TOLD.reset(token)
+        _NOTES.reset(token)

@@ -12,12 +12,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-#: Bytes of a path that a study takes; systems end at 4,096, and what is written there has longer ones.
+#: Longest path of a study, in bytes; systems end at 4,096, and the files inside have longer paths.
 LONGEST_PATH = 2_000
-#: Characters of a text that a message repeats.
-_SHOWN = 80
-#: Characters of a message that the command line prints.
-_LONGEST = 4_000
+#: Longest text that a message repeats, in characters.
+_LONGEST_TEXT = 80
+#: Longest message that the command line prints, in characters.
+_LONGEST_MESSAGE = 4_000
 #: A text in quotes, as `repr` writes it; an apostrophe follows a letter.
 _QUOTED = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
@@ -29,11 +29,11 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str):
-        super().__init__(printable(message))  # it may quote what strangers wrote
+        super().__init__(printable(message))  # it may quote foreign text
 
 
 def printable(text: str) -> str:
-    """Replace the characters of a text that could control a terminal by question marks."""
+    """Replace characters that could control a terminal by question marks."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
@@ -41,7 +41,7 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def reading_results(folder: Path) -> Iterator[None]:
-    """Raise InputError for any failure to read or draw the results of a folder: its files may hold anything."""
+    """Raise InputError for any failure to read or draw a folder's results, which may be damaged."""
     try:
         yield
     except InputError:
@@ -55,7 +55,8 @@ def reading_results(folder: Path) -> Iterator[None]:
 
 def require_number(argument: str, value: Any) -> float:
     """Return ``value`` as a float; raise InputError unless it is a finite number."""
-    # float() would take these; a text is a mistake that would be saved as it is, and JAX takes no fractions.
+    # float() accepts these; but a text is a mistake that would be saved unchanged, and JAX takes no
+    # fractions.
     if isinstance(value, str | bytes | Decimal | Fraction) or _is_bool(value):
         raise InputError(f"{argument} = {value!r}: must be a number")
     try:
@@ -106,7 +107,7 @@ def require_share(argument: str, value: Any) -> float:
 def require_count(argument: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int; raise InputError unless it is a whole number of at least ``minimum``."""
     try:
-        count = operator.index(value)  # of an array only if it has no axes
+        count = operator.index(value)  # accepts an array only without axes
     except TypeError:
         count = None
     if count is None or _is_bool(value):
@@ -124,10 +125,10 @@ def require_switch(argument: str, value: Any) -> None:
 
 
 def require_list(argument: str, value: Any) -> list[Any]:
-    """Return the entries of ``value``; raise InputError unless it is a list or another iterable, and not empty."""
+    """Return the entries of ``value``; raise InputError unless it is a non-empty list or the like."""
     try:
         entries = None if isinstance(value, str | bytes) else list(value)
-    except TypeError:  # also of an array without axes
+    except TypeError:  # also for an array without axes
         entries = None
     if entries is None:
         raise InputError(f"{argument} = {value!r}: must be a list")
@@ -137,7 +138,7 @@ def require_list(argument: str, value: Any) -> list[Any]:
 
 
 def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
-    """Return ``value`` if it is one of ``choices``; else raise InputError with the nearest and the whole list."""
+    """Return ``value`` if it is one of ``choices``; else raise InputError with the nearest one."""
     choices = list(choices)
     if isinstance(value, str) and value in choices:
         return value
@@ -146,7 +147,7 @@ def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
 
 
 def choices_like(value: Any, choices: Iterable[str]) -> str:
-    """Return the choice nearest to a wrong value, and all of them, for the end of a message.
+    """Return the choice nearest to a wrong value, and all choices, for the end of a message.
 
     Choices may be forms, ``name(parameter)``: then the names are compared, upper case as lower.
     """
@@ -159,7 +160,7 @@ def choices_like(value: Any, choices: Iterable[str]) -> str:
 def nearest(value: Any, choices: Iterable[str]) -> str:
     """Return the choice whose name is nearest to a wrong value; empty if none is near."""
     forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
-    matches = difflib.get_close_matches(str(value)[:_SHOWN].casefold(), forms, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(str(value)[:_LONGEST_TEXT].casefold(), forms, n=1, cutoff=0.5)
     return forms[matches[0]] if matches else ""
 
 
@@ -169,7 +170,7 @@ def error_lines(message: str, hint: str = "") -> str:
     The remedy is the message's part after its first semicolon outside quotes; of a message without one, ``hint``.
     """
     message = " ".join(message.splitlines())
-    message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+    message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
     semicolon = re.search(r"; ", _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), message))
     if semicolon:
         message, hint = message[: semicolon.start()], message[semicolon.end() :]
@@ -177,29 +178,29 @@ def error_lines(message: str, hint: str = "") -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text in quotes, and cut, for messages."""
-    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+    """Quote a text for a message, cut if it is long."""
+    return repr(text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}...")
 
 
-def require_name(what: str, name: Any) -> str:
-    """Return a name, of a method say; raise InputError unless a folder can have it."""
+def require_name(noun: str, name: Any) -> str:
+    """Return the name of a method, a problem, ...; raise InputError unless a folder can have it."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise InputError(f"{what}: name = {name!r}: must be a text of one line")
+        raise InputError(f"{noun}: name = {name!r}: must be a text of one line")
     if name.startswith(".") or set(name) & set('/\\:*?"<>|'):
-        raise InputError(f'{what}: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
+        raise InputError(f'{noun}: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
     return name
 
 
 def require_path(argument: str, value: Any) -> Path:
-    """Return ``value`` as a path; raise InputError unless it is text with something in it, or a path."""
-    if isinstance(value, str) and not value:  # pathlib takes it for the working folder
+    """Return ``value`` as a path; raise InputError unless it is a path or a non-empty text."""
+    if isinstance(value, str) and not value:  # pathlib would use the working folder
         raise InputError(f"{argument} = '': is empty; give the name of a file or folder")
     try:
         path = Path(value)
         name = str(path).encode()
     except TypeError:
         raise InputError(f"{argument} = {value!r}: must be a path; give text or a pathlib.Path") from None
-    except UnicodeEncodeError:  # bytes that the shell passed on, which no table could hold
+    except UnicodeEncodeError:  # bytes from the shell, which no table can store
         raise InputError(f"{argument} = {str(value)!r}: its name is not UTF-8; give another") from None
     if len(name) > LONGEST_PATH:
         raise InputError(f"{argument} = {shown(str(path))}: has {len(name)} bytes, at most {LONGEST_PATH}; give less")
@@ -207,34 +208,34 @@ def require_path(argument: str, value: Any) -> Path:
 
 
 def require_free(argument: str, value: Any) -> Path:
-    """Return ``value`` as a path; raise InputError if it exists: nothing is ever overwritten."""
+    """Return ``value`` as a path; raise InputError if it exists: nothing is overwritten."""
     path = require_path(argument, value)
     if path.exists():
         raise InputError(f"{argument} = {str(path)!r}: exists already; give another, or remove it first")
     return path
 
 
-def require_memory(argument: str, what: str, needed: float) -> None:
-    """Raise InputError if the machine has less memory (bytes) than is needed at the least."""
+def require_memory(argument: str, subject: str, size: float) -> None:
+    """Raise InputError if the machine has less memory than ``size`` bytes."""
     try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
         return
-    if needed > there > 0:
-        needed = min(needed, 1e300)  # an int may be too large for a float
+    if size > memory > 0:
+        size = min(size, 1e300)  # an int may be too large for a float
         raise InputError(
-            f"{argument}: {what} needs at least {needed / 2**30:.3g} GiB of memory and this machine has "
-            f"{there / 2**30:.3g}; simulate fewer"
+            f"{argument}: {subject} needs at least {size / 2**30:.3g} GiB of memory and this machine has "
+            f"{memory / 2**30:.3g}; simulate fewer"
         )
 
 
 def _is_traced(value: Any) -> bool:
-    """Return whether a value is traced by JAX, as in an ensemble, whose values were checked one by one."""
+    """Return whether JAX traces a value, as in an ensemble, whose values were checked before."""
     return hasattr(value, "aval") and hasattr(value, "_trace")  # without importing JAX
 
 
 def _is_bool(value: Any) -> bool:
-    """Whether it is True or False, of Python's or of an array's type."""
+    """Return whether a value is True or False, of Python's or of an array's type."""
     return isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
 
 

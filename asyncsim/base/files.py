@@ -1,9 +1,9 @@
 """Files and folders of results: written whole or not at all, and never through a link.
 
-A stranger may have made a folder of results. So inside one, only plain files and folders are
+A folder of results may come from a stranger. So inside one, only plain files and folders are
 followed, read, written, moved or removed: no link, FIFO or device. `require_plain` is this rule, and
 every function here that takes a path applies it. A write goes to a new file with a random name, which
-is renamed when it is whole.
+is renamed when it is complete.
 """
 
 import contextlib
@@ -32,23 +32,25 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The entry of a JSON file that has the SHA-256 of the others.
+#: The entry of a JSON file with the SHA-256 of the others.
 CHECKSUM = "sha256"
-#: The files that mark a folder of results: of a study, of a run, and of a recording; an entry that each has.
+#: The files that mark a folder of results: of a study, of a run, and of a recording; and an entry
+#: of each.
 CONFIG, RUN, RECORDING = "config.json", "run.json", "recording.json"
 _MARKS = {CONFIG: "study", RUN: "diverged_at", RECORDING: "processes"}
-#: The folder, inside that of a study, to which a resumed study moves whatever it cannot use.
-ASIDE = "aside"
-#: Names of half-written files and folders, which only a killed process leaves.
+#: The folder, inside a study's, to which a resumed study moves files that it cannot use.
+SET_ASIDE = "aside"
+#: Names of half-written files and folders, left by killed processes.
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.[^.]*)?", re.DOTALL)
-#: All that no folder's name keeps; letters, digits and the signs of options' texts stay.
+#: Characters replaced in the names of folders; letters, digits and the signs of options' texts
+#: stay.
 _UNSAFE = re.compile(r"^\.|[^\w .,:+*%@=()\[\]'\"-]")
 #: Flags of an exclusive new file; not every system has all of them.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
 
 def results_of(path: Path) -> Path | None:
-    """Return the outermost folder of results that is a path or holds it; None if there is none.
+    """Return the outermost folder of results that is a path or contains it; None without one.
 
     Links above that folder, and the folder itself as a link, are the user's own.
     """
@@ -78,7 +80,7 @@ def require_plain(path: Path) -> Path:
 
 
 def within(folder: Path, name: Any) -> Path:
-    """Return the path of a file or folder that a table names; raise InputError if it is outside ``folder``."""
+    """Return a path that a table names; raise InputError if it is outside ``folder``."""
     path = Path(str(name))
     if path.is_absolute() or ".." in path.parts or not str(name).isprintable():
         raise InputError(f"folder = {str(folder)!r}: names {shown(str(name))}, which is not inside; mistrust it")
@@ -86,7 +88,7 @@ def within(folder: Path, name: Any) -> Path:
 
 
 def folder_name(text: str) -> str:
-    """Return a text as the name of a file or folder: an unsafe one with "-" for some characters, and a hash."""
+    """Convert a text to the name of a file or folder: unsafe characters become "-", with a hash."""
     safe = _UNSAFE.sub("-", text)
     return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
 
@@ -101,25 +103,25 @@ def _absolute(path: Path) -> Path:
 
 
 def _is_results(folder: Path) -> bool:
-    """Return whether a folder has a file that marks one of results, or is held by this process."""
-    if any(folder == held.folder for held in _held):
+    """Return whether a folder has a file that marks results, or is locked by this process."""
+    if any(folder == locked.folder for locked in _locked):
         return True
     for name, entry in _MARKS.items():
-        file = os.path.join(folder, name)  # this is asked for every folder above every file
+        file = os.path.join(folder, name)  # not Path: called for every folder above every file
         try:
             mark = os.lstat(file)
         except (OSError, ValueError):
             continue
-        if not stat.S_ISREG(mark.st_mode) or _has(entry, file, mark.st_ino, mark.st_mtime_ns, mark.st_size):
+        if not stat.S_ISREG(mark.st_mode) or _has_entry(entry, file, mark.st_ino, mark.st_mtime_ns, mark.st_size):
             return True
     return False
 
 
 @functools.lru_cache(maxsize=1000)
-def _has(entry: str, file: str, *_version: int) -> bool:
-    """Return whether a JSON file has an entry, or cannot be read; once for each version of the file.
+def _has_entry(entry: str, file: str, *_version: int) -> bool:
+    """Return whether a JSON file has an entry or cannot be read; cached by version of the file.
 
-    Other programs have files of the names that mark folders of results, too.
+    Other programs also have files with the names that mark folders of results.
     """
     try:
         values = json.loads(Path(file).read_bytes())
@@ -136,20 +138,20 @@ class LockedFolder:
 
     def __init__(self, folder: Path, argument: str):
         self.folder, self._argument, self._identity = _absolute(folder), argument, _identity(folder)
-        #: Files and folders in the order in which they were made.
+        #: Files and folders in the order of their creation.
         self.written: dict[Path, None] = {}
 
     @property
     def is_there(self) -> bool:
-        """Whether its path still leads to this folder, and not to nothing or to a new one."""
+        """Whether its path still leads to this folder, and not to a new one or nowhere."""
         return _identity(self.folder) == self._identity
 
-    def has(self, path: Path) -> bool:
+    def contains(self, path: Path) -> bool:
         """Return whether a path lies inside."""
         return _absolute(path).is_relative_to(self.folder)
 
     def require_there(self) -> None:
-        """Raise InputError if its path leads to nothing, or to another folder."""
+        """Raise InputError if its path leads nowhere, or to another folder."""
         if not self.is_there:
             raise InputError(
                 f"{self._argument} = {str(self.folder)!r}: was removed, or replaced by another folder, while this "
@@ -159,13 +161,13 @@ class LockedFolder:
     def remove_written(self) -> None:
         """Remove the listed files and folders only: neither files of others nor the folder itself."""
         for path in reversed(self.written) if self.is_there else ():
-            with contextlib.suppress(OSError, InputError):  # of folders in which others have something
+            with contextlib.suppress(OSError, InputError):  # folders with foreign files
                 require_plain(path)
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
-#: The folders that this process has to itself.
-_held: list[LockedFolder] = []
+#: The folders locked by this process.
+_locked: list[LockedFolder] = []
 
 
 @contextlib.contextmanager
@@ -177,12 +179,12 @@ def alone_in(folder: Path, argument: str) -> Iterator[LockedFolder]:
     Raises
     ------
     InputError
-        It is locked already, or cannot be read as a folder.
+        If it is locked already, or cannot be read as a folder.
     """
     try:
-        # Windows opens no folders.
+        # Windows cannot open folders.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if sys.platform != "win32" else None
-        held = LockedFolder(folder, argument)
+        locked = LockedFolder(folder, argument)
     except OSError as error:
         raise InputError(f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another") from error
     try:
@@ -190,27 +192,27 @@ def alone_in(folder: Path, argument: str) -> Iterator[LockedFolder]:
             raise InputError(
                 f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or give another folder"
             )
-        _held.append(held)
-        yield held
+        _locked.append(locked)
+        yield locked
     finally:
-        if held in _held:
-            _held.remove(held)
+        if locked in _locked:
+            _locked.remove(locked)
         if descriptor is not None:
             os.close(descriptor)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(folder)
+        status = os.stat(folder)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed; return False if it is locked already, on this machine.
+    """Lock an open file or folder until it is closed; return False if it is locked on this machine.
 
-    Any end of a process ends its locks. Systems and file systems without locks lock nothing.
+    The end of a process ends its locks. Systems and file systems without locks lock nothing.
     """
     if sys.platform == "win32":
         return True
@@ -218,7 +220,7 @@ def lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # of a file system without locks
+    except OSError:  # a file system without locks
         pass
     return True
 
@@ -229,15 +231,16 @@ def partial_of(path: Path) -> Path:
 
 
 def write_whole(path: Path, write: Callable[[Path], Any], mode: int = 0o666) -> Path:
-    """Write a file under a random name, and rename it when it is whole and on disk; make its folder if needed.
+    """Write a file under a random name, and rename it when it is complete and on disk.
 
-    ``write`` gets the path of the new, empty file; ``mode``: its permissions, less those of the umask.
+    Missing folders are created. ``write`` gets the path of the new, empty file; ``mode``: its
+    permissions, less the umask's.
 
     Raises
     ------
     InputError
-        It cannot be written (a full disk, a missing permission, a link in its place); nothing is left behind then. Or
-        it lies in a folder that this process had to itself, and that was removed meanwhile.
+        If it cannot be written (a full disk, a missing permission, a link in its place); nothing is
+        left behind then. Or if a locked folder around it was removed meanwhile.
     """
     partial = partial_of(path)
     try:
@@ -256,13 +259,13 @@ def write_whole(path: Path, write: Callable[[Path], Any], mode: int = 0o666) -> 
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, unless it is there.
+    """Create a folder, and those above it, unless it exists.
 
     Raises
     ------
     InputError
-        It is, or crosses, a link inside a folder of results; or it lies in a folder that this process had to itself,
-        and that was removed meanwhile.
+        If it is, or crosses, a link inside a folder of results; or if a locked folder around it was
+        removed meanwhile.
     """
     _holders(folder)
     if not require_plain(folder).is_dir():
@@ -278,9 +281,10 @@ def open_file(path: Path) -> io.BufferedReader:
     Raises
     ------
     InputError
-        It is, or crosses, a link inside a folder of results; or it is a FIFO or a device, wherever it lies.
+        If it is, or crosses, a link inside a folder of results; or if it is a FIFO or a device,
+        wherever it lies.
     OSError
-        It cannot be read.
+        If it cannot be read.
     """
     mode = os.stat(require_plain(path)).st_mode
     if stat.S_ISDIR(mode):
@@ -291,58 +295,58 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def read_text(path: Path) -> str:
-    """Read a text; see `open_file`."""
+    """Read a text file; see `open_file`."""
     with open_file(path) as file:
         return file.read().decode()
 
 
 def open_log(path: Path) -> io.BufferedWriter:
-    """Open a file to append to it; make it unless it is there.
+    """Open a file for appending; create it if it does not exist.
 
     Raises
     ------
     InputError
-        It is, or crosses, a link or a device inside a folder of results.
+        If it is, or crosses, a link or a device inside a folder of results.
     OSError
-        It cannot be written.
+        If it cannot be written.
     """
     return require_plain(path).open("ab")
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the plain files in a folder and in those inside it, sorted; none if there is no such folder.
+    """List the plain files in a folder and in those inside it, sorted; none without the folder.
 
     Raises
     ------
     InputError
-        The folder is, or crosses, a link inside a folder of results.
+        If the folder is, or crosses, a link inside a folder of results.
     """
     inside = (Path(place, name) for place, _, names in os.walk(require_plain(folder)) for name in names)
     return sorted(path for path in inside if stat.S_ISREG(os.lstat(path).st_mode))
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there; raise InputError if it is, or crosses, a link inside a folder of results."""
+    """Remove a file if it exists; raise InputError for a link inside a folder of results."""
     require_plain(path).unlink(missing_ok=True)
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove the half-written files, and folders of files, that a killed process has left."""
+    """Remove the half-written files and folders that killed processes left."""
     for place, _, names in os.walk(require_plain(folder), topdown=False):
         is_half = any(map(_PARTIAL.fullmatch, Path(place).relative_to(folder).parts))
         for path in (Path(place, name) for name in names if is_half or _PARTIAL.fullmatch(name)):
             if stat.S_ISREG(os.lstat(path).st_mode):
                 path.unlink()
         if is_half:
-            with contextlib.suppress(OSError):  # it holds something else
+            with contextlib.suppress(OSError):  # it has other files
                 os.rmdir(place)
 
 
 def set_aside(folder: Path, name: str) -> Path:
-    """Move a file or folder, whose name is relative to a folder of results, out of the way; return its new path."""
+    """Move a file or folder inside a folder of results out of the way; return its new path."""
     source = require_plain(folder / name)
     for number in itertools.count(1):
-        target = folder / ASIDE / (name if number == 1 else f"{name}-{number}")
+        target = folder / SET_ASIDE / (name if number == 1 else f"{name}-{number}")
         if not os.path.lexists(target):
             break
     make_folder(target.parent)
@@ -353,39 +357,39 @@ def set_aside(folder: Path, name: str) -> Path:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename a whole file or folder of files: after a loss of power either all of it is there or nothing."""
+    """Rename a complete file or folder: after a power loss all of it is there or nothing."""
     inside = sorted(partial.iterdir()) if partial.is_dir() else []
-    for written in (*inside, partial):
-        _sync(written)
+    for entry in (*inside, partial):
+        _sync(entry)
     _list(path, *(path / entry.name for entry in inside))
     os.replace(partial, path)
     _sync(path.parent)
 
 
 def _list(path: Path, *inside: Path) -> None:
-    """List new files of a locked folder; raise InputError if the folder was removed or replaced."""
-    for held in _holders(path):
-        held.written.update(dict.fromkeys(one.absolute() for one in (path, *inside)))
+    """Record new files of a locked folder; raise InputError if it was removed or replaced."""
+    for locked in _holders(path):
+        locked.written.update(dict.fromkeys(file.absolute() for file in (path, *inside)))
 
 
 def _holders(path: Path) -> list[LockedFolder]:
-    """Return the locked folders that hold a path; raise InputError if one was removed or replaced."""
-    holders = [held for held in _held if held.has(path)]
-    for held in holders:
-        held.require_there()
+    """Return the locked folders around a path; raise InputError if one was removed or replaced."""
+    holders = [locked for locked in _locked if locked.contains(path)]
+    for locked in holders:
+        locked.require_there()
     return holders
 
 
 def _sync(path: Path) -> None:
     """Wait until a file's contents, or the names in a folder, are on disk."""
     folder = path.is_dir()
-    if folder and sys.platform == "win32":  # which opens no folders
+    if folder and sys.platform == "win32":  # cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     except OSError:
-        if not folder:  # some file systems know this of files only
+        if not folder:  # some file systems support it for files only
             raise
     finally:
         os.close(descriptor)
@@ -399,13 +403,13 @@ def plain(value: Any) -> Any:
         return [plain(entry) for entry in value]
     if hasattr(value, "tolist"):  # arrays, and NumPy's numbers
         return value.tolist()
-    if callable(value):  # its text is not the same in every run
+    if callable(value):  # its text differs between runs
         return f"function {getattr(value, '__name__', type(value).__name__)}"
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> Path:
-    """Write a text; see `write_whole`."""
+    """Write a text file; see `write_whole`."""
     return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"), mode)
 
 
@@ -415,7 +419,7 @@ def write_json(path: Path, values: Any) -> Path:
 
 
 def sealed(values: Mapping[str, Any]) -> str:
-    """Return plain values as the text of a JSON file that ends with a checksum of the others; see `unsealed`."""
+    """Format values as the text of a JSON file that ends with their checksum; see `unsealed`."""
     body = {name: value for name, value in values.items() if name != CHECKSUM}
     checksum = hashlib.sha256(json.dumps(body, indent=1).encode()).hexdigest()
     return json.dumps({**body, CHECKSUM: checksum}, indent=1) + "\n"
@@ -427,14 +431,14 @@ def write_sealed(path: Path, values: Mapping[str, Any]) -> Path:
 
 
 def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
-    """Return the values of a JSON file that has their checksum, and the ``format`` of this version if one is given.
+    """Read the values of a JSON file; check their checksum and, if given, the ``format``'s version.
 
     Raises
     ------
     ValueError
-        It was changed, is of another format, or is no table in JSON.
+        If it was changed, is of another format, or is no table in JSON.
     OSError
-        It cannot be read.
+        If it cannot be read.
     """
     text = read_text(file)
     try:
@@ -446,13 +450,13 @@ def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
         if sealed(values) != text:
             raise ValueError("its checksum is of other values: it was damaged, or changed by hand")
     except RecursionError:
-        raise ValueError("no JSON that anybody wrote: nested too deeply") from None
+        raise ValueError("nested too deeply for JSON") from None
     del values[CHECKSUM]
     return values
 
 
 def write_csv(path: Path, table: "pd.DataFrame") -> Path:
-    """Write a table, numbers with all their digits."""
+    """Write a table, with all digits of its numbers."""
     return write_whole(path, lambda partial: table.to_csv(partial, index=False))
 
 
@@ -462,7 +466,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_table(path: Path) -> "pd.DataFrame":
-    """Read a table of `write_csv`: the same numbers to the last bit, and texts as they are."""
+    """Read a table of `write_csv`: the same numbers to the last bit, and texts unchanged."""
     import pandas as pd
 
     with open_file(path) as file:

@@ -1,7 +1,7 @@
 """Named random streams: every random number belongs to a (seed, purpose, worker).
 
 Two methods replayed with one seed see the same delays and the same batches, and adding a worker
-changes nobody else's numbers. The streams are counter-based (Philox, Salmon et al. 2011): the name
+changes no other's numbers. The streams are counter-based (Philox, Salmon et al. 2011): the name
 is the position in the counter's space, so reaching a stream costs microseconds and no memory.
 """
 
@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-#: Philox holds four numbers back from each counter value; at 4 the next draw starts a new one.
+#: Philox buffers four numbers from each counter value; at 4 the next draw starts a new one.
 _PHILOX_BUFFER_EMPTY = 4
 
 
@@ -21,7 +21,7 @@ class Streams:
     seed : int
         The run's seed, zero or above.
     purpose : str
-        What the numbers are for, ``"compute"`` or ``"batches"`` say; other purposes are independent.
+        Use of the numbers, such as ``"compute"`` or ``"batches"``; other purposes are independent.
     """
 
     def __init__(self, seed: int, purpose: str):
@@ -32,8 +32,8 @@ class Streams:
     def generator(self, worker: int, block: int = 0) -> np.random.Generator:
         """Return a generator at the start of a worker's block of numbers.
 
-        There is one generator a purpose, so draw what is needed before asking for the next. A block
-        holds 2**128 numbers: no draw can run into the next one.
+        There is one generator a purpose, so draw the numbers before requesting the next generator.
+        A block holds 2**128 numbers: no draw can run into the next one.
         """
         self._start["state"]["counter"][:] = (0, 0, block, worker)
         self._start["buffer_pos"] = _PHILOX_BUFFER_EMPTY

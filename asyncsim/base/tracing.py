@@ -16,15 +16,15 @@ from jax._src import xla_bridge
 
 from asyncsim.base.errors import InputError
 
-#: Where files are that are not the user's, besides those of installed packages.
+#: Folders of files that are not the user's, besides installed packages.
 _OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent
 _PACKAGES = {"site-packages", "dist-packages"}
-#: How the files of a notebook's cells are called.
+#: Names of the files of a notebook's cells.
 _CELLS = ("<ipython-input", "ipykernel_")
-#: Of functions in the text of a program.
+#: Addresses of functions in the text of a program.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
-#: The precisions, 64 bits or not, of what JAX may remember of users' functions.
+#: The precisions, 64 bits or not, of functions in JAX's caches.
 _precisions: set[bool] = set()
 _lock = threading.Lock()
 _forked = False
@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def require_threads() -> None:
-    """Raise InputError in a forked child of a process that used JAX, where JAX would wait for ever for its threads."""
+    """Raise InputError in a forked child of a process that used JAX, where JAX would hang."""
     if _forked:
         raise InputError(
             f"process {os.getpid()}: was forked from one that had used JAX, whose threads a fork leaves behind; start "
@@ -51,9 +51,10 @@ def require_threads() -> None:
 def forget_other_precision() -> None:
     """Clear JAX's caches if they hold traces in another precision; call it before a run is traced.
 
-    JAX converts a NumPy array that a function closes over once, and gives the copy to every trace for as long as one of
-    them is remembered: a loss that was traced in float32 would get a float32 array in float64, too, which it rounds
-    silently or cannot compile. Going back and forth between precisions therefore compiles anew.
+    JAX converts a NumPy array in a function's closure once, and gives the copy to every trace as
+    long as one of them is in its caches: a loss that was traced in float32 would get a float32
+    array in float64, too, which it rounds silently or cannot compile. So each change of precision
+    compiles again.
     """
     require_threads()
     present = jax.config.read("jax_enable_x64")
@@ -65,50 +66,50 @@ def forget_other_precision() -> None:
 
 
 def jax_settings() -> dict[str, Any]:
-    """Return the settings of JAX that change results and that no option sets, for the record of a run."""
+    """Return the settings of JAX that change results and that no option sets."""
     names = ("jax_threefry_partitionable", "jax_default_matmul_precision")
     return {name: getattr(jax.config, name) for name in names}
 
 
 @contextlib.contextmanager
 def naming_failures(call: str) -> Iterator[None]:
-    """Raise InputError where a call of a user's function fails: the error, and the line of the user's file."""
+    """Raise InputError for a failing user function, with the error and the line in its file."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        what = (str(error).splitlines() or [""])[0]
-        raise InputError(f"{call}: failed: {type(error).__name__}: {what}{_remedy(error)}{_place(error)}") from error
+        text = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{call}: failed: {type(error).__name__}: {text}{_remedy(error)}{_place(error)}") from error
 
 
-def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) -> Any:
+def shapes_of(call: str, function: Callable[..., Any], *arguments: Any, key: str) -> Any:
     """Return the shapes of a function's results, from the shapes of its arguments.
 
-    ``key`` says where it may have the key of its random numbers from.
+    ``key`` says, for an error message, which key the function's random numbers may use.
     """
     _precisions.add(jax.config.read("jax_enable_x64"))
-    # JAX remembers what it made of a function.
-    traced = [jax.make_jaxpr(lambda *arguments: function(*arguments), return_shape=True)(*given) for _ in range(2)]
+    # Each trace needs a new function, because JAX caches its traces.
+    traced = [jax.make_jaxpr(lambda *values: function(*values), return_shape=True)(*arguments) for _ in range(2)]
     (first, shapes), (second, _) = traced
-    same = _ADDRESS.sub("", str(first)) == _ADDRESS.sub("", str(second))
-    if not same or list(map(_bytes, first.consts)) != list(map(_bytes, second.consts)):
+    is_same = _ADDRESS.sub("", str(first)) == _ADDRESS.sub("", str(second))
+    if not is_same or list(map(_bytes, first.consts)) != list(map(_bytes, second.consts)):
         raise InputError(
-            f"{call}: computes something else when it is traced again: what it draws, counts or keeps outside of JAX "
-            f"is the same all through a run; draw with jax.random, {key}; keep values in a state"
+            f"{call}: computes something else when it is traced again: values that it draws, counts or stores outside "
+            f"of JAX are the same all through a run; draw with jax.random, {key}; keep values in a state"
         )
     return shapes
 
 
 def _bytes(constant: Any) -> bytes:
-    if isinstance(constant, jax.core.Tracer):  # a value of what traces this in turn, the same both times
+    if isinstance(constant, jax.core.Tracer):  # from an outer trace, the same both times
         return b""
     is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()
 
 
 def tree_text(tree: Any) -> str:
-    """Return a tree in one line, its arrays as ``float32[parameters]``."""
+    """Write a tree on one line, its arrays as ``float32[parameters]``."""
 
     def leaf(value: Any) -> Any:
         return _Text(f"{value.dtype}{list(value.shape)}") if hasattr(value, "dtype") else value
@@ -125,12 +126,12 @@ def _remedy(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the last line of the user's own code, in brackets; nothing if there is none."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    if not own:
+    """Return the last line of the user's code, in brackets; empty without one."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if not frames:
         return ""
-    file = "a cell" if any(name in own[-1].filename for name in _CELLS) else Path(own[-1].filename).name
-    return f" ({file}, line {own[-1].lineno})"
+    file = "a cell" if any(name in frames[-1].filename for name in _CELLS) else Path(frames[-1].filename).name
+    return f" ({file}, line {frames[-1].lineno})"
 
 
 def _is_own(file: str) -> bool:
@@ -141,7 +142,7 @@ def _is_own(file: str) -> bool:
 
 
 class _Text(str):
-    """A text that shows itself without quotation marks."""
+    """A text whose representation has no quotation marks."""
 
     __slots__ = ()
 
@@ -151,10 +152,10 @@ class _Text(str):
 
 @contextlib.contextmanager
 def whole_products() -> Iterator[None]:
-    """Let JAX multiply matrices, and convolve, in the precision of their elements: a context, or a decorator.
+    """Multiply and convolve in the full precision of the elements: a context manager or decorator.
 
-    Left to itself it rounds factors in float32 to 10 bits on a GPU (TensorFloat-32) and to 7 on a TPU (bfloat16).
-    ``jax_default_matmul_precision``, where it is set, is left as it is. On a CPU nothing changes.
+    By default JAX rounds factors in float32 to 10 bits on a GPU (TensorFloat-32) and to 7 on a TPU
+    (bfloat16). A ``jax_default_matmul_precision`` of the user's is kept. On a CPU nothing changes.
     """
     config: Any = jax.config
     with jax.default_matmul_precision(config.jax_default_matmul_precision or "float32"):

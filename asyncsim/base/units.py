@@ -44,7 +44,7 @@ _BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)i?[bB]?(?:b|ps|b/s|bps)")
 
 
 def quantity(argument: str, value: Any, units: Units) -> Any:
-    """Return the number that a text means in the base unit; other values as they are.
+    """Convert a text to a number in the base unit; return other values unchanged.
 
     It is the float nearest to the exact product: ``"35 ms"`` is 0.035.
 
@@ -55,18 +55,18 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
     """
     if not isinstance(value, str):
         return value
-    given = f"{argument} = {shown(value)}"
-    found = _QUANTITY.fullmatch(value)
-    if found is None:
-        raise InputError(f"{given}: must be a number, or one with a unit such as {units.example!r}")
-    number, unit = found.groups()
+    subject = f"{argument} = {shown(value)}"
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise InputError(f"{subject}: must be a number, or one with a unit such as {units.example!r}")
+    number, unit = match.groups()
     if unit is None or unit in units.factors:
         try:
             amount = float(Decimal(number) * (units.factors[unit] if unit else 1))
         except (InvalidOperation, Overflow):  # exponents beyond those of Decimal
             amount = float(number.replace("_", ""))
         if not math.isfinite(amount):
-            raise InputError(f"{given}: must be finite; give a number below 1e308 {units.base}")
+            raise InputError(f"{subject}: must be finite; give a number below 1e308 {units.base}")
         return amount
     hint, per = "", "/s" if units is RATES else ""
     if (unclear := _BITS_OR_BYTES.fullmatch(unit)) and units is not SECONDS:
@@ -76,8 +76,8 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
         hint = f"a rate is per second: write {unit}/s; "
     elif units is BYTES and unit in RATES.factors:
         hint = f"a size is not per second: write {unit.removesuffix('/s')}; "
-    known = ", ".join(unit for unit in units.factors if unit.isascii())
-    raise InputError(f"{given}: unknown unit {unit!r}; {hint}choose from {known}")
+    choices = ", ".join(unit for unit in units.factors if unit.isascii())
+    raise InputError(f"{subject}: unknown unit {unit!r}; {hint}choose from {choices}")
 
 
 def positive(argument: str, value: Any, units: Units) -> float:
@@ -86,5 +86,5 @@ def positive(argument: str, value: Any, units: Units) -> float:
 
 
 def quoted(text: str) -> str:
-    """Return a text in the call syntax with quotes around quantities: ``gamma('40 ms', 0.2)`` of gamma(40 ms, 0.2)."""
-    return _WITHIN.sub(lambda found: repr(found[0]), text)
+    """Quote the quantities in a call: ``gamma('40 ms', 0.2)`` for gamma(40 ms, 0.2)."""
+    return _WITHIN.sub(lambda match: repr(match[0]), text)

@@ -1,17 +1,17 @@
-"""Rules of robust aggregation: from the messages of some workers, of whom a few may send anything, to one vector.
+"""Rules of robust aggregation: combine messages, a few of which may be arbitrary, into one vector.
 
 A rule is called with ``messages[n, parameters]`` and returns ``[parameters]``::
 
     krum(f=3)(messages)
-    nnm(krum(f=3))(messages, there=[True, False, ...])         # of those messages only
+    nnm(krum(f=3))(messages, mask=[True, False, ...])         # of these messages only
 
-``f`` is the number of Byzantine messages that a rule is made for. Of fewer messages than it needs for that, which
-happens where some are not there, a rule takes the largest ``f`` that they allow. A message that is not finite counts as
-the worst there is; where a rule works coordinate by coordinate, only its coordinates that are not. Ties go to the
-lower index.
+``f`` is the number of Byzantine messages that a rule tolerates. With too few messages for its
+``f``, which happens if some are missing, a rule uses the largest ``f`` that they allow. A message
+that is not finite counts as the worst one; in coordinate-wise rules only its non-finite coordinates
+do. Ties go to the lower index.
 
-Order statistics over the messages are those of a network of minima and maxima (Batcher's merge exchange), which is one
-pass over the parameters: of ``[51, 17226]`` .3 ms, where a sort takes 56 ms.
+Order statistics over the messages use a network of minima and maxima (Batcher's merge exchange),
+one pass over the parameters: .3 ms for ``[51, 17226]``, where a sort takes 56 ms.
 """
 
 import math
@@ -32,9 +32,10 @@ from asyncsim.base.errors import (
     require_switch,
 )
 
-#: From so many coordinates a rule that works on each tells how much each message counted.
+#: Coordinates from which a coordinate-wise rule estimates the messages' shares.
 _SHARE_COORDINATES = 1000
-#: Of `geometric_median`: its smoothing and its last step, over the messages' scale; and its most steps.
+#: For `geometric_median`: smoothing and last step relative to the messages' scale; largest number
+#: of steps.
 _SMOOTHING, _TOLERANCE, _MOST_STEPS = 1e-3, 1e-6, 50
 
 Array = jax.Array
@@ -43,10 +44,11 @@ Number = Any  #: a whole number, or a traced one
 
 
 class Aggregated(NamedTuple):
-    """What a rule makes of messages."""
+    """The result of a rule."""
 
     vector: Array  #: shape ``[parameters]``
-    #: How much each message counted, shape ``[n]``, their sum being one; by coordinate, the mean over a thousand.
+    #: Weight of each message, shape ``[n]``, with sum one; in coordinate-wise rules the mean over a
+    #: thousand coordinates.
     share: Array
     state: State = ()
 
@@ -63,17 +65,17 @@ class Rule(NamedTuple):
     text : str
         The call that makes it: ``"krum(f=3)"``.
     aggregate : function
-        ``aggregate(state, messages, there, key) -> Aggregated``: of the messages that are ``there``, a mask, or None
-        for all of them.
+        ``aggregate(state, messages, mask, key) -> Aggregated``: of the messages in the mask, or of
+        all if it is None.
     largest : function
-        From a number of messages to the largest ``f`` with which the rule withstands them; negative if there is none.
+        Maps a number of messages to the largest ``f`` that the rule tolerates; negative for none.
     f : int or None
-        What it is made for; None for rules that do not depend on it.
+        The tolerated number; None for rules that do not depend on it.
     init : function
-        From a vector like the messages to the state, for rules that keep one; else ``()``.
+        Maps a vector like the messages to the initial state, for rules with a state; else ``()``.
     averaging : float
-        What is left at each message of the average of the worker's messages before, which the rule is given in the
-        place of the message; 0 for the message itself.
+        Decay of the running average of each worker's messages, which replaces the message as the
+        rule's input; 0 for the message itself.
     needs_key : bool
         Whether it draws random numbers.
     """
@@ -86,27 +88,27 @@ class Rule(NamedTuple):
     averaging: float = 0.0
     needs_key: bool = False
 
-    def __call__(self, messages: Any, there: Any = None, key: Any = ()) -> Array:
-        """Aggregate messages without a state before; raise InputError if the rule needs more of them."""
+    def __call__(self, messages: Any, mask: Any = None, key: Any = ()) -> Array:
+        """Aggregate messages from the initial state; raise InputError for too few messages."""
         messages = jnp.asarray(messages)
-        self.require(len(messages) if there is None else int(np.sum(np.asarray(there))))
-        there = None if there is None else jnp.asarray(there)
-        return self.aggregate(self.init(messages[0]), messages, there, key).vector
+        self.require(len(messages) if mask is None else int(np.sum(np.asarray(mask))))
+        mask = None if mask is None else jnp.asarray(mask)
+        return self.aggregate(self.init(messages[0]), messages, mask, key).vector
 
     def require(self, n: int) -> None:
-        """Raise InputError if the rule is made for more Byzantine messages than it withstands of ``n``."""
+        """Raise InputError if the rule's ``f`` is too large for ``n`` messages."""
         f = self.f or 0
-        if (most := self.largest(n)) < f:
-            most_of = f"the largest for {n} messages is f = {most}" if most >= 0 else f"{n} messages are too few"
-            raise InputError(f"rule = {self.text!r}: f = {f} is too large: {most_of}")
+        if (limit := self.largest(n)) < f:
+            remark = f"the largest for {n} messages is f = {limit}" if limit >= 0 else f"{n} messages are too few"
+            raise InputError(f"rule = {self.text!r}: f = {f} is too large: {remark}")
 
 
 def mean() -> Rule:
-    """Return the mean, which a single Byzantine message moves anywhere."""
+    """Return the mean, which a single Byzantine message can move anywhere."""
 
-    def aggregate(state, messages, there, key):
-        share = _equal_shares(_mask(messages, there), _number(messages, there), messages)
-        # What is not finite stays so: this rule withstands nothing.
+    def aggregate(state, messages, mask, key):
+        share = _equal_shares(_mask(messages, mask), _number(messages, mask), messages)
+        # Non-finite values stay: this rule tolerates no fault.
         return Aggregated(_combined(share, messages), share)
 
     return Rule("mean()", aggregate, lambda n: n * 0)
@@ -115,7 +117,8 @@ def mean() -> Rule:
 def median(lower: bool = False) -> Rule:
     """Return the coordinate-wise median.
 
-    ``lower``: of an even number the lower one of the two in the middle, as PyTorch has it; else their mean.
+    ``lower``: take the lower of the two middle values of an even number, as PyTorch does; else
+    their mean.
 
     References
     ----------
@@ -123,9 +126,9 @@ def median(lower: bool = False) -> Rule:
     """
     require_switch("lower", lower)
 
-    def aggregate(state, messages, there, key):
-        low, high = _middle(messages, there)
-        share = _share_between(messages, there, low, high)
+    def aggregate(state, messages, mask, key):
+        low, high = _middle(messages, mask)
+        share = _share_between(messages, mask, low, high)
         return Aggregated(low if lower else low / 2 + high / 2, share)
 
     return Rule(_text("median", lower=lower or None), aggregate, lambda n: (n - 1) // 2)
@@ -141,31 +144,31 @@ def trimmed_mean(f: int) -> Rule:
     require_count("f", f, minimum=0)
     middle = median()
 
-    def aggregate(state, messages, there, key):
+    def aggregate(state, messages, mask, key):
         n = len(messages)
-        if there is None and n > 2 * f:
-            kept = _sorted(_entries(messages, None))[f : n - f]
-            vector = sum(kept[1:], kept[0]) / len(kept)
-            return Aggregated(vector, _share_between(messages, None, kept[0], kept[-1]))
+        if mask is None and n > 2 * f:
+            middle_rows = _sorted(_entries(messages, None))[f : n - f]
+            vector = sum(middle_rows[1:], middle_rows[0]) / len(middle_rows)
+            return Aggregated(vector, _share_between(messages, None, middle_rows[0], middle_rows[-1]))
         if n <= 2 * f:
-            return middle.aggregate(state, messages, there, key)
+            return middle.aggregate(state, messages, mask, key)
 
         def trim():
-            # What is not there is above the f-th smallest, and below the f-th largest.
-            values, present = _entries(messages, there), there[:, None]
+            # A missing message is above the f-th smallest, and below the f-th largest.
+            values, present = _entries(messages, mask), mask[:, None]
             low = _sorted(jax.lax.optimization_barrier(values))[f]
             high = _sorted(jax.lax.optimization_barrier(jnp.where(present, values, -values)))[n - 1 - f]
             inside = present & (values > low) & (values < high)
             at_low = (jnp.sum(present & (values <= low), 0) - f).astype(values.dtype)
             at_high = (jnp.sum(present & (values >= high), 0) - f).astype(values.dtype)
             total = jnp.sum(jnp.where(inside, values, 0), 0) + at_low * low + at_high * high
-            kept = (jnp.sum(there, dtype=jnp.int32) - 2 * f).astype(values.dtype)
-            vector = jnp.where(low == high, low, total / kept)
-            return Aggregated(vector, _share_between(messages, there, low, high))
+            remaining = (jnp.sum(mask, dtype=jnp.int32) - 2 * f).astype(values.dtype)
+            vector = jnp.where(low == high, low, total / remaining)
+            return Aggregated(vector, _share_between(messages, mask, low, high))
 
-        # Of too few messages most that can be trimmed is all but the median.
-        few = jnp.sum(there, dtype=jnp.int32) <= 2 * f
-        return jax.lax.cond(few, lambda: middle.aggregate(state, messages, there, key), trim)
+        # Of too few messages all but the median can be trimmed.
+        too_few = jnp.sum(mask, dtype=jnp.int32) <= 2 * f
+        return jax.lax.cond(too_few, lambda: middle.aggregate(state, messages, mask, key), trim)
 
     return Rule(_text("trimmed_mean", f=f), aggregate, lambda n: (n - 1) // 2, f)
 
@@ -181,7 +184,7 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
     Parameters
     ----------
     iterations, smoothing
-        If either is there, the rule is `rfa` with it.
+        With either of them the rule is `rfa`.
 
     References
     ----------
@@ -191,8 +194,8 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
         rule = rfa(3 if iterations is None else iterations, 0.1 if smoothing is None else smoothing)
         return rule._replace(text=rule.text.replace("rfa", "geometric_median"))
 
-    def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
+    def aggregate(state, messages, mask, key):
+        clean, usable = _clean(messages, mask)
         low, high = _middle(clean, usable)
         start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
         distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
@@ -202,7 +205,7 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
 
         def iterate(carry):
             z, _, _, steps = carry
-            # Times the smoothing, so that no weight overflows.
+            # Multiplied by the smoothing, so that no weight overflows.
             weight = usable.astype(z.dtype) * (smoothing / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z))))
             weight = weight / jnp.maximum(jnp.sum(weight), tiny)
             after = _combined(weight, clean)
@@ -213,7 +216,8 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
             return (step > _TOLERANCE * scale) & (steps < _MOST_STEPS)
 
         begin = start, jnp.zeros_like(distances), jnp.asarray(jnp.inf, clean.dtype), jnp.int32(0)
-        # The first step in any case: of equal messages the scale is zero, and the shares are still to be computed.
+        # One step in any case: for equal messages the scale is zero, but the shares must be
+        # computed.
         vector, share, *_ = jax.lax.while_loop(moves, iterate, iterate(begin))
         return Aggregated(vector, share)
 
@@ -221,16 +225,17 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
 
 
 def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
-    """Return RFA's aggregate: some iterations of Weiszfeld's algorithm, smoothed, from zero.
+    """Return RFA's rule: a few smoothed iterations of Weiszfeld's algorithm, starting at zero.
 
     With ``z`` zero at the start, ``z <- sum of w_i g_i / sum of w_i``, and ``w_i = 1 / max(smoothing, |z - g_i|)``.
 
     Parameters
     ----------
     iterations : int
-        From zero, so that a few are bounded whatever comes in; from the mean they would not be.
+        From zero, so that a few are bounded for any input; from the mean they would not be.
     smoothing : float
-        In the units of the messages, which are gradients. Of messages shorter than this the result is the mean.
+        In the units of the messages, which are gradients. For messages shorter than this the result
+        is the mean.
 
     Notes
     -----
@@ -244,8 +249,8 @@ def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
     require_count("iterations", iterations)
     require_positive("smoothing", smoothing)
 
-    def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
+    def aggregate(state, messages, mask, key):
+        clean, usable = _clean(messages, mask)
 
         def iterate(_, carry):
             z, _ = carry
@@ -260,7 +265,8 @@ def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
     return Rule(text, aggregate, lambda n: (n - 1) // 2)
 
 
-#: Krum's scores: the power of the distances, and how many less than ``n - f`` nearest others they are summed over.
+#: Krum's scores: the power of the distances, and the ``k`` in the number of nearest others, ``n - f
+#: - k``.
 KRUM_SCORES: Mapping[str, tuple[int, int]] = {
     "paper": (2, 2),
     "byzfl": (2, 1),
@@ -273,14 +279,14 @@ KRUM_SCORES: Mapping[str, tuple[int, int]] = {
 def krum(f: int, score: str = "paper") -> Rule:
     """Return Krum: the message with the least sum of squared distances to its ``n - f - 2`` nearest others.
 
-    ``score``: ``"paper"``, or what published programs have in its place: ``"byzfl"``, squared distances to ``n - f -
-    1`` others; ``"byzantine_momentum"``, distances to as many; ``"epfml"``, fourth powers, ``n - f - 2``; ``"alie"``,
-    distances to ``n - f``, or to all others where ``f`` is 0.
+    ``score``: ``"paper"``, or the choice of a published program: ``"byzfl"``, squared distances to
+    ``n - f - 1`` others; ``"byzantine_momentum"``, distances to ``n - f - 1``; ``"epfml"``, fourth
+    powers, ``n - f - 2``; ``"alie"``, distances to ``n - f``, or to all others if ``f`` is 0.
 
     Notes
     -----
-    A Gram matrix rounds, so that messages that are alike would not tie. It only tells which messages may win; their
-    scores are then compared by distances computed from differences.
+    A Gram matrix has round-off, so that equal messages would not tie. It only selects the
+    candidates; their scores are then compared by distances computed from differences.
 
     References
     ----------
@@ -292,7 +298,7 @@ def krum(f: int, score: str = "paper") -> Rule:
 def multi_krum(f: int, m: int | None = None, score: str = "paper") -> Rule:
     """Return Multi-Krum: the mean of the ``m`` messages with the least scores of `krum`.
 
-    ``m``: ``n - f - 2`` unless it is said; with the score of ``"byzfl"`` ``n - f``, as that program has it.
+    ``m``: by default ``n - f - 2``; with the score ``"byzfl"`` ``n - f``, as in that program.
 
     References
     ----------
@@ -307,37 +313,38 @@ def multi_krum(f: int, m: int | None = None, score: str = "paper") -> Rule:
     return _krum("multi_krum", f, score, winners, m=m)
 
 
-def _krum(name: str, f: int, score: str, winners: Callable[[Number, Number], Number], **given: Any) -> Rule:
+def _krum(name: str, f: int, score: str, winners: Callable[[Number, Number], Number], **options: Any) -> Rule:
     require_count("f", f, minimum=0)
-    power, less = KRUM_SCORES[require_choice("score", score, KRUM_SCORES)]
+    power, fewer = KRUM_SCORES[require_choice("score", score, KRUM_SCORES)]
 
     def largest(n: Number) -> Number:
         return (n - 3) // 2
 
-    def aggregate(state, messages, there, key):
-        m = _number(messages, there)
-        tolerated = _most(_least(f, largest(m)), 0)
-        wanted = _most(_least(winners(m, tolerated), m), 1)
+    def aggregate(state, messages, mask, key):
+        m = _number(messages, mask)
+        tolerated = _max(_min(f, largest(m)), 0)
+        count = _max(_min(winners(m, tolerated), m), 1)
         # A message has m - 1 others; the authors of ALIE take a slice of n - f of them, which ends there.
-        neighbours = _most(_least(m - tolerated - less, m - 1), 1)
-        scores = _krum_scores(messages, there, neighbours, wanted, power)
-        chosen = _least_of(scores, _mask(messages, there), wanted)
-        share = _equal_shares(chosen, wanted, messages)
+        neighbours = _max(_min(m - tolerated - fewer, m - 1), 1)
+        scores = _krum_scores(messages, mask, neighbours, count, power)
+        chosen = _smallest(scores, _mask(messages, mask), count)
+        share = _equal_shares(chosen, count, messages)
         return Aggregated(_combined(share, messages), share)
 
-    text = _text(name, f=f, score=None if score == "paper" else score, **given)
+    text = _text(name, f=f, score=None if score == "paper" else score, **options)
     return Rule(text, aggregate, largest, f)
 
 
 def bulyan(f: int) -> Rule:
-    """Return Bulyan: of messages chosen by Krum again and again, coordinate by coordinate those near the median.
+    """Return Bulyan: repeated choices by Krum, then in each coordinate the values near the median.
 
-    Krum's winner among those that are left is taken out ``n - 2 f`` times; then each coordinate is the mean of the
-    ``n - 4 f`` values of those chosen that are nearest to their median (of two as near the lower one).
+    Krum's winner among the remaining messages is taken out ``n - 2 f`` times; then each coordinate
+    is the mean of the ``n - 4 f`` chosen values nearest to their median (of two equally near ones
+    the lower).
 
     Notes
     -----
-    Among the last few of those that are left, scores have at least one neighbour.
+    Scores always have at least one neighbour, also among the last few messages.
 
     References
     ----------
@@ -349,51 +356,51 @@ def bulyan(f: int) -> Rule:
     def largest(n: Number) -> Number:
         return (n - 3) // 4
 
-    def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
-        n, m = len(clean), _number(messages, there)
-        tolerated = _most(_least(f, largest(m)), 0)
+    def aggregate(state, messages, mask, key):
+        clean, usable = _clean(messages, mask)
+        n, m = len(clean), _number(messages, mask)
+        tolerated = _max(_min(f, largest(m)), 0)
         theta = m - 2 * tolerated
         distances = _distances(clean, usable)
 
-        def choose(turn, left):
-            among = jnp.where(left[:, None] & left, distances, jnp.inf)
-            scores = _sum_of_least(among, jnp.maximum(m - turn - tolerated - 2, 1))
-            return jnp.where(turn < theta, left & ~_least_of(scores, left, 1), left)
+        def choose(turn, remaining):
+            among = jnp.where(remaining[:, None] & remaining, distances, jnp.inf)
+            scores = _sum_of_smallest(among, jnp.maximum(m - turn - tolerated - 2, 1))
+            return jnp.where(turn < theta, remaining & ~_smallest(scores, remaining, 1), remaining)
 
-        present = _mask(messages, there)
+        present = _mask(messages, mask)
         chosen = present & ~jax.lax.fori_loop(jnp.int32(0), jnp.int32(n), choose, present)
         rows = jnp.sort(_entries(messages, chosen), axis=0)
         middle = (rows[(theta - 1) // 2] + rows[theta // 2]) / 2
-        kept = theta - 2 * tolerated
-        # Of sorted values those nearest to a point are neighbours: their run moves up while what comes in is nearer
-        # than what goes out.
+        width = theta - 2 * tolerated
+        # The sorted values nearest to a point are neighbours: their run moves up while the entering
+        # value is nearer than the leaving one.
         ranks = _ranks(n)[:, None]
-        coming = rows[jnp.minimum(_ranks(n) + kept, n - 1)]
-        nearer = jnp.abs(coming - middle) < jnp.abs(rows - middle)
-        first = jnp.sum(nearer & (ranks < theta - kept), 0, dtype=jnp.int32)
-        inside = (ranks >= first) & (ranks < first + kept)
-        vector = jnp.sum(jnp.where(inside, rows, 0), 0) / jnp.asarray(kept, rows.dtype)
-        low, high = (jnp.take_along_axis(rows, at[None], 0)[0] for at in (first, first + kept - 1))
+        entering = rows[jnp.minimum(_ranks(n) + width, n - 1)]
+        nearer = jnp.abs(entering - middle) < jnp.abs(rows - middle)
+        first = jnp.sum(nearer & (ranks < theta - width), 0, dtype=jnp.int32)
+        inside = (ranks >= first) & (ranks < first + width)
+        vector = jnp.sum(jnp.where(inside, rows, 0), 0) / jnp.asarray(width, rows.dtype)
+        low, high = (jnp.take_along_axis(rows, at[None], 0)[0] for at in (first, first + width - 1))
         return Aggregated(vector, _share_between(messages, chosen, low, high))
 
     return Rule(_text("bulyan", f=f), aggregate, largest, f)
 
 
 def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
-    """Return comparative gradient elimination: the mean of all messages but the ``f`` with the largest norms.
+    """Return comparative gradient elimination: the mean without the ``f`` messages of largest norm.
 
     Parameters
     ----------
     total : bool
-        Their sum, as the paper's theory has it.
+        Return the sum instead, as in the paper's theory.
     averaging : float
-        In [0, 1): what is left, at each of its messages, of a worker's average, ``h <- averaging h + (1 - averaging)
-        g``, which is zero at the start; the rule is given the averages.
+        In [0, 1): decay of a worker's running average, ``h <- averaging h + (1 - averaging) g``,
+        which is zero at the start; the rule receives the averages.
 
     Notes
     -----
-    It does not see the direction of a message: one that is reversed and shortened is always kept.
+        It ignores the direction of a message: a reversed and shortened one is always kept.
 
     References
     ----------
@@ -404,13 +411,13 @@ def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
     require_switch("total", total)
     require_fraction("averaging", averaging)
 
-    def aggregate(state, messages, there, key):
-        m = _number(messages, there)
-        kept = m - _least(f, (m - 1) // 2)
+    def aggregate(state, messages, mask, key):
+        m = _number(messages, mask)
+        count = m - _min(f, (m - 1) // 2)
         squares = _squares(messages)
         norms = jnp.where(jnp.isfinite(squares), squares, jnp.inf)
-        chosen = _least_of(norms, _mask(messages, there), kept)
-        share = _equal_shares(chosen, kept, messages)
+        chosen = _smallest(norms, _mask(messages, mask), count)
+        share = _equal_shares(chosen, count, messages)
         weight = chosen.astype(messages.dtype) if total else share
         return Aggregated(_combined(weight, messages), share)
 
@@ -419,9 +426,10 @@ def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
 
 
 def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
-    """Return centred clipping: from where the last one ended, the mean of the messages' clipped differences.
+    """Return centred clipping: the last result plus the mean of the clipped differences from it.
 
-    ``v <- v + mean of (g_i - v) min(1, radius / |g_i - v|)``, some iterations; zero before the first.
+    ``v <- v + mean of (g_i - v) min(1, radius / |g_i - v|)`` in each iteration; ``v`` is zero
+    before the first.
 
     Parameters
     ----------
@@ -435,15 +443,16 @@ def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
     require_positive("radius", radius)
     require_count("iterations", iterations)
 
-    def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
-        m = jnp.asarray(_number(messages, there), clean.dtype)
+    def aggregate(state, messages, mask, key):
+        clean, usable = _clean(messages, mask)
+        m = jnp.asarray(_number(messages, mask), clean.dtype)
 
         def iterate(_, carry):
             v, _ = carry
-            apart = clean - v
-            weight = usable.astype(v.dtype) * jnp.minimum(1, radius / jnp.maximum(jnp.sqrt(_squares(apart)), 1e-30))
-            return v + _combined(weight / m, apart), weight
+            differences = clean - v
+            lengths = jnp.maximum(jnp.sqrt(_squares(differences)), 1e-30)
+            weight = usable.astype(v.dtype) * jnp.minimum(1, radius / lengths)
+            return v + _combined(weight / m, differences), weight
 
         v, weight = jax.lax.fori_loop(0, iterations, iterate, (state, jnp.zeros_like(clean[:, 0])))
         return Aggregated(v, weight / jnp.maximum(jnp.sum(weight), 1e-30), v)
@@ -453,22 +462,23 @@ def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
 
 
 class LastMedian(NamedTuple):
-    """State of `lipschitz_filter`: the last median, and whether there was one."""
+    """State of `lipschitz_filter`: the last median, and whether there is one."""
 
     median: Array
-    known: Array
+    is_set: Array
 
 
 def lipschitz_filter(factor: float = 2.0) -> Rule:
     """Return a Lipschitz-inspired filter around the coordinate-wise median. Experimental.
 
-    A value is accepted if it is at most ``factor`` times as far from the last median as the new median is; each
-    coordinate is the mean of the accepted values, or the new median if there are none. The first is the median.
+    A value is accepted if its distance from the last median is at most ``factor`` times the new
+    median's; each coordinate is the mean of the accepted values, or the new median without any. The
+    first result is the median.
 
     Notes
     -----
-    It follows the idea of LICM-SGD, whose exact rule of selection was not in what we could read: take it for no
-    reproduction of that paper's results.
+    It follows the idea of LICM-SGD, whose exact rule of selection was not in the text that we could
+    read: do not take it as a reproduction of that paper's results.
 
     References
     ----------
@@ -478,17 +488,17 @@ def lipschitz_filter(factor: float = 2.0) -> Rule:
     require_positive("factor", factor)
     middle = median()
 
-    def aggregate(state, messages, there, key):
-        now = middle.aggregate((), messages, there, key)
+    def aggregate(state, messages, mask, key):
+        latest = middle.aggregate((), messages, mask, key)
         last = state.median
-        finite = jnp.isfinite(messages) & _mask(messages, there)[:, None]
-        near = finite & (jnp.abs(jnp.where(finite, messages, 0) - last) <= factor * jnp.abs(now.vector - last))
+        finite = jnp.isfinite(messages) & _mask(messages, mask)[:, None]
+        near = finite & (jnp.abs(jnp.where(finite, messages, 0) - last) <= factor * jnp.abs(latest.vector - last))
         count = jnp.sum(near, 0, dtype=jnp.int32)
         accepted = jnp.sum(jnp.where(near, messages, 0), 0) / jnp.maximum(count, 1).astype(last.dtype)
-        use = state.known & (count > 0)
+        use = state.is_set & (count > 0)
         shares = jnp.mean(near.astype(last.dtype) / jnp.maximum(count, 1).astype(last.dtype), 1)
-        share = jnp.where(state.known, shares / jnp.maximum(jnp.sum(shares), 1e-30), now.share)
-        return Aggregated(jnp.where(use, accepted, now.vector), share, LastMedian(now.vector, jnp.bool_(True)))
+        share = jnp.where(state.is_set, shares / jnp.maximum(jnp.sum(shares), 1e-30), latest.share)
+        return Aggregated(jnp.where(use, accepted, latest.vector), share, LastMedian(latest.vector, jnp.bool_(True)))
 
     def init(central: Array) -> LastMedian:
         return LastMedian(jnp.zeros_like(central), jnp.bool_(False))
@@ -497,9 +507,10 @@ def lipschitz_filter(factor: float = 2.0) -> Rule:
 
 
 def nnm(rule: Rule | str, f: int | None = None) -> Rule:
-    """Return a rule after nearest-neighbour mixing: of each message, the mean of its ``n - f`` nearest.
+    """Return a rule after nearest-neighbour mixing: means of each message's ``n - f`` nearest.
 
-    ``f``: that of the rule, unless it is said; of a rule without one it has to be. A message is one of its own nearest.
+    ``f``: by default the rule's; required for a rule without one. A message counts among its
+    nearest.
 
     References
     ----------
@@ -507,32 +518,33 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
     """
     rule = parse_rule(rule)
     if f is None and rule.f is None:
-        raise InputError(f"nnm: f is missing, and {rule.text} has none; write nnm({rule.text}, f=2), say")
+        raise InputError(f"nnm: f is missing, and {rule.text} has none; write for example nnm({rule.text}, f=2)")
     tolerated = require_count("f", rule.f if f is None else f, minimum=0)
 
-    def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
-        n, m = len(clean), _number(messages, there)
-        kept = m - _least(tolerated, (m - 1) // 2)
+    def aggregate(state, messages, mask, key):
+        clean, usable = _clean(messages, mask)
+        n, m = len(clean), _number(messages, mask)
+        count = m - _min(tolerated, (m - 1) // 2)
         distances = jnp.where(jnp.eye(n, dtype=bool), -1, _distances(clean, usable))  # itself comes first
-        near = jax.vmap(lambda own: _least_of(own, _mask(messages, there), kept))(distances)
-        weights = _equal_shares(near, kept, messages)
+        near = jax.vmap(lambda row: _smallest(row, _mask(messages, mask), count))(distances)
+        weights = _equal_shares(near, count, messages)
         mixed = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
         spoilt = jnp.any(near & ~usable, axis=1)
-        made = rule.aggregate(state, jnp.where(spoilt[:, None], jnp.inf, mixed), there, key)
-        return made._replace(share=made.share @ weights)
+        aggregated = rule.aggregate(state, jnp.where(spoilt[:, None], jnp.inf, mixed), mask, key)
+        return aggregated._replace(share=aggregated.share @ weights)
 
     def largest(n: Number) -> Number:
-        return _least((n - 1) // 2, rule.largest(n))
+        return _min((n - 1) // 2, rule.largest(n))
 
     text = f"nnm({rule.text}{'' if f is None else f', f={f}'})"
     return rule._replace(text=text, aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0))
 
 
 def bucketing(rule: Rule | str, size: int = 2) -> Rule:
-    """Return a rule on the means of buckets of ``size`` messages each, put together at random anew each time.
+    """Return a rule on the means of buckets of ``size`` messages each, redrawn at random each time.
 
-    One Byzantine message spoils a bucket, so that the rule's ``f`` stays, of fewer messages.
+    One Byzantine message spoils a bucket, so that the rule's ``f`` is unchanged, among fewer
+    messages.
 
     References
     ----------
@@ -542,11 +554,11 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
     rule = parse_rule(rule)
     require_count("size", size)
 
-    def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
-        n, present = len(clean), _mask(messages, there)
+    def aggregate(state, messages, mask, key):
+        clean, usable = _clean(messages, mask)
+        n, present = len(clean), _mask(messages, mask)
         draw, key = jax.random.split(key)
-        # Those that are there first, in random order.
+        # Present messages first, in random order.
         order = jnp.argsort(jnp.where(present, jax.random.uniform(draw, (n,)), 2.0))
         bucket = jnp.zeros(n, jnp.int32).at[order].set(_ranks(n) // size)
         inside = (bucket == _ranks(-(-n // size))[:, None]) & present
@@ -554,8 +566,8 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
         weights = _equal_shares(inside, jnp.maximum(count, 1)[:, None], messages)
         means = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
         means = jnp.where(jnp.any(inside & ~usable, axis=1)[:, None], jnp.inf, means)
-        made = rule.aggregate(state, means, None if there is None else count > 0, key)
-        return made._replace(share=made.share @ weights)
+        aggregated = rule.aggregate(state, means, None if mask is None else count > 0, key)
+        return aggregated._replace(share=aggregated.share @ weights)
 
     def largest(n: Number) -> Number:
         return rule.largest(-(-n // size))
@@ -565,15 +577,15 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
 
 
 def clipping(rule: Rule | str, radius: float = 1.0) -> Rule:
-    """Return a rule on messages that are first shortened to a norm of at most ``radius``, a gradient's length."""
+    """Return a rule on messages shortened to a norm of at most ``radius``, a gradient's norm."""
     rule = parse_rule(rule)
     require_positive("radius", radius)
 
-    def aggregate(state, messages, there, key):
+    def aggregate(state, messages, mask, key):
         norms = jnp.sqrt(_squares(messages))
         shortened = messages * jnp.minimum(1, radius / jnp.maximum(norms, 1e-30))[:, None]
-        # Of what is too long to have a norm the direction is not known.
-        return rule.aggregate(state, jnp.where(jnp.isfinite(norms)[:, None], shortened, jnp.inf), there, key)
+        # Of a message whose norm overflows the direction is unknown.
+        return rule.aggregate(state, jnp.where(jnp.isfinite(norms)[:, None], shortened, jnp.inf), mask, key)
 
     return rule._replace(text=f"clipping({rule.text}, radius={write(float(radius))})", aggregate=aggregate)
 
@@ -601,57 +613,56 @@ RULES: Mapping[str, Callable[..., Rule]] = {
 
 
 def parse_rule(rule: Rule | str) -> Rule:
-    """Return the rule that a text stands for: ``"krum(f=3)"``, ``"nnm(trimmed_mean(f=2))"``; a rule as it is.
+    """Convert a rule or its text, ``"krum(f=3)"`` or ``"nnm(trimmed_mean(f=2))"``, to a rule.
 
     Raises
     ------
     InputError
-        For anything else.
+        For another value.
     """
     return rule if isinstance(rule, Rule) else called("rule", str(rule), RULES, prefixed=True)
 
 
-def _text(name: str, **given: Any) -> str:
-    """Return the call that makes a rule, without the arguments that are None."""
-    return f"{name}({', '.join(f'{key}={write(value)}' for key, value in given.items() if value is not None)})"
+def _text(name: str, **arguments: Any) -> str:
+    """Write the call that makes a rule, without the arguments that are None."""
+    return f"{name}({', '.join(f'{key}={write(value)}' for key, value in arguments.items() if value is not None)})"
 
 
-def _least(one: Number, other: Number) -> Number:
-    """Return the lesser of two whole numbers, which may be traced."""
-    return min(one, other) if isinstance(one, int) and isinstance(other, int) else jnp.minimum(one, other)
+def _min(a: Number, b: Number) -> Number:
+    """Return the smaller of two whole numbers, which may be traced."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 
 
-def _most(one: Number, other: Number) -> Number:
-    return max(one, other) if isinstance(one, int) and isinstance(other, int) else jnp.maximum(one, other)
+def _max(a: Number, b: Number) -> Number:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.maximum(a, b)
 
 
-def _number(messages: Array, there: Array | None) -> Number:
-    """Return how many messages there are."""
-    return len(messages) if there is None else jnp.sum(there, dtype=jnp.int32)
+def _number(messages: Array, mask: Array | None) -> Number:
+    """Count the messages in the mask."""
+    return len(messages) if mask is None else jnp.sum(mask, dtype=jnp.int32)
 
 
 def _ranks(n: int) -> Array:
     return jnp.arange(n, dtype=jnp.int32)
 
 
-def _mask(messages: Array, there: Array | None) -> Array:
-    return jnp.ones(len(messages), bool) if there is None else there
+def _mask(messages: Array, mask: Array | None) -> Array:
+    return jnp.ones(len(messages), bool) if mask is None else mask
 
 
 def _equal_shares(chosen: Array, count: Number, messages: Array) -> Array:
-    """Return one over the count for those that are chosen, else zero."""
+    """Return one over the count for chosen messages, else zero."""
     return chosen.astype(messages.dtype) / jnp.asarray(count, messages.dtype)
 
 
 def _squares(rows: Array) -> Array:
-    """Return the squared norm of each row."""
     return jnp.einsum("np,np->n", rows, rows, precision=jax.lax.Precision.HIGHEST)
 
 
 def _combined(weights: Array, rows: Array) -> Array:
-    """Return the sum of the rows times their weights; rows without weight may be anything.
+    """Add up the rows times their weights; rows without weight may be anything.
 
-    Written out, as XLA makes one pass of it.
+    An explicit sum, which XLA compiles to one pass.
     """
     total = jnp.zeros_like(rows[0])
     for weight, row in zip(weights.astype(rows.dtype), rows, strict=True):
@@ -659,21 +670,21 @@ def _combined(weights: Array, rows: Array) -> Array:
     return total
 
 
-def _clean(messages: Array, there: Array | None) -> tuple[Array, Array]:
-    """Return the messages, zero where they cannot be used, and which can: those that are finite and have a norm."""
-    usable = jnp.isfinite(_squares(messages)) & _mask(messages, there)
+def _clean(messages: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Return the messages with zeros for unusable ones, and the mask of usable ones."""
+    usable = jnp.isfinite(_squares(messages)) & _mask(messages, mask)
     return jnp.where(usable[:, None], messages, 0), usable
 
 
-def _entries(messages: Array, there: Array | None) -> Array:
-    """Return the messages with the largest number there is in the place of what is not finite, or not there."""
-    most = jnp.finfo(messages.dtype).max
-    finite = jnp.nan_to_num(messages, nan=most, posinf=most, neginf=-most)
-    return finite if there is None else jnp.where(there[:, None], finite, most)
+def _entries(messages: Array, mask: Array | None) -> Array:
+    """Replace non-finite and absent entries by the largest finite float."""
+    largest = jnp.finfo(messages.dtype).max
+    finite = jnp.nan_to_num(messages, nan=largest, posinf=largest, neginf=-largest)
+    return finite if mask is None else jnp.where(mask[:, None], finite, largest)
 
 
 def _comparisons(n: int) -> list[tuple[int, int]]:
-    """Return the pairs that Batcher's odd-even merge sort of ``n`` values compares, one after the other."""
+    """Return the successive comparisons of Batcher's odd-even merge sort of ``n`` values."""
     pairs = []
     p = 1
     while p < n:
@@ -689,23 +700,24 @@ def _comparisons(n: int) -> list[tuple[int, int]]:
 
 
 def _sorted(rows: Array) -> list[Array]:
-    """Return the rows sorted, coordinate by coordinate."""
+    """Sort the rows, coordinate by coordinate."""
     ordered = list(rows)
     for i, j in _comparisons(len(ordered)):
         ordered[i], ordered[j] = jnp.minimum(ordered[i], ordered[j]), jnp.maximum(ordered[i], ordered[j])
     return ordered
 
 
-def _middle(messages: Array, there: Array | None) -> tuple[Array, Array]:
-    """Return the two values in the middle of each coordinate; the same twice, if they are an odd number."""
+def _middle(messages: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Return the two middle values of each coordinate; the same twice for an odd number."""
     n = len(messages)
-    values = _entries(messages, there)
-    if there is None:
+    values = _entries(messages, mask)
+    if mask is None:
         rows = _sorted(values)
         return rows[(n - 1) // 2], rows[n // 2]
-    # Half of those that are not there are put below all others, and half above, so that the middle stays where it is.
-    absent = n - jnp.sum(there, dtype=jnp.int32)
-    below = ~there & (jnp.cumsum(~there, dtype=jnp.int32) <= absent // 2)
+    # Half of the absent messages are placed below all others, and half above, so that the middle
+    # stays.
+    absent = n - jnp.sum(mask, dtype=jnp.int32)
+    below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= absent // 2)
     rows = _sorted(jax.lax.optimization_barrier(jnp.where(below[:, None], -values, values)))
     lower, upper, one_more = rows[max(n // 2 - 1, 0)], rows[n // 2], absent % 2 == 1
     if n % 2:
@@ -713,67 +725,67 @@ def _middle(messages: Array, there: Array | None) -> tuple[Array, Array]:
     return lower, jnp.where(one_more, lower, upper)
 
 
-def _share_between(messages: Array, there: Array | None, low: Array, high: Array) -> Array:
-    """Return how much each message counts where values between two are kept, from some of the coordinates."""
-    every = max(1, messages.shape[1] // _SHARE_COORDINATES)
-    messages, low, high = messages[:, ::every], low[::every], high[::every]
-    inside = (messages >= low) & (messages <= high) & _mask(messages, there)[:, None]
+def _share_between(messages: Array, mask: Array | None, low: Array, high: Array) -> Array:
+    """Estimate each message's share where values between two are kept, from some coordinates."""
+    step = max(1, messages.shape[1] // _SHARE_COORDINATES)
+    messages, low, high = messages[:, ::step], low[::step], high[::step]
+    inside = (messages >= low) & (messages <= high) & _mask(messages, mask)[:, None]
     count = jnp.sum(inside, 1).astype(messages.dtype)
     return count / jnp.maximum(jnp.sum(count), 1)
 
 
-def _least_of(values: Array, there: Array, count: Number) -> Array:
-    """Return which are the ``count`` least values of those that are there; of those that tie, the first."""
-    order = jnp.lexsort((values, ~there))
-    return jnp.zeros(len(values), bool).at[order].set(_ranks(len(values)) < count) & there
+def _smallest(values: Array, mask: Array, count: Number) -> Array:
+    """Return the mask of the ``count`` smallest values within a mask; ties go to the first."""
+    order = jnp.lexsort((values, ~mask))
+    return jnp.zeros(len(values), bool).at[order].set(_ranks(len(values)) < count) & mask
 
 
 def _distances(clean: Array, usable: Array) -> Array:
-    """Return the squared distances of all pairs, from differences; infinite to itself and from what is not usable."""
-    found = jax.lax.map(lambda own: _squares(clean - own), clean)
-    return jnp.where(usable[:, None] & usable & ~jnp.eye(len(clean), dtype=bool), found, jnp.inf)
+    """Return the squared distances of all pairs; infinite to itself and to unusable messages."""
+    squares = jax.lax.map(lambda row: _squares(clean - row), clean)
+    return jnp.where(usable[:, None] & usable & ~jnp.eye(len(clean), dtype=bool), squares, jnp.inf)
 
 
-def _sum_of_least(table: Array, count: Number) -> Array:
-    """Return for each row of a table the sum of its ``count`` least entries."""
+def _sum_of_smallest(table: Array, count: Number) -> Array:
+    """Add up the ``count`` smallest entries of each row."""
     return jnp.sum(jnp.where(_ranks(len(table)) < count, jnp.sort(table), 0), 1)
 
 
-def _krum_scores(messages: Array, there: Array | None, neighbours: Number, wanted: Number, power: int) -> Array:
-    """Return scores whose ``wanted`` least are Krum's.
+def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winners: Number, power: int) -> Array:
+    """Return scores whose ``winners`` smallest are Krum's.
 
-    Bounds of all scores, from a Gram matrix, tell which messages win or lose in any case; the others get scores from
-    distances computed from differences, so that equal messages have equal scores.
+    Bounds of all scores, from a Gram matrix, decide clear winners and losers; the others get scores
+    from distances computed from differences, so that equal messages have equal scores.
     """
     n, parameters = messages.shape
     dtype = messages.dtype
     raised = {1: jnp.sqrt, 2: lambda squares: squares, 4: lambda squares: squares**2}[power]
-    # What is not finite spoils its own row and column.
+    # A non-finite message spoils only its own row and column.
     gram = jnp.matmul(messages, messages.T, precision=jax.lax.Precision.HIGHEST)
     squares = jnp.diagonal(gram)
-    usable = jnp.isfinite(squares) & _mask(messages, there)
+    usable = jnp.isfinite(squares) & _mask(messages, mask)
     pairs = usable[:, None] & usable & ~jnp.eye(n, dtype=bool)
     lengths = squares[:, None] + squares
     estimated = lengths - 2 * gram
     error = 8 * float(jnp.finfo(dtype).eps) * math.sqrt(parameters) * lengths
 
     def scores(distances: Array) -> Array:
-        return _sum_of_least(jnp.where(pairs & ~jnp.isnan(distances), raised(distances), jnp.inf), neighbours)
+        return _sum_of_smallest(jnp.where(pairs & ~jnp.isnan(distances), raised(distances), jnp.inf), neighbours)
 
     low, high = scores(jnp.maximum(estimated - error, 0)), scores(jnp.maximum(estimated + error, 0))
     ranks = _ranks(n)
-    worst_winner = jnp.sort(high)[jnp.minimum(wanted, n) - 1]
-    best_loser = jnp.where(wanted < n, jnp.sort(low)[jnp.minimum(wanted, n - 1)], jnp.inf)
+    worst_winner = jnp.sort(high)[jnp.minimum(winners, n) - 1]
+    best_loser = jnp.where(winners < n, jnp.sort(low)[jnp.minimum(winners, n - 1)], jnp.inf)
     wins, open_ = high < best_loser, low <= worst_winner
-    asked = open_ & ~wins & usable
+    undecided = open_ & ~wins & usable
 
     def measure(state):
-        found, left = state
-        i = jnp.argmax(left)
-        own = jnp.where(pairs[i], raised(_squares(messages - messages[i])), jnp.inf)
-        own_score = jnp.sum(jnp.where(ranks < neighbours, jnp.sort(own), 0))
-        return found.at[i].set(own_score), left.at[i].set(False)
+        scores_so_far, remaining = state
+        i = jnp.argmax(remaining)
+        distances = jnp.where(pairs[i], raised(_squares(messages - messages[i])), jnp.inf)
+        score = jnp.sum(jnp.where(ranks < neighbours, jnp.sort(distances), 0))
+        return scores_so_far.at[i].set(score), remaining.at[i].set(False)
 
-    exact, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), measure, (jnp.full(n, jnp.inf, dtype), asked))
-    # Those whose neighbours are not all finite still come before those that are not finite themselves.
+    exact, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), measure, (jnp.full(n, jnp.inf, dtype), undecided))
+    # Messages with non-finite neighbours still precede non-finite messages.
     return jnp.where(usable, jnp.where(wins, -1, jnp.minimum(exact, jnp.finfo(dtype).max)), jnp.inf)

@@ -51,17 +51,8 @@ def dpsgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, instead of plain steps.
     policy : Policy or text, optional
         Decides which messages a worker takes up. None: any trace.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a rate beside an optimizer.
 
     Notes
     -----
@@ -113,17 +104,8 @@ def sgp(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, instead of plain steps.
     policy : Policy or text, optional
         Decides which messages a worker takes up. None: any trace.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a rate beside an optimizer.
 
     Notes
     -----
@@ -171,17 +153,8 @@ def osgp(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     delay : int
         Rounds after which a worker waits for a message, at least one.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, instead of plain steps.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, a rate beside an optimizer, or a delay below one.
 
     References
     ----------
@@ -202,18 +175,6 @@ def adpsgd(
 
         x_i, x_j <- (x_i + x_j) / 2
         x_i      <- x_i - learning_rate * g(s)
-
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, instead of plain steps.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a rate beside an optimizer.
 
     References
     ----------
