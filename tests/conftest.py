@@ -110,7 +110,10 @@ def unrendered_figures(monkeypatch):
 
 @pytest.fixture
 def told(capsys):
-    """Run a study by its command line; return the exit code and the lines on standard output and standard error."""
+    """Run a study by its command line; return the exit code and the lines on standard output and standard error.
+
+    An error and its hint are one line.
+    """
 
     def run(*arguments: str) -> tuple[int, list[str], list[str]]:
         try:
@@ -118,7 +121,7 @@ def told(capsys):
         except SystemExit as end:  # tyro's own: help, and options that cannot be read
             code = end.code
         output = capsys.readouterr()
-        return code, output.out.splitlines(), output.err.splitlines()
+        return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
 
     return run
 
