@@ -200,7 +200,7 @@ def damped_buffer(rate=0.05):
     return Method("damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
 
 
-def combining(rate=0.05):
+def combining(rate=0.01):
     """Combine trees by their losses and a draw; averages of each worker's messages wait in their place."""
 
     def message(worker, update, start, central, visit):

@@ -39,7 +39,7 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
     assert table.loc[1, "test_loss"] == table.loc[1, "single_loss"]
     # The mean of probabilities is never worse, in log loss, than its members are on average.
     assert table.loc[2, "test_loss"] < table.loc[2, "single_loss"]
-    assert "single_accuracy" in capsys.readouterr().out
+    assert "single accuracy" in capsys.readouterr().out
     assert (tmp_path / "out" / "ensembles.png").exists()
 
 

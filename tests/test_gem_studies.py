@@ -1,7 +1,6 @@
 """The studies of the GEM paper: each runs, keeps what it says, and finds what is known beforehand."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 import math
@@ -350,8 +349,7 @@ def stop_at(monkeypatch, module, number: int) -> None:
 
 @pytest.mark.full
 def test_interrupted_limits_keep_the_grid(told, monkeypatch):
-    importlib.import_module("asyncsim.study.cell")  # has the replay as it is
-    stop_at(monkeypatch, importlib.import_module("asyncsim.replays.replay"), 1)
+    stop_at(monkeypatch, study.load("stability"), 1)
     code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")
     assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
     absent = json.loads(Path("mine/config.json").read_text())["incomplete"]

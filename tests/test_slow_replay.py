@@ -126,7 +126,8 @@ def traces(draw, kind, form, rule, seed):
         cluster = Cluster(5, window=draw(st.integers(1, 3)), **times, **visits)
     cluster = meet(cluster, method.timing)
     if method.reply:  # which comes only with reads that belong to a commit
-        cluster = meet(cluster, Timing(protocol="exchange")) if cluster.separate_reads else cluster
+        if cluster.separate_reads or kind == "failures":
+            cluster = meet(cluster, Timing(protocol="exchange"))
     elif not method.timing.policy:
         cluster = dataclasses.replace(cluster, policy=draw(gates(cluster.workers, cluster.protocol)))
     return simulate(cluster, commits, seed)
