@@ -245,7 +245,7 @@ def runs(draw):
 
 
 @pytest.mark.full
-@settings(max_examples=100)
+@settings(max_examples=15)
 @given(run=runs())
 def test_methods_are_their_formulas_on_random_clusters(run):
     name, cluster, seed = run

@@ -16,12 +16,6 @@ TINY = {"batch_size": 4, "context": 8, "width": 8, "heads": 2}
 KEY = jax.random.key(3)
 
 
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 def written(tmp_path, text):
     path = tmp_path / "text.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -21,12 +21,6 @@ THIRD = pytest.approx(1 / 3)
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
 
 
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 def columns(trace, *names, first=0):
     return trace.frame[list(names)].iloc[first:].to_numpy().tolist()
 

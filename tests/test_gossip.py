@@ -69,10 +69,7 @@ def replicas(running):
     return {"adpsgd": lambda: own, "dpsgd": lambda: own.own}.get(running.method.name, lambda: own.biased + own.update)()
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def replayed(method, trace, form=None, **options):

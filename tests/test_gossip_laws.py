@@ -13,11 +13,7 @@ from world import MESSAGES, gossips
 from asyncsim import Cluster, methods, problems, replay, simulate, theory, topologies
 from asyncsim.replays.replay import Replay
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @settings(max_examples=5)

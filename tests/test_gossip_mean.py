@@ -301,10 +301,7 @@ class Loop:
         return total / (weight if self.byzantine else n)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize(("name", "attack", "form"), FORMS)
