@@ -74,7 +74,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = markdown.replace(fence, f"{fence}\n\n{images}", 1)
     if _FILM in markdown:
         path = film((ROOT / "docs" / "tutorial.md").read_text()).relative_to(GALLERY.parent)
-        markdown = markdown.replace(_FILM, f"![Workers around the central variable, with DOWNPOUR and with GEM]({path})")
+        markdown = markdown.replace(_FILM, f"![Workers around the central variable, two methods]({path})")
     return _FENCE.sub(r"```\1\n\3```", _OUTSIDE.sub(r"](\1", markdown))
 
 
