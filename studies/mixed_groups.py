@@ -191,7 +191,7 @@ def contrast_table(best: pd.DataFrame) -> pd.DataFrame:
 
     Each side is at its best rate, which the same runs chose: a bias towards both.
     """
-    rewards = best.set_index(["law", "mix", "method", "seed"])["reward"]
+    rewards = best.set_index(["law", "mix", "method", "seed"])["reward"].sort_index()
     rows = []
     for name, first, second, expected in CONTRASTS:
         gap = (rewards[first] - rewards[second]).to_numpy()

@@ -69,6 +69,22 @@ def test_clocks_alone_and_a_recording(tmp_path):
         calibrate_rollouts(tmp_path / "other.parquet")
 
 
+def test_mixed_groups(tmp_path):
+    """All conditions have the stated mean staleness, and only those by sample or token mix versions within groups."""
+    mixed = study.load("mixed_groups")
+    summary = mixed.run(mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results"))
+    assert len(summary) == 13 * 3 * 2
+    pairs = summary.groupby("mix")["mixed_pairs"].max()
+    assert pairs["batch"] == pairs["group"] == 0 and pairs["sample"] > 0.3 and pairs["token"] > 0.3
+    contrasts = pd.read_csv(tmp_path / "results" / "contrasts.csv")
+    rewards = summary.set_index(["law", "mix", "method"])["reward"].groupby(level=[0, 1, 2]).mean()
+    for row, (_, first, second, _) in zip(contrasts.itertuples(), mixed.CONTRASTS, strict=True):
+        assert row.difference == pytest.approx(rewards[first] - rewards[second])
+    draws = np.random.default_rng(0)
+    for law in mixed.LAWS:
+        assert mixed.draw_staleness(law, 4, draws, 100_000).mean() == pytest.approx(4, rel=0.03)
+
+
 def test_shares_by_hand():
     """Two slots and samples of 1 s, batches of two, updates of 0.5 s: a version per second."""
     rollouts = Rollouts(2, 1.0, batch=2, queue="keep()")

@@ -141,6 +141,10 @@ class Rollouts:
         Every how many updates a version is sent to the slots.
     retry : {"sample", "group"}
         What starts again when a slot crashes: its sample, or the whole group.
+    far_slots : int
+        Of the slots the last so many are at another site than the learner.
+    far_latency : Law
+        Seconds more that a version takes to these slots, and a finished sample from them.
 
     Raises
     ------
@@ -161,6 +165,8 @@ class Rollouts:
     transfer: Law = _AT_ONCE
     publish: int = 1
     retry: str = "sample"
+    far_slots: int = 0
+    far_latency: Law = _AT_ONCE
 
     if TYPE_CHECKING:  # the arguments; the fields hold checked values
 
@@ -178,6 +184,8 @@ class Rollouts:
             transfer: LawLike = 0.0,
             publish: int = 1,
             retry: str = "sample",
+            far_slots: int = 0,
+            far_latency: LawLike = 0.0,
         ): ...
 
     def __post_init__(self) -> None:
@@ -197,6 +205,16 @@ class Rollouts:
         store("transfer", as_law("rollouts: transfer", self.transfer))
         store("prefill", require_nonnegative("rollouts: prefill", self.prefill))
         store("queue", as_queue(self.queue))
+        store("far_latency", as_law("rollouts: far_latency", self.far_latency))
+        if require_count("rollouts: far_slots", self.far_slots, 0) > self.slots:
+            raise InputError(f"rollouts: far_slots = {self.far_slots}: must be at most slots = {self.slots}")
+        if self.far_slots and self.updates == "abort_and_resume":
+            raise InputError(
+                "rollouts: updates = 'abort_and_resume': not simulated for slots at another site; give 'in_flight', or "
+                "leave far_slots out"
+            )
+        if not self.far_slots and self.far_latency != _AT_ONCE:
+            raise InputError(f"rollouts: far_latency = {self.far_latency}: no slot is far; give far_slots as well")
         if self.batch % self.group:
             raise InputError(
                 f"rollouts: batch = {self.batch}: is no multiple of group = {self.group}, and whole "

@@ -59,6 +59,8 @@ class Slots:
         self._clock, self._gate, self._rollouts = clock, gate, rollouts
         self._draw_length = delays([rollouts.length], seed, "rollout length")
         self._transfer = delays([rollouts.transfer], seed, "rollout transfer")
+        self._far_latency = delays([rollouts.far_latency] * 2, seed, "rollout far latency")
+        self._first_far = rollouts.slots - rollouts.far_slots
         failures = [failure for failure in cluster.failures if failure.on == "slots"]
         self._weather = (
             Weather(failures, rollouts.slots, None, seed, "slot failure") if failures else None
@@ -77,8 +79,10 @@ class Slots:
         self._done, self._since = [0.0] * count, [0.0] * count  # its progress (s), growing since (s)
         self._free = list(reversed(range(count)))
         self._crashes = [0] * count  # that keep each slot away
-        self._version = 0  # the newest that has reached the slots
-        self._arrivals: list[tuple[float, int]] = [(0.0, 0)]  # of versions at the slots
+        # At the learner's site and at the other one: the newest version, and the arrivals of versions.
+        self._versions = [0, 0]
+        self._arrivals: list[list[tuple[float, int]]] = [[(0.0, 0)], [(0.0, 0)]]
+        self._on_the_way: set[int] = set()  # rows of finished samples from far slots
 
         self._lengths: list[float] = []  # by sample
         self._unit = rollouts.unit
@@ -175,17 +179,24 @@ class Slots:
 
     def _receive(self, version: int) -> None:
         """Give the slots a version, and release the samples that it was trained on."""
-        if version < self._version:
-            return  # a newer one was faster
-        self._version = version
-        self._arrivals.append((self._clock._now, version))
+        if self._first_far < len(self._row_of):
+            self._after(self._far_latency(0), lambda: self._take_up(version, 1))
+        self._take_up(version, 0)
         while self._in_transfer and self._in_transfer[0][0] <= version:
             self._window -= self._in_transfer.popleft()[1]
-        if self._reschedules:
-            for slot, row in enumerate(self._row_of):
-                if row >= 0:
-                    self._switch(slot, row)
         self._fill()
+
+    def _take_up(self, version: int, site: int) -> None:
+        """Give the slots of a site a version, unless a newer one was faster."""
+        if version <= self._versions[site]:
+            return
+        self._versions[site] = version
+        self._arrivals[site].append((self._clock._now, version))
+        if self._reschedules:
+            slots = range(self._first_far, len(self._row_of)) if site else range(self._first_far)
+            for slot in slots:
+                if self._row_of[slot] >= 0:
+                    self._switch(slot, self._row_of[slot])
 
     # The queue.
 
@@ -268,7 +279,7 @@ class Slots:
         self._rows[group].append(row)
         self._sample.append(sample)
         self._slot.append(slot)
-        self._read.append(self._version)
+        self._read.append(self._versions[slot >= self._first_far])
         self._begun.extend((attempt, now, self._gate.version))
         self._open += 1
         self._row_of[slot] = row
@@ -289,11 +300,25 @@ class Slots:
         self._row_of[slot] = -1
         self._end[row] = self._clock._now
         self._free.append(slot)
+        if slot >= self._first_far:
+            self._on_the_way.add(row)
+            self._after(self._far_latency(1), lambda: self._arrive(row))
+        else:
+            self._count_finished(row)
+        self._fill()
+
+    def _arrive(self, row: int) -> None:
+        """End the way of a sample from a far slot, unless it was cancelled."""
+        if row in self._on_the_way:
+            self._on_the_way.remove(row)
+            self._count_finished(row)
+            self._fill()
+
+    def _count_finished(self, row: int) -> None:
         group = self._sample[row] // self._rollouts.group
         self._unfinished[group] -= 1
         if not self._unfinished[group]:
             self._enqueue(group)
-        self._fill()
 
     def _end_row(self, row: int, outcome: int) -> None:
         self._end_version[row], self._outcome[row] = self._gate.version, outcome
@@ -304,7 +329,7 @@ class Slots:
     def _switch(self, slot: int, row: int) -> None:
         """Continue a sample with the newest version, after reading the sample so far again."""
         length, done = self._lengths[self._sample[row]], self._progress(slot, row)
-        self._switches.append((row, done / length, self._version))
+        self._switches.append((row, done / length, self._versions[slot >= self._first_far]))
         wait = self._rollouts.prefill * done
         self._done[slot], self._since[slot] = done, self._clock._now + wait
         self._forget_end(slot)
@@ -364,6 +389,8 @@ class Slots:
             if self._row_of[slot] == cancelled:
                 self._vacate(slot)
                 self._free.append(slot)
+            elif cancelled in self._on_the_way:
+                self._on_the_way.remove(cancelled)
             elif not np.isnan(self._end[cancelled]):  # it had finished
                 self._unfinished[group] += 1
             self._rows[group].remove(cancelled)
@@ -428,12 +455,19 @@ class Slots:
             return table.astype({"row": np.int64, "version": np.int64}).sort_values(
                 ["row", "share"], kind="stable", ignore_index=True
             )
-        times, versions = (np.array(column) for column in zip(*self._arrivals, strict=True))
-        start, length = samples["start_time"].to_numpy(), samples["length"].to_numpy()
-        end = samples["end_time"].fillna(self._clock._now).to_numpy()
-        first, last = np.searchsorted(times, start, "right"), np.searchsorted(times, end, "left")
-        count = np.maximum(last - first, 0) * (self._rollouts.updates != "start")
-        row = np.repeat(np.arange(len(samples)), count)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + first[row]
-        share = (times[place] - start[row]) / length[row]
-        return pd.DataFrame({"row": row, "share": share, "version": versions[place]})
+        parts = []
+        for site, arrivals in enumerate(self._arrivals):
+            at_site = samples[(samples["slot"] >= self._first_far) == bool(site)]
+            times, versions = (np.array(column) for column in zip(*arrivals, strict=True))
+            start, length = at_site["start_time"].to_numpy(), at_site["length"].to_numpy()
+            end = at_site["end_time"].fillna(self._clock._now).to_numpy()
+            # Also a version that arrives at the very instant of the start, after it.
+            first = np.searchsorted(versions, at_site["read_version"].to_numpy(), "right")
+            last = np.searchsorted(times, end, "left")
+            count = np.maximum(last - first, 0) * (self._rollouts.updates != "start")
+            number = np.repeat(np.arange(len(at_site)), count)
+            place = np.arange(len(number)) - np.repeat(np.cumsum(count) - count, count) + first[number]
+            share = (times[place] - start[number]) / length[number]
+            row = at_site.index.to_numpy()[number]
+            parts.append(pd.DataFrame({"row": row, "share": share, "version": versions[place]}))
+        return pd.concat(parts).sort_values("row", kind="stable", ignore_index=True)
