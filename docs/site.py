@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "results" / "gallery"
 #: The pages of the API and their modules.
 API = {
-    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives clusters.rollouts",
+    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives",
+    "rollouts": "clusters.rollouts",
     "topologies": "clusters.topologies",
     "failures": "clusters.failures",
     "traces": "simulation.simulate traces.prescription traces.visits traces.trace traces.samples traces.lag",

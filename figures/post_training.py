@@ -32,7 +32,7 @@ def rewards(finished: Finished) -> Figure | None:
     curves = finished.table("curves.csv", ("queue", "correction", "commit_time", "reward", "low", "high"))
     queues = list(dict.fromkeys(curves["queue"]))
     figure, panels = look.new_grid(len(queues), 2.0, 0.6, sharey=True)
-    looks = look.others(dict.fromkeys(curves["correction"]))
+    looks = look.category_looks(dict.fromkeys(curves["correction"]))
     for axes, queue in zip(panels, queues, strict=False):
         for correction, one in looks.items():
             rows = curves[(curves["queue"] == queue) & (curves["correction"] == correction)]

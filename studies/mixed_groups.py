@@ -106,7 +106,7 @@ def run(config: Config) -> pd.DataFrame:
                 tell(f"{law} by {mix}")
         summary = pd.DataFrame(rows)
         write_csv(folder / results.SUMMARY, summary)
-        results.write_made(folder)
+        results.write_origin(folder)
         results.remember(folder)
         best = tuned(summary, ["law", "mix", "method"], Measure("reward", "most"))
         keys = ["law", "mix", "method", "learning_rate"]

@@ -177,7 +177,8 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
     printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
     theories = [
-        TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
+        TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None
+        for row in policies.itertuples()
     ]
     rows = zip(theories, policies["throughput"], policies["steps"], strict=True)
     printed["theory"] = [with_theory(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]

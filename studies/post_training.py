@@ -165,7 +165,7 @@ def run(config: Config) -> pd.DataFrame:
             rewards = reward_table(config, summary)
             tables |= {REWARDS: rewards, CURVES: _best_curves(rewards, curves)}
         write_csv(folder / results.SUMMARY, summary)
-        results.write_made(folder)
+        results.write_origin(folder)
         results.remember(folder)
         with on_a_page(folder):
             present(folder, tables, *_texts(config, clusters, tables))
