@@ -1,4 +1,4 @@
-"""What deaths of workers cost: goodput by policy and time to a loss by method, at several rates of death.
+"""What deaths of workers cost: goodput by policy and loss by method, at several rates of death.
 
 Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each the
 division of the workers' time into accepted gradients and several losses, and the remaining commits per

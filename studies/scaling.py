@@ -1,4 +1,4 @@
-"""How far synchronous SGD scales: computation against communication, layer by layer, without gradients.
+"""How far synchronous SGD scales: computing against communication, layer by layer, without gradients.
 
 The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected layers may
 be divided inside groups of nodes, which then exchange activations instead of gradients; a layer's

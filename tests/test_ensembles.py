@@ -81,7 +81,7 @@ def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted,
 
 
 def test_a_problem_has_to_predict(tmp_path):
-    says = "problem = 'quadratic': has no predictions; .*problems.custom, .* predict"
+    says = "problem = 'quadratic': has no predictions; .*problems.custom .* predict"
     with pytest.raises(InputError, match=says):
         ensembles.run(ensembles.Config(problem="quadratic", out=tmp_path / "out"))
     untested = dataclasses.replace(problems.digits(), test=None)
