@@ -518,7 +518,7 @@ def test_messages_that_are_all_of_an_update_make_downpour():
     "name", [name for name in METHODS if "optimizer" in inspect.signature(METHODS[name]).parameters]
 )
 def test_a_rate_beside_an_optimizer_is_refused(name):
-    with pytest.raises(InputError, match=r"learning_rate = 0\.1: the optimizer that is given has its own"):
+    with pytest.raises(InputError, match=r"learning_rate = 0\.1: the optimizer has its own learning rate"):
         METHODS[name](learning_rate=0.1, optimizer=optax.adam(1e-3))
     method = METHODS[name](optimizer=optax.adam(1e-3))
     assert method.hyperparameters["optimizer"] == "optax" and "learning_rate" not in method.hyperparameters
