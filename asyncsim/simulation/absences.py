@@ -4,7 +4,7 @@ A crash, or a departure, ends the life of a worker; the others count the worker 
 detected. When the worker is back, it begins a new life.
 
 With a server (`asyncsim.simulation.world`) a new life begins with the newest version: that read costs
-the way down, no way up, and a service only where reads are visits of their own. So does the read after
+the way down, no way up, and a service only where reads are separate visits. So does the read after
 a message that was given up. Without a server see `asyncsim.simulation.peers`.
 """
 

@@ -32,7 +32,7 @@ class PeriodicClock(Clock):
 
     SimPy keeps all pending events in one heap. With 100,000 workers every push and every pop walks
     through 17 levels of it, in memory that no cache holds. Here time is cut into periods. SimPy's queue
-    holds the events of the current one; those of a later period lie in a plain list until it begins.
+    holds the events of the current one; the events of a later period lie in a plain list until it begins.
     Events happen in SimPy's order: by time, then by priority, then in the order of scheduling.
 
     ``period``: length of a period, seconds. Best when some tens of events fall into one.

@@ -173,6 +173,7 @@ class Peers(ABC):
     def end_life(self, index: int, failed_by: int) -> None:
         """End a worker's life: its next event does nothing, and its computation is cancelled."""
         now = self.clock._now
+        # A scheduled event cannot be removed from the clock's queue.
         self.workers[index].callbacks = []
         self.workers[index] = Worker(self.clock, index)
         begin, end = (self.start_time[index], min(self.end_time[index], now)) if self.computing[index] else (now, now)
@@ -190,6 +191,7 @@ class Peers(ABC):
         now, away = self.clock._now, self.absences.away
         self.counted.add(index)
         self.ready_time[index] = now
+        # A peer without a row in its life may itself still be copying.
         living = [peer for peer in range(self.cluster.workers) if self._has_row[peer] and not away[peer]]
         near = [peer for peer in living if peer in self._near[index]]
         source = max(near or living, key=self.read_version.__getitem__, default=None)
@@ -220,7 +222,7 @@ class Peers(ABC):
             }
             rows |= self.causes.table()
             return trace_without_server(source, rows, taken_up, flying, open_reads, self.absences.table())
-        # A worker whose last gradient has just been applied has not begun another.
+        # A worker whose last gradient was just applied keeps its old start time: it has begun no other computation.
         started = np.full(cluster.workers, -1.0)
         started[worker] = rows["start_time"]
         open_reads = {"start_time": np.where(start > started, start, np.nan)}
@@ -312,7 +314,7 @@ class Messages(Peers):
             while box and box[0][0] <= now:
                 arrival, row, share = heappop(box)
                 messages.append((row, share, arrival))
-            messages.sort()
+            messages.sort()  # by rows, so that sums do not depend on the order of arrivals
             if self.absences is not None:
                 messages = _merged(messages)
             self._rounds[index].pop(self.applied[index] - 1 - self._behind, None)
@@ -360,12 +362,12 @@ class Messages(Peers):
             box = rounds[taker].get(number)
             if box is None:
                 box = rounds[taker][number] = [], [0.0], set() if fails else _NOBODY
-            messages, latest, came = box
+            messages, latest, senders = box
             messages.append((row, share, arrival))
             if arrival > latest[0]:
                 latest[0] = arrival
             if fails:
-                came.add(index)
+                senders.add(index)
                 self._recheck(taker)
             elif waiting[taker] == number and len(messages) == expected[taker]:
                 waiting[taker] = -1
@@ -405,7 +407,7 @@ class Messages(Peers):
             self._void.remove((index, taker, number))
             self._come_back(index, number, row, share, now)
         elif taker not in self.counted or number < self._since[taker]:
-            # Of an exchange of which the other half has come, this half is lost.
+            # The other half of this exchange has arrived: with this half as well, the sender would mix more than one.
             if self._is_exchange(index, taker, number) and taker in self._box(index, number)[2]:
                 self._lost.append((row, -1, share, now))
             else:
@@ -428,14 +430,14 @@ class Messages(Peers):
         box[2].add(index)
         box[1][0] = max(box[1][0], time)
         if self._is_exchange(index, taker, number):
-            mine = self._box(index, number)
-            arrived = [one for one in mine[0] if self._senders[one[0]].index == taker]
+            box_of_sender = self._box(index, number)
+            arrived = [one for one in box_of_sender[0] if self._senders[one[0]].index == taker]
             if arrived:
-                mine[0].remove(arrived[0])
+                box_of_sender[0].remove(arrived[0])
                 self._come_back(taker, number, *arrived[0][:2], time)
             else:
                 self._void.add((taker, index, number))
-            mine[2].add(taker)
+            box_of_sender[2].add(taker)
         self._recheck(taker)
 
     def _come_back(self, index: int, number: int, row: int, share: float, time: float) -> None:
@@ -458,19 +460,19 @@ class Messages(Peers):
 
     def _lacks(self, index: int, number: int) -> bool:
         """Return whether a message of a round will come and has not been sent."""
-        came = self._box(index, number)[2]
+        arrived = self._box(index, number)[2]
         senders = self._from[number % len(self._edges)][index]
-        return any(peer not in came and peer in self.counted and number >= self._since[peer] for peer in senders)
+        return any(peer not in arrived and peer in self.counted and number >= self._since[peer] for peer in senders)
 
     def _recheck(self, index: int) -> None:
-        """Wake a worker that waits for nobody any more."""
+        """Wake a worker whose round has no missing message."""
         number = self._waiting[index]
         if number >= 0 and not self._lacks(index, number):
             self._waiting[index] = -1
             self._wake(index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0]))
 
     def _settle(self, index: int) -> None:
-        """Settle what was sent to a worker that has died: it comes back or is lost; then release who waited."""
+        """Return the messages to a dead worker to their senders, or count them as lost; then wake waiting workers."""
         for number, row, share, _, was_before in self._undelivered[index]:
             sender = self._senders[row]
             is_lost = number < self._last[index] if self._is_exchange(sender.index, index, number) else was_before
@@ -504,6 +506,7 @@ class Messages(Peers):
         """Let a worker that is back take part from the newest round of its living neighbours on."""
         assert self.absences is not None
         if self._waits:
+            # Neighbours never send older rounds again: the worker would wait for them forever.
             rounds = [self.applied[peer] for peer in self._near[index] if not self.absences.away[peer]]
             self.applied[index] = self._since[index] = max([self.applied[index], *rounds])
         super().begin_life(index)
@@ -631,6 +634,7 @@ class Handshakes(Peers):
     def end_life(self, index: int, failed_by: int) -> None:
         """End a worker's life, which leaves its exchange."""
         super().end_life(index, failed_by)
+        # Exchanges that queued for the dead replica do not delay its next life.
         self._free[index] = self.clock._now
         self._row_partners.append(-1)
 

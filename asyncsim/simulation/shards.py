@@ -80,6 +80,7 @@ class SplitMessages(Versions):
             for missing in (self._uncommitted, self._unread, self._under_way):
                 missing[index] = self._servers
             self._taken[index] = 0
+            # All before the first departure: a part may be served at once and change its shard's version.
             for shard, _, _ in servers:
                 shard.read_version[index] = shard.last_read[index]
             for _, parts, depart in servers:
@@ -88,7 +89,7 @@ class SplitMessages(Versions):
         return fork
 
     def count_commits(self, shard: Shard) -> Callable[[tuple[Any, ...]], None]:
-        """Return the function that records the row of a part, and that of its message if the part is the last."""
+        """Return the function that records a part, and its message if the part is the last."""
         parts, messages = shard.steps.entries.extend, self.steps.entries.extend
         uncommitted, taken, gate, accepted = self._uncommitted, self._taken, self.gate, self._world.accepted.append
 
@@ -106,7 +107,7 @@ class SplitMessages(Versions):
         return record
 
     def count_reads(self, shard: Shard) -> Callable[[tuple[Any, ...]], None]:
-        """Return the function that records the read of a shard, and that of all if it is the last."""
+        """Return the function that records the read of a shard, and the whole read if the shard is the last."""
         parts, messages = shard.reads.entries.extend, self.reads.entries.extend
         unread, last_read, gate = self._unread, self.last_read, self.gate
 

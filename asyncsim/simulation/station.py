@@ -70,7 +70,7 @@ class Station:
         self._on_end: list[Callable[[Any], None]] = [self._end]
 
     def visit(self, then: Step) -> Step:
-        """Return the step that waits for the station, is served, and goes on with ``then``."""
+        """Return the step that waits for the station, is served, and continues with ``then``."""
         env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
 
         def arrive(worker: Worker) -> None:
@@ -122,7 +122,7 @@ class Station:
 
 
 class OpenStation:
-    """Serves all visits at once: nobody waits.
+    """Serves all visits at once, without a queue.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class OpenStation:
         self.arrive_time = self.serve_time = array("d", [0.0]) * workers
 
     def visit(self, then: Step) -> Step:
-        """Return the step that is served at once, and goes on with ``then``."""
+        """Return the step that is served at once, and continues with ``then``."""
         env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
 
         def arrive(worker: Worker) -> None:

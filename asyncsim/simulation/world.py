@@ -76,7 +76,7 @@ class World:
         self.start_time, self.send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
         self._visit_counts = [0] * n
         self.absences = None if self.weather is None else ServerAbsences(self, self.weather)
-        #: Whether each read is part of a commit's visit, at its instant, and has no row of its own.
+        #: Whether each read is part of a commit's visit, at its instant, and has no separate record.
         has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or self.weather
         self.reads_are_commits = not (has_own_reads or self._split)
         self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
@@ -293,7 +293,7 @@ class World:
         return commit
 
     def _read(self, shard: Shard, next_step: Step, ends_visit: bool = False) -> Step:
-        """Return the step that reads the newest version, at the end of a visit of its own if ``ends_visit``."""
+        """Return the step that reads the newest version, at the end of a separate visit if ``ends_visit``."""
         clock, gate, last_read, absences = self.clock, shard.gate, shard.last_read, self.absences
         reads: Callable[[tuple[float, ...]], None] = shard.reads.entries.extend
         if self._split is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Raised by one whenever the files change.
 FORMAT = 4
 #: The formats that can be read: 1 has no times at which messages set off, 1 and 2 have no checksum; up to 3 the
-#: rows are those of the frame, and the tables beside it are in the header.
+#: file holds the rows of the frame, and its header the tables beside it.
 _READ = (1, 2, 3, FORMAT)
 #: Columns that had other names in formats 1 and 2.
 _RENAMED = {"form_version": "push_version", "form_time": "push_time"}
@@ -115,7 +115,7 @@ def _columns(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
 
 
 def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict[str, Any]) -> "Trace":
-    """Return the trace of a file whose rows are those of the frame."""
+    """Build the trace of a file that holds the rows of the frame."""
     frame = table.replace_schema_metadata(None).to_pandas()
     if header["format"] == 1:
         frame = frame.assign(send_time=np.nan)
@@ -129,7 +129,7 @@ def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict
             columns = [*columns, *(["shard"] if name == "present" and "shard" in header[name] else [])]
             types = {column: np.int64 if column in _COUNTS else float for column in columns if column not in _NAMES}
             beside[name] = pd.DataFrame({column: header[name][column] for column in columns}).astype(types)
-    if "parts" in frame:  # those of complete messages are in lists; the header has the others
+    if "parts" in frame:  # complete messages have theirs in lists; the header has the rest
         del frame["parts"]
         lists = table["parts"].combine_chunks()
         parts = pd.DataFrame(lists.flatten().to_pylist()).assign(
@@ -174,7 +174,7 @@ def _read_table(path: Path) -> tuple[Any, bool]:
 
 
 def _checksum(content: mmap.mmap) -> tuple[int, bytes | None, bytes]:
-    """Return where a file has its checksum, if it has one, what is written there, and what should be."""
+    """Return the checksum's offset, the stored digest (None without a checksum) and the computed digest."""
     entry = content.rfind(_CHECKSUM)
     found = None if entry < 0 else _DIGITS.match(content, entry)
     if found is None:

@@ -1,8 +1,8 @@
-"""Make the rows of a trace from the record of a simulation: jobs, versions and staleness.
+"""Build the tables of a trace from the record of a simulation: jobs, versions and staleness.
 
 In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at
 time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each
-worker, tells all staleness.
+worker, determines all staleness.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def trace_of(
     commits : columns
         `STEP_RECORD`, in the order in which services ended; under failures also `FAILURE_RECORD`.
     reads : columns
-        `READ_RECORD`, in the same order, those of version 0 at time 0 included.
+        `READ_RECORD`, in the same order, with the reads of version 0 at time 0.
     present : columns
         ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit, and with several
         servers their ``shard``.
@@ -90,7 +90,7 @@ def _joined(tables: list[Columns]) -> Columns:
 def _consume(
     cluster: Cluster, commits: Columns, reads: Columns, shard: int = -1, count: int = 0
 ) -> tuple[Columns, Columns]:
-    """Return the columns of steps, or of the parts at a shard, and those of their reads, after ``count`` reads."""
+    """Return the columns of steps, or of a shard's parts, and of their reads, which follow ``count`` reads."""
     worker = commits["worker"].astype(np.int64)
     of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
     job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number

@@ -26,7 +26,7 @@ NOTHING, CRASH, LEAVE, LOSS, RESENT = range(len(FAILED_BY))
 #: The kinds of absences, of workers and of the server.
 SPELLS = ("crash", "leave", "outage")
 
-#: The tables: their columns with the default values, of a column of names the names, of which the first is the default.
+#: The columns of each table and their defaults; a column of names lists them, the default first.
 TABLES: dict[str, dict[str, Any]] = {
     "steps": {
         "worker": 0,
@@ -91,7 +91,7 @@ COLUMNS = {
     "version": "versions",
     "outcome": "",
 }
-#: The columns of the frame that are those of a read, by their names in the table of reads.
+#: The columns of a read in the frame, by their names in the table of reads.
 READ_COLUMNS = {
     "version": "read_version",
     "arrive_time": "read_arrive_time",
@@ -148,9 +148,9 @@ class Source:
     workers: int  #: how many took part, also those without a commit
     protocol: str  #: the protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server
     window: int = 1  #: local steps per commit; the most of a worker's where they differ
-    separate_reads: bool = False  #: whether reads are server visits of their own
+    separate_reads: bool = False  #: whether reads are separate server visits
     seed: int = 0  #: the seed of the random numbers
-    cluster: Cluster | None = None  #: what was simulated; None if the trace was prescribed or recorded
+    cluster: Cluster | None = None  #: the simulated cluster; None if the trace was prescribed or recorded
     #: Versions of the packages that made it.
     versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
     #: Without a server: whether messages are taken up before the gradient, ``"read"``, or when it is applied,

@@ -43,14 +43,14 @@ class Cancelled(NamedTuple):
 class Durations(NamedTuple):
     """Durations in the order in which they ended, seconds: arrays with an entry per computation, unless said."""
 
-    #: From the start of a computation until its message sets off; to its arrival where the trace does not tell that.
+    #: From the start of a computation until its message sets off; to its arrival where that time is not recorded.
     #: Completed computations only.
     compute: np.ndarray
     worker: np.ndarray  #: whose
     begin: np.ndarray  #: when it started, seconds since the start of the trace
     others: np.ndarray  #: how many others were under way at that time
     service: np.ndarray  #: per visit, with the time in which the visit waited although the server was free
-    up: np.ndarray | None  #: the way up after each computation; None where the trace does not tell it
+    up: np.ndarray | None  #: the way up after each computation; None where it is not recorded
     down: np.ndarray  #: per journey
     #: Per journey: way down and way up together, between a read visit and the write visit that follows it; None where
     #: a message is formed before it leaves.
@@ -171,14 +171,14 @@ def attended(trace: Trace) -> Trace:
     visits = _visits(trace)
     arrive, serve, end = (visits[name].to_numpy() for name in ("arrive", "serve", "end"))
     free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
-    begun = np.empty(len(visits))
-    begun[visits.index] = np.minimum(serve, np.maximum(arrive, free))
+    serve_times = np.empty(len(visits))
+    serve_times[visits.index] = np.minimum(serve, np.maximum(arrive, free))
     is_served = (trace.steps["outcome"].cat.codes < CANCELLED).to_numpy()
     tables: dict[str, pd.DataFrame] = {}
     count = int(is_served.sum())
     for name, rows, times in (
-        ("steps", np.flatnonzero(is_served), begun[:count]),
-        ("reads", trace.read_visits.index, begun[count:]),
+        ("steps", np.flatnonzero(is_served), serve_times[:count]),
+        ("reads", trace.read_visits.index, serve_times[count:]),
     ):
         table = getattr(trace, name)
         served = table["serve_time"].to_numpy(copy=True)
@@ -211,7 +211,7 @@ def deaths(trace: Trace) -> Deaths:
         names = ["worker", "read_arrive_time", "read_time", "start_time", "commit_time", "outcome"]
         rows = pd.concat([frame[names], trace.open_reads.reindex(columns=names)], ignore_index=True)
         later = rows.groupby("worker", sort=False).shift(-1)
-        # A worker that goes on from the read that it had is back when it computes again.
+        # A worker that resumes from its earlier read is back when it computes again.
         back = later["read_arrive_time"].where(later["read_arrive_time"] >= rows["commit_time"], later["start_time"])
         lost = (rows["outcome"] == "cancelled").to_numpy()
         died = list(zip(rows["worker"][lost], rows["commit_time"][lost], back[lost].fillna(np.inf), strict=True))
@@ -241,15 +241,15 @@ class Choices(NamedTuple):
 
         First in first out as well if there were fewer than 20 choices.
         """
-        known = [name for name in ("fifo", "lowest_rank") if self.agree_with(name)]
-        return known[0] if known else "random"
+        matches = [name for name in ("fifo", "lowest_rank") if self.agree_with(name)]
+        return matches[0] if matches else "random"
 
     def agree_with(self, discipline: str) -> bool:
         """Return whether a discipline explains the choices; fewer than 20 agree with any."""
         if self.total < _FEWEST_CHOICES:
             return True
-        needed = _AGREES * self.total
-        agrees = {"fifo": self.first >= needed, "lowest_rank": self.lowest >= needed}
+        threshold = _AGREES * self.total
+        agrees = {"fifo": self.first >= threshold, "lowest_rank": self.lowest >= threshold}
         return agrees.get(discipline, not any(agrees.values()))
 
     def __str__(self) -> str:
@@ -266,13 +266,13 @@ def choices(trace: Trace) -> Choices:
     by_arrival = sorted(range(len(arrive)), key=arrive.__getitem__)
     first: list[tuple[float, int]] = []
     lowest: list[tuple[int, int]] = []
-    came, counts = 0, np.zeros(3, int)
+    arrived_count, counts = 0, np.zeros(3, int)
     for visit, time in enumerate(serve):
-        while came < len(by_arrival) and time < np.inf and arrive[by_arrival[came]] < time:
-            index = by_arrival[came]
+        while arrived_count < len(by_arrival) and time < np.inf and arrive[by_arrival[arrived_count]] < time:
+            index = by_arrival[arrived_count]
             heapq.heappush(first, (arrive[index], index))
             heapq.heappush(lowest, (worker[index], index))
-            came += 1
+            arrived_count += 1
         # Visits are numbered in the order of service: those served before, and this one, are no others.
         while first and first[0][1] <= visit:
             heapq.heappop(first)
@@ -291,7 +291,7 @@ def _visits(trace: Trace) -> pd.DataFrame:
 
 def _check_times(frame: pd.DataFrame) -> None:
     tells = not frame["send_time"].isna().all()
-    for (earlier, later), what in _ORDER.items():
+    for (earlier, later), interval in _ORDER.items():
         if "send_time" in (earlier, later) and not tells:
             continue
         duration = (frame[later] - frame[earlier]).to_numpy()
@@ -299,8 +299,8 @@ def _check_times(frame: pd.DataFrame) -> None:
             if not holds.all():
                 row = int(np.argmin(holds))
                 raise InputError(
-                    f"trace: {what} from {earlier} to {later} of row {row} lasts {duration[row]} s; it {rule}: record "
-                    "all times on one clock, such as the server's"
+                    f"trace: {interval} from {earlier} to {later} of row {row} lasts {duration[row]} s; it {rule}: "
+                    "record all times on one clock, such as the server's"
                 )
 
 

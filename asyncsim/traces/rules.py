@@ -69,17 +69,17 @@ def _require(argument: str, table: pd.DataFrame, rules: _Rules) -> None:
 
 def require_spells(spells: pd.DataFrame, workers: int, rows: int) -> None:
     """Raise InputError for a spell of no worker, or between rows that a trace does not have."""
-    for column, least, most in (("worker", -1, workers - 1), ("from_row", 0, rows), ("to_row", 0, rows)):
+    for column, lowest, highest in (("worker", -1, workers - 1), ("from_row", 0, rows), ("to_row", 0, rows)):
         numbers = spells[column].dropna()
-        wrong = numbers[~numbers.between(least, most) | (numbers % 1 != 0)]
+        wrong = numbers[~numbers.between(lowest, highest) | (numbers % 1 != 0)]
         if len(wrong):
-            raise InputError(f"spells: {column} = {wrong.iloc[0]}: must be a whole number from {least} to {most}")
+            raise InputError(f"spells: {column} = {wrong.iloc[0]}: must be a whole number from {lowest} to {highest}")
 
 
 def require_references(trace: "Trace") -> None:
     """Raise InputError unless all workers, rows and reads that the tables name exist."""
     sizes = {"reads": len(trace.reads), "rows": len(trace.steps), "workers": trace.workers, "servers": trace.servers}
-    for table, column, of, least in (
+    for table, column, of, lowest in (
         ("steps", "read", "reads", 0),
         ("steps", "push_read", "reads", -1),
         ("reads", "worker", "workers", 0),
@@ -92,16 +92,16 @@ def require_references(trace: "Trace") -> None:
         ("messages", "shard", "servers", -1),
     ):
         numbers = getattr(trace, table)[column]
-        if not numbers.between(least, sizes[of] - 1).all():
-            raise InputError(f"{table}: {column} must be from {least} to {sizes[of] - 1}")
+        if not numbers.between(lowest, sizes[of] - 1).all():
+            raise InputError(f"{table}: {column} must be from {lowest} to {sizes[of] - 1}")
     require_spells(trace.absences, trace.workers, len(trace))
 
 
 def require_order(frame: pd.DataFrame) -> None:
     """Raise InputError unless the jobs of each worker come in order; a message that is sent again has several rows."""
     of_worker = frame.groupby("worker", sort=False)
-    again = "failed_by" in frame and of_worker["failed_by"].shift().eq("resent")
-    if not ((frame["job"] >= 0) & (~(of_worker["job"].diff() <= 0) | again)).all():
+    is_resent = "failed_by" in frame and of_worker["failed_by"].shift().eq("resent")
+    if not ((frame["job"] >= 0) & (~(of_worker["job"].diff() <= 0) | is_resent)).all():
         raise InputError("the jobs of a worker do not come one after the other")
 
 
@@ -175,10 +175,10 @@ def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     rows, workers = len(frame), source.workers
     version, read_version = frame["version"].to_numpy(), frame["read_version"].to_numpy()
     row, sent, weight = (taken_up[name].to_numpy() for name in taken_up)
-    worker, kept, time, partner = (frame[name].to_numpy() for name in ("worker", "kept", "commit_time", "partner"))
+    worker, shares, time, partner = (frame[name].to_numpy() for name in ("worker", "kept", "commit_time", "partner"))
     is_applied, has_failures = (frame["outcome"] == "applied").to_numpy(), "failed_by" in frame
     life = frame["incarnation"].to_numpy() if has_failures else np.zeros(rows, np.int64)
-    previous, made = previous_rows(worker, life), np.cumsum(is_applied)
+    previous, versions = previous_rows(worker, life), np.cumsum(is_applied)
 
     def everywhere(holds: np.ndarray) -> np.ndarray:
         """Return the rows all of whose messages hold."""
@@ -189,7 +189,7 @@ def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     began = frame["start_time" if source.takes_up == "read" else "commit_time"].to_numpy()
     # In recorded traces by the clocks of two machines.
     in_time = time[at] <= began[row] if source.cluster is not None else np.ones(len(row), bool)
-    once = ~pd.MultiIndex.from_arrays([worker[row], sent]).duplicated()
+    is_unique = ~pd.MultiIndex.from_arrays([worker[row], sent]).duplicated()
     # A share that nobody takes up comes back to the life that sent it.
     comes_back = has_failures & (worker[at] == worker[row]) & (life[at] == life[row])
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
@@ -205,25 +205,25 @@ def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     total += np.bincount(fly["row"], fly["weight"], rows)
     goes_on = (previous >= 0) & is_applied
     has_next = np.bincount(previous[goes_on], minlength=rows) > 0
-    total += np.bincount(previous[goes_on], kept[goes_on], rows)
-    whole = np.where(has_next, abs(total - 1) <= _ROUND_OFF, total <= 1 + _ROUND_OFF)
+    total += np.bincount(previous[goes_on], shares[goes_on], rows)
+    sums_to_one = np.where(has_next, abs(total - 1) <= _ROUND_OFF, total <= 1 + _ROUND_OFF)
     return [
         ("outcome", is_applied | (has_failures & (frame["outcome"] == "cancelled").to_numpy()), "must be 'applied'"),
-        ("version", version == made, "must be one more than that of the row before, where the row is applied"),
+        ("version", version == versions, "must be one more than that of the row before, where the row is applied"),
         (
             "read_version",
-            np.where(previous < 0, (life > 0) | (read_version == 0), read_version == made[previous]),
+            np.where(previous < 0, (life > 0) | (read_version == 0), read_version == versions[previous]),
             "must be the version of the worker's own last row",
         ),
         ("sources", everywhere(is_earlier & is_applied[at]), "must be earlier rows"),
         ("sources", everywhere((worker[at] != worker[row]) | comes_back), "must be rows of other workers"),
-        ("sources", everywhere(once | comes_back), "must be taken up only once by a worker"),
+        ("sources", everywhere(is_unique | comes_back), "must be taken up only once by a worker"),
         ("sources", is_applied | (np.bincount(row, minlength=rows) == 0), "must be empty where nothing was applied"),
         ("sources", everywhere(in_time), "must be rows that were applied before they are taken up"),
         ("weights", everywhere(share), "must be above 0 and at most 1"),
-        ("kept", (kept >= 0) & (kept <= 1 + _ROUND_OFF), "must be from 0 to 1"),
-        ("kept", (kept == 1) | (previous >= 0), "must be 1 in the first row of a worker"),
-        ("weights", whole, "are of rows of which more, or less, than all is taken up, kept or in flight"),
+        ("kept", (shares >= 0) & (shares <= 1 + _ROUND_OFF), "must be from 0 to 1"),
+        ("kept", (shares == 1) | (previous >= 0), "must be 1 in the first row of a worker"),
+        ("weights", sums_to_one, "are of rows of which more, or less, than all is taken up, kept or in flight"),
         ("partner", (partner >= -1) & (partner < workers), f"must be a worker from 0 to {workers - 1}, or -1 for none"),
         ("partner", partner != worker, "must be another worker"),
     ]  # fmt: skip

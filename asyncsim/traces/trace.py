@@ -78,7 +78,7 @@ class Trace:
             When the computation began.
         ``send_time``
             When it was done and its message set off; with separate read_then_write visits, its request to read. Of a
-            cancelled computation when it was stopped. Not a number in recorded traces that do not tell it.
+            cancelled computation when it was stopped. Not a number where it was not recorded.
         ``push_version``, ``push_time``
             The central version with which the message was formed, and when that was read: the version
             before the commit, at ``commit_time``; but with separate read_then_write visits that of the
@@ -91,7 +91,7 @@ class Trace:
         ``version``
             The version after the commit.
         ``outcome``
-            ``"applied"``: this message made a version, of what was buffered and its own. ``"buffered"``: it goes into
+            ``"applied"``: this message completed a version, with the buffered messages. ``"buffered"``: it goes into
             the next version. ``"discarded"``: served, and of no effect. ``"cancelled"``: a computation that was
             stopped, and no message at all.
 
@@ -110,7 +110,7 @@ class Trace:
             Which share of its own last state the worker kept when it sent the rest, after its own last row; 1 in its
             first row.
         ``partner``
-            With whom the worker averaged when this gradient was applied; -1: with nobody.
+            The worker with which it averaged when this gradient was applied; -1: none.
 
         With failures, ``sources`` may have an earlier row of the same worker: a share that came back, as nobody took
         it up. The first row of a worker that was away has as ``read_version`` the version whose replica it copied (0:
@@ -196,40 +196,40 @@ class Trace:
 
     @functools.cached_property
     def accepted(self) -> "Trace":
-        """The messages that the server accepted, applied or buffered, counted anew: what a replay computes.
+        """The messages that the server accepted, applied or buffered, renumbered: the gradients of a replay.
 
         A message after which a death completed a version has made it.
         """
         outcome = self.steps["outcome"].cat.codes.to_numpy()
-        kept, messages = outcome <= BUFFERED, self.messages
+        is_accepted, messages = outcome <= BUFFERED, self.messages
         is_whole = messages["shard"] < 0  # a part may make a version of its shard alone
-        made = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
-        by_death = made[(made >= 0) & (outcome[made] == BUFFERED)]
-        if kept.all() and not len(by_death):
+        completed = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
+        by_death = completed[(completed >= 0) & (outcome[completed] == BUFFERED)]
+        if is_accepted.all() and not len(by_death):
             return self
         version, outcome = self.steps["version"].to_numpy(copy=True), outcome.copy()
         version[by_death] += 1
         outcome[by_death] = APPLIED
         steps = self.steps.assign(version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES))
-        rows = np.concatenate([[0], np.cumsum(kept)])
-        place = np.append(np.where(kept, rows[:-1], -1), -1)
+        rows = np.concatenate([[0], np.cumsum(is_accepted)])
+        place = np.append(np.where(is_accepted, rows[:-1], -1), -1)
         messages = messages.assign(**{name: place[messages[name]] for name in ("step", "by")})
         absences = self.absences.copy()
         for name in ("from_row", "to_row"):
-            known = absences[name].notna()
-            absences.loc[known, name] = rows[absences.loc[known, name].astype(int)]
+            is_known = absences[name].notna()
+            absences.loc[is_known, name] = rows[absences.loc[is_known, name].astype(int)]
         absences.loc[absences["worker"] >= 0, "version"] = -1
         reads = self.reads
         if self.protocol == GOSSIP:  # cancelled computations have not consumed the replicas that they began from
             is_open = reads["is_open"].to_numpy(copy=True)
-            is_open[self.steps["read"][~kept]] = True
+            is_open[self.steps["read"][~is_accepted]] = True
             reads = reads.assign(is_open=is_open)
-        steps = steps[kept].reset_index(drop=True)
+        steps = steps[is_accepted].reset_index(drop=True)
         return Trace(self.source, steps, reads, messages, absences, self.rollouts)
 
     @functools.cached_property
     def has_failures(self) -> bool:
-        """Whether the cluster has failures, or the record tells of one."""
+        """Whether the cluster has failures, or the trace records one."""
         if self.cluster is not None and self.cluster.failures:
             return True
         return len(self.absences) > 0 or bool((self.steps["failed_by"] != "nothing").any())
@@ -290,7 +290,7 @@ class Trace:
 
     @property
     def read_visits(self) -> pd.DataFrame:
-        """The reads that were visits of their own, consumed or not, as rows of `reads`.
+        """The reads that were separate visits, consumed or not, as rows of `reads`.
 
         None of exchanges, and not the first of a worker, which no server served.
         """
@@ -328,9 +328,9 @@ class Trace:
     def taken_up(self) -> pd.DataFrame:
         """The messages between workers that rows took up, in order: ``row``, ``source`` and ``weight``."""
         messages = self.messages
-        taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0)]
+        messages_taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0)]
         names = {"by": "row", "step": "source", "weight": "weight"}
-        return taken[[*names]].set_axis([*names.values()], axis=1).reset_index(drop=True)
+        return messages_taken[[*names]].set_axis([*names.values()], axis=1).reset_index(drop=True)
 
     @functools.cached_property
     def kept_after(self) -> np.ndarray:
@@ -404,8 +404,7 @@ class Trace:
 
         Without locks a read takes time. One that is made in ``read_blocks`` is spread evenly over its service: block
         ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the last one at its end. A block
-        shows what was committed by then. The blocks are of consecutive parameters, as many in each; the last ones have
-        what is left.
+        shows the commits by then. The blocks hold consecutive parameters, equally many; the last ones hold the rest.
 
         Returns
         -------
@@ -425,10 +424,10 @@ class Trace:
         column = {name: self.frame[name].to_numpy() for name in ("read_serve_time", "read_time", "read_version")}
         begin, end, last = (values[:, None] for values in column.values())
         parts = np.arange(1, self.read_blocks + 1) / self.read_blocks
-        made = np.searchsorted(self.frame["commit_time"].to_numpy(), begin + parts * (end - begin), side="right")
-        seen = np.minimum(np.r_[0, self.frame["version"].to_numpy()][made], last)
-        seen[:, -1] = column["read_version"]
-        return seen
+        commits = np.searchsorted(self.frame["commit_time"].to_numpy(), begin + parts * (end - begin), side="right")
+        versions = np.minimum(np.r_[0, self.frame["version"].to_numpy()][commits], last)
+        versions[:, -1] = column["read_version"]
+        return versions
 
     @property
     def samples(self) -> pd.DataFrame:

@@ -1,6 +1,6 @@
-"""A trace in a few numbers, and what its workers do when: staleness, shares, throughput, and how busy the server was.
+"""Summaries of a trace: staleness, shares, throughput, the phases of its workers, and the load of the server.
 
-Commits are the messages that the server took up; what it discarded and what was cancelled is counted apart.
+Commits are the messages that the server took up; discarded messages and cancelled computations are counted separately.
 
 The beginning of a run is unlike the rest: all workers read version 0 at once, and a queue has yet to
 form. So the first commits are left out, by default as many as there are workers (every gradient
@@ -62,7 +62,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
         - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``, ``held_share``,
           ``returning_share``, ``away_share``: parts of the workers' time, as `Phases` tells them apart; together the
-          whole of a simulated trace. Sending counts as computing where the trace does not tell when messages set off.
+          whole of a simulated trace. Sending counts as computing where departures are not recorded.
         - ``lost_time_share``: part of the workers' time in which they computed and nothing came of it.
         - ``counted_share``: the goodput, part of the workers' time that went into gradients that counted, or may still
           count. What the rest was lost to: ``lost_to_waiting`` (at the server, being served, or held by the policy),
@@ -80,7 +80,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
 
         With several servers the staleness is over the parts of messages, and the last four are means over servers, and
         the largest queue; see `per_shard` for each. Shares of time follow the last part of each message; they are nan
-        where reads are visits of their own, as `phases` does not know them.
+        where reads are separate visits, for which `phases` is undefined.
 
         Without a server these end with ``computing_share`` and ``waiting_share``, the rest of the workers' time: for
         messages of others, for a partner, and for the exchange with it; there is no ``staleness_mean_over_workers``.
@@ -119,11 +119,11 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         del numbers["staleness_mean_over_workers"]
         return numbers | _messages(trace, warm_up, begin, end)
     rows, version = _measured(trace, warm_up)["outcome"], accepted["version"]
-    made = {
+    outcomes = {
         "versions": int(version.iloc[-1] - (version.iloc[warm_up - 1] if warm_up else 0)),
         **{f"{outcome}_share": float((rows == outcome).sum() / len(rows)) for outcome in ("discarded", "cancelled")},
     }
-    return numbers | _time(trace, begin, end) | made | _server(trace, begin, end)
+    return numbers | _time(trace, begin, end) | outcomes | _server(trace, begin, end)
 
 
 def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
@@ -211,11 +211,11 @@ def queue(trace: "Trace") -> pd.DataFrame:
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
     if trace.protocol == GOSSIP:
-        begun, ended = flights(trace)
+        begins, ends = flights(trace)
     else:
-        begun = np.concatenate([trace.visits["arrive"], trace.present["arrive_time"]])
-        ended = trace.visits["end"].to_numpy()
-    time, in_system = _steps(begun, ended)
+        begins = np.concatenate([trace.visits["arrive"], trace.present["arrive_time"]])
+        ends = trace.visits["end"].to_numpy()
+    time, in_system = _steps(begins, ends)
     return pd.DataFrame({"time": time, "in_system": in_system})
 
 
@@ -241,20 +241,20 @@ def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]
 
 
 def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
-    arrived, begun, ended = visits[["arrive", "serve", "end"]].to_numpy().T
+    arrived_at, served_at, ended_at = visits[["arrive", "serve", "end"]].to_numpy().T
     late = present["arrive_time"].to_numpy()
-    arrive, lock_free = np.concatenate([arrived, late]), trace.discipline == "lock_free"
+    arrive, lock_free = np.concatenate([arrived_at, late]), trace.discipline == "lock_free"
     # All that are present without locks are in service; elsewhere it is not recorded which of them is.
-    serve = np.concatenate([begun, late if lock_free else np.full(len(late), end)])
-    served = _overlap(begun, ended, begin, end)
+    serve = np.concatenate([served_at, late if lock_free else np.full(len(late), end)])
+    served = _overlap(served_at, ended_at, begin, end)
     if lock_free:
         served += _overlap(late, np.full(len(late), end), begin, end)
-    measured = ended > begin
+    in_interval = ended_at > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     return {
         "utilisation": _ratio(served, end - begin),
-        "wait_mean": float((begun - arrived)[measured].mean()) if measured.any() else np.nan,
+        "wait_mean": float((served_at - arrived_at)[in_interval].mean()) if in_interval.any() else np.nan,
         "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
         "queue_max": int(waiting[last_before:].max()),
     }
@@ -266,10 +266,10 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
         shares = [*Phases._fields, "lost_time", "counted"]
         return dict.fromkeys([*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)], np.nan)
-    whole, rows = trace.workers * (end - begin), computations(trace)[["worker", "start_time", "until"]]
+    capacity, rows = trace.workers * (end - begin), computations(trace)[["worker", "start_time", "until"]]
 
     def share(table: pd.DataFrame) -> float:
-        return _ratio(_overlap(table["begin"], table["end"], begin, end), whole)
+        return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)
 
     part = {phase: share(table) for phase, table in phases(trace, range(trace.workers))._asdict().items()}
     rows = rows.set_axis(["worker", "begin", "end"], axis=1)
@@ -309,18 +309,18 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
     lost, times = trace.frame[trace.frame["outcome"] == "cancelled"], phases(trace, range(trace.workers))
     has_failures, trace = trace.has_failures, trace.accepted
     row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
-    (departed, taken), in_flight = flights(trace), arriving(trace)
+    (departed, taken_times), in_flight = flights(trace), arriving(trace)
 
     def share(begun: Any, ended: Any) -> float:
         """Return the part of the workers' time that intervals take; by clocks of several machines it may exceed one."""
         return float(np.minimum(_ratio(_overlap(begun, ended, begin, end), trace.workers * (end - begin)), 1.0))
 
-    computed, gone = (share(table["begin"], table["end"]) for table in (times.computing, times.away))
-    flying = _overlap(departed, np.concatenate([taken, np.full(len(in_flight), end)]), begin, end)
+    computed, away_share = (share(table["begin"], table["end"]) for table in (times.computing, times.away))
+    flying = _overlap(departed, np.concatenate([taken_times, np.full(len(in_flight), end)]), begin, end)
     late, rows = row >= warm_up, trace.steps.iloc[warm_up:]
     numbers = {
         "computing_share": computed,
-        "waiting_share": 1 - computed - gone,
+        "waiting_share": 1 - computed - away_share,
         "messages_mean": float((late.sum() + (rows["partner"] >= 0).sum()) / len(rows)),
         "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
         "in_flight_mean": _ratio(flying, end - begin),
@@ -331,11 +331,11 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
         return numbers
     in_vain, count = share(lost["start_time"], lost["send_time"]), int((lost["commit_time"] > begin).sum())
     return numbers | {
-        "away_share": gone,
+        "away_share": away_share,
         "cancelled_share": count / (count + len(rows)),
         "counted_share": computed - in_vain,
-        "lost_to_waiting": 1 - computed - gone,
-        "lost_to_failed": in_vain + gone,
+        "lost_to_waiting": 1 - computed - away_share,
+        "lost_to_failed": in_vain + away_share,
     }
 
 
@@ -347,8 +347,8 @@ def arriving(trace: "Trace") -> pd.DataFrame:
 def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
     """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
     taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
-    taken = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
-    return times[np.append(taken_up["source"], arriving(trace)["row"])], taken
+    taken_times = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
+    return times[np.append(taken_up["source"], arriving(trace)["row"])], taken_times
 
 
 def push_weights(trace: "Trace") -> np.ndarray:
@@ -358,11 +358,11 @@ def push_weights(trace: "Trace") -> np.ndarray:
     takes what its worker keeps and what the worker was sent, and each new life begins with 1.
     """
     frame, weights = trace.frame, np.ones(len(trace.frame))
-    kept = frame["kept"].to_numpy()
+    keeps = frame["kept"].to_numpy()
     before = previous_rows(*(trace.steps[name].to_numpy() for name in ("worker", "incarnation")))
     for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
         last = weights[before[row]] if before[row] >= 0 else 1.0
-        weights[row] = kept[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
+        weights[row] = keeps[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
     return weights
 
 
@@ -375,7 +375,7 @@ def waits(trace: "Trace") -> np.ndarray:
     blamed = frame["partner"].to_numpy(copy=True)
     last = trace.taken_up.groupby("row")["source"].max()  # rows are in the order of time
     blamed[last.index] = worker[last]
-    blames = (blamed >= 0) & (blamed != worker)  # a share that came back is nobody's
+    blames = (blamed >= 0) & (blamed != worker)  # a returned share blames no worker
     seconds = np.zeros((trace.workers, trace.workers))
     np.add.at(seconds, (worker[blames], blamed[blames]), _waited(frame).to_numpy()[blames])
     return seconds
@@ -383,9 +383,9 @@ def waits(trace: "Trace") -> np.ndarray:
 
 def _waited(frame: pd.DataFrame) -> pd.Series:
     """Return for how long each row's worker waited for others, before its computation and after it (s)."""
-    done = frame["send_time"].fillna(frame["commit_time"])
+    finish_time = frame["send_time"].fillna(frame["commit_time"])
     waited_first = (frame["start_time"] - frame["read_arrive_time"]).clip(lower=0)  # by clocks that may differ
-    return waited_first + frame["commit_time"] - done
+    return waited_first + frame["commit_time"] - finish_time
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -396,10 +396,10 @@ def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return time, np.cumsum(np.bincount(position, weights=changes)).astype(np.int64)
 
 
-def _overlap(start: Any, stop: Any, begin: float, end: float) -> float:
+def _overlap(begins: Any, ends: Any, begin: float, end: float) -> float:
     """Return the total length of the intervals within one."""
-    start, stop = np.asarray(start), np.asarray(stop)
-    return float(np.maximum(np.minimum(stop, end) - np.maximum(start, begin), 0.0).sum())
+    begins, ends = np.asarray(begins), np.asarray(ends)
+    return float(np.maximum(np.minimum(ends, end) - np.maximum(begins, begin), 0.0).sum())
 
 
 def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
@@ -417,7 +417,7 @@ def _ratio(part: float, whole: float) -> float:
 class Phases(NamedTuple):
     """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
 
-    computing: pd.DataFrame  #: until the message sets off; where the trace does not tell when it did, to its arrival
+    computing: pd.DataFrame  #: until the message sets off; to its arrival where its departure is not recorded
     #: A message is on its way to the server, or waits for a link; with separate read_then_write visits the request to
     #: read, and after that visit both ways between the two.
     sending: pd.DataFrame
@@ -459,10 +459,10 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
     )
     present = present.groupby("worker", as_index=False)["arrive_time"].max()
-    worker, none = frame["worker"], _table([])
+    worker, empty = frame["worker"], _table([])
     if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
         under_way = open_reads[open_reads["read_time"] <= last]
-        others = [
+        waits = [
             (worker, frame["read_arrive_time"], frame["start_time"]),
             (worker, frame["send_time"], frame["commit_time"]),
             (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
@@ -471,15 +471,15 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
         absences = trace.spells[trace.spells["worker"].isin(workers)]
         away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
-        return Phases(_table(computing), none, none, none, _table(others), none, away)
+        return Phases(_table(computing), empty, empty, empty, _table(waits), empty, away)
     # When the server let go of the worker before each computation.
     ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
     follows = (frame["job"] > 0).to_numpy()
     way = float(np.median((frame["start_time"].to_numpy() - ready)[follows])) if follows.any() else 0.0
     unfinished = _unfinished(frame, open_reads, present, way, last)
-    still = (present["worker"], present["arrive_time"], np.full(len(present), last))
+    unserved = (present["worker"], present["arrive_time"], np.full(len(present), last))
     nobody_waits = trace.discipline == "lock_free"  # but is being served
-    held, away = _table(_let_wait(trace, frame, open_reads, present, last)), none
+    held, away = _table(_let_wait(trace, frame, open_reads, present, last)), empty
     if trace.has_failures:
         held, away = _without_absences(trace, held[held["worker"].isin(workers)], last)
     return Phases(
@@ -495,14 +495,14 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
             [
                 (worker, frame["arrive_time"], frame["serve_time"]),
                 (reads["worker"], reads["arrive_time"], reads["serve_time"]),
-                *([] if nobody_waits else [still]),
+                *([] if nobody_waits else [unserved]),
             ]
         ),
         served=_table(
             [
                 (worker, frame["serve_time"], frame["commit_time"]),
                 (reads["worker"], reads["serve_time"], reads["time"]),
-                *([still] if nobody_waits else []),
+                *([unserved] if nobody_waits else []),
             ]
         ),
         held=held,
@@ -514,18 +514,18 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
 def computations(trace: "Trace") -> pd.DataFrame:
     """Return the frame of a trace with the end of each computation, ``until``, and the visits that followed it.
 
-    ``asked`` is when its first message arrived: the end of the computation where the trace does not tell it. ``pulled``
+    ``asked`` is when its first message arrived: the end of the computation where that is not recorded. ``pulled``
     is when its worker had read before its message was formed, where that was a visit of its own.
     """
     frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
     if (push_read < 0).all():
-        pulled, asked = np.full(len(frame), np.nan), frame["arrive_time"]
+        pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
     else:
-        arrive, pulled = (trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time"))
+        arrive, pull_time = (trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time"))
         # The next read of a computation that was stopped comes after it.
-        unread = (push_read < 0) | (pulled > frame["commit_time"].to_numpy())
-        pulled, asked = np.where(unread, np.nan, pulled), frame["arrive_time"].where(unread, arrive)
-    return frame.assign(pulled=pulled, asked=asked, until=frame["send_time"].fillna(asked))
+        unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
+        pull_time, request_time = np.where(unread, np.nan, pull_time), frame["arrive_time"].where(unread, arrive)
+    return frame.assign(pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time))
 
 
 def _let_wait(
@@ -540,11 +540,11 @@ def _let_wait(
     follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
     # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.
     arrived = present.set_index("worker")["arrive_time"]
-    still = served.groupby("worker")["commit_time"].last()
-    still = still[~still.index.isin(open_reads["worker"])]
+    unanswered = served.groupby("worker")["commit_time"].last()
+    unanswered = unanswered[~unanswered.index.isin(open_reads["worker"])]
     waits = [
         (follows["worker"], follows["commit_time"], follows["answered"]),
-        (still.index, still, arrived.reindex(still.index).fillna(last)),
+        (unanswered.index, unanswered, arrived.reindex(unanswered.index).fillna(last)),
     ]
     if trace.has_failures:  # until a worker joins; its first read may still wait at the server
         first = reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
@@ -556,20 +556,20 @@ def _let_wait(
 def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Cut intervals between a worker's visits into those in which it was let wait, and those in which it was away."""
     absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
-    own = {worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")}
+    spells_of_worker = {worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")}
     held, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
-        spells = own.get(worker, np.zeros((0, 2)))
-        for gone, back in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
-            if gone >= end:
+        spells = spells_of_worker.get(worker, np.zeros((0, 2)))
+        for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
+            if spell_begin >= end:
                 break
-            if back > begin:
-                held.append((worker, begin, gone))
-                away.append((worker, max(begin, gone), min(end, back)))
-                begin = min(end, back)
+            if spell_end > begin:
+                held.append((worker, begin, spell_begin))
+                away.append((worker, max(begin, spell_begin), min(end, spell_end)))
+                begin = min(end, spell_end)
         held.append((worker, begin, end))
-    found = [_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held, away)]
-    return found[0], found[1]
+    tables = [_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held, away)]
+    return tables[0], tables[1]
 
 
 def _unfinished(
@@ -594,7 +594,7 @@ def _unfinished(
 
 def _table(parts: list[tuple]) -> pd.DataFrame:
     """Return the intervals of some duration of (worker, begin, end)."""
-    none = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    worker, begin, end = (np.concatenate([np.asarray(part[i]) for part in (*parts, none)]) for i in range(3))
+    empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+    worker, begin, end = (np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3))
     lasting = end > begin
     return pd.DataFrame({"worker": worker[lasting], "begin": begin[lasting], "end": end[lasting]})

@@ -135,15 +135,16 @@ def recorded(
     begin = require_number("begin", begin)
     if workers is None:
         workers = _count_workers(_numbers("visits", commits, "worker"))
-    # Only what a visit is, not how long it takes.
+    # The form of a visit, not its duration.
     form = Cluster(workers, Constant(1.0), window=window, protocol=protocol, exclusive=exclusive)
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
     waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
     last = float(commits["commit_time"].max())
-    once = ~waiting["worker"].duplicated().to_numpy()
-    _require("present", waiting, "worker", once, "must be there once: nobody waits twice")
-    there = (waiting["arrive_time"] <= last).to_numpy()
-    _require("present", waiting, "arrive_time", there, f"must not be after the last commit, at {last:g} from the begin")
+    is_unique = ~waiting["worker"].duplicated().to_numpy()
+    _require("present", waiting, "worker", is_unique, "must be there once: nobody waits twice")
+    in_trace = (waiting["arrive_time"] <= last).to_numpy()
+    rule = f"must not be after the last commit, at {last:g} from the begin"
+    _require("present", waiting, "arrive_time", in_trace, rule)
     made_by = _columns(commits, COMMIT_RECORD)
     for name in optional:
         made_by.setdefault(name, np.full(len(commits), np.nan))
@@ -252,14 +253,14 @@ def _recorded_without_server(
     ordered["local_steps"] = window
     ordered["partner"] = [partner[row] for row in place]
     ordered["kept"] = ordered["kept"].astype(float)
-    taken = [
+    messages = [
         (place[sent], by, weight)
         for row, by in place.items()
         for sent, weight in zip(earlier[row], weights[row], strict=True)
     ]
     source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
-    needed = ("source", "taker", "weight")
-    flying = _table("in_flight", {name: [] for name in needed} if in_flight is None else in_flight, needed)
+    names = ("source", "taker", "weight")
+    flying = _table("in_flight", {name: [] for name in names} if in_flight is None else in_flight, names)
     arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
     fly = {
         "step": [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])],
@@ -267,7 +268,7 @@ def _recorded_without_server(
         "weight": _numbers("in_flight", flying, "weight"),
         "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else arrives,
     }
-    taken_up = dict(zip(("step", "by", "weight"), np.array(taken, float).reshape(-1, 3).T, strict=True))
+    taken_up = dict(zip(("step", "by", "weight"), np.array(messages, float).reshape(-1, 3).T, strict=True))
     columns = {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD}
     trace = trace_without_server(source, columns, taken_up, fly, {"start_time": np.full(count, np.nan)})
     require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
@@ -308,18 +309,18 @@ def _side_table(argument: str, rows: Any, needed: tuple[str, ...], begin: float,
 
 def _in_order(argument: str, table: pd.DataFrame, times: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
     """Return the rows in the order in which they were served, their times counted from the begin."""
-    there = [name for name in times if name in table]
+    listed = [name for name in times if name in table]
     table = table.assign(worker=_numbers(argument, table, "worker"))
-    table = table.assign(**{name: _numbers(argument, table, name) - begin for name in there})
+    table = table.assign(**{name: _numbers(argument, table, name) - begin for name in listed})
     worker = table["worker"]
-    whole = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
-    _require(argument, table, "worker", whole.to_numpy(), f"must be a whole number from 0 to {workers - 1}")
-    first = (table[there[0]] >= 0).to_numpy()
-    _require(argument, table, there[0], first, f"must not be before the begin, {begin!r}; both are shown less that")
-    for earlier, later in itertools.pairwise(there):
+    is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
+    _require(argument, table, "worker", is_valid.to_numpy(), f"must be a whole number from 0 to {workers - 1}")
+    first = (table[listed[0]] >= 0).to_numpy()
+    _require(argument, table, listed[0], first, f"must not be before the begin, {begin!r}; both are shown less that")
+    for earlier, later in itertools.pairwise(listed):
         rule = f"must not be before {earlier}; {_CLOCK}"
         _require(argument, table, later, (table[later] >= table[earlier]).to_numpy(), rule)
-    return table.astype({"worker": np.int64}).sort_values(there[-1], kind="stable").reset_index(drop=True)
+    return table.astype({"worker": np.int64}).sort_values(listed[-1], kind="stable").reset_index(drop=True)
 
 
 def _columns(table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -348,34 +349,34 @@ def _applied(commits: pd.DataFrame) -> np.ndarray:
     """Return which rows were applied and not cancelled, ``[rows]``."""
     if "outcome" not in commits:
         return np.ones(len(commits), bool)
-    given = commits["outcome"].astype(str)
-    known = given.isin(["applied", "cancelled"]).to_numpy()
-    _require("visits", commits, "outcome", known, "must be 'applied' or 'cancelled'")
-    return (given == "applied").to_numpy()
+    outcome = commits["outcome"].astype(str)
+    is_known = outcome.isin(["applied", "cancelled"]).to_numpy()
+    _require("visits", commits, "outcome", is_known, "must be 'applied' or 'cancelled'")
+    return (outcome == "applied").to_numpy()
 
 
 def _read_versions(form: Cluster, reads: pd.DataFrame, made: pd.DataFrame) -> np.ndarray:
     """Return the versions read, counted by the times of the commits that ``made`` them, ``[reads]``.
 
-    Where a read and a commit share a clock's reading, what is given says which came first; else the commit did, or in
-    one visit with the read first, the read. The worker's own commit in the same visit came when the protocol says.
+    Where a read and a commit share a clock's reading, ``read_version`` says which came first; else the commit did, or
+    in one visit with the read first, the read. The worker's own commit in the same visit came when the protocol says.
     """
     times = made["commit_time"].to_numpy()
-    least, most = (np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right"))
+    lowest, highest = (np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right"))
     before_own = form.protocol == "read_then_write" and not form.separate_reads
-    counted = least if before_own else most
+    counted = lowest if before_own else highest
     if not form.separate_reads:
         visits = set(zip(made["worker"], made["commit_time"], strict=True))
-        own = np.array([visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)], int)
-        least, most = (least, most - own) if before_own else (least + own, most)
+        is_own = np.array([visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)], int)
+        lowest, highest = (lowest, highest - is_own) if before_own else (lowest + is_own, highest)
     if "read_version" in reads:
-        given = _numbers("reads", reads, "read_version")
-        agrees = (least <= given) & (given <= most) & (given % 1 == 0)
+        stated = _numbers("reads", reads, "read_version")
+        agrees = (lowest <= stated) & (stated <= highest) & (stated % 1 == 0)
         first = int(np.argmin(agrees))
-        known = " or ".join(map(str, dict.fromkeys((least[first], most[first]))))
-        rule = f"must be {known}, the number of commits by read_time; correct it or leave it out"
+        choices = " or ".join(map(str, dict.fromkeys((lowest[first], highest[first]))))
+        rule = f"must be {choices}, the number of commits by read_time; correct it or leave it out"
         _require("reads", reads, "read_version", agrees, rule)
-        counted = given
+        counted = stated
     return counted.astype(np.float64)
 
 
@@ -383,24 +384,24 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
     """Raise InputError unless every job has its read, and no worker read twice for one."""
     jobs, reads = (np.bincount(rows, minlength=form.workers) for rows in (worker, reader))
     # The first job computes from version 0. With the pull before its commit a job needs the next read as well.
-    least = jobs if form.separate_reads and form.protocol == "read_then_write" else np.maximum(jobs - 1, 0)
-    wrong = (reads < least) | (reads > least + 1)
+    lowest = jobs if form.separate_reads and form.protocol == "read_then_write" else np.maximum(jobs - 1, 0)
+    wrong = (reads < lowest) | (reads > lowest + 1)
     if wrong.any():
         index = int(np.argmax(wrong))
         raise InputError(
             f"reads: worker {index} has {reads[index]} for its {jobs[index]} computations; with protocol "
-            f"{form.protocol!r} it must have {least[index]} or {least[index] + 1}, the first of version 0 not counted"
+            f"{form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the first of version 0 not counted"
         )
 
 
-def _check_counted(given: pd.DataFrame, frame: pd.DataFrame) -> None:
+def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
     """Raise InputError if a computation begins before its read, or a given column says something else."""
     late = (frame["start_time"] >= frame["read_time"]).to_numpy()
     rule = f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
-    _require("visits", given.assign(start_time=frame["start_time"]), "start_time", late, rule)
+    _require("visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule)
     for name in _COUNTED:
-        if name in given:
+        if name in visits:
             counted = frame[name].to_numpy()
-            agrees = (given[name] == counted).to_numpy()
+            agrees = (visits[name] == counted).to_numpy()
             rule = f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or leave it out"
-            _require("visits", given, name, agrees, rule)
+            _require("visits", visits, name, agrees, rule)
