@@ -179,6 +179,7 @@ BAD = {
     "global_every": [0, -1, 2.5, "often", None],
     "policy": ["buffred(10)", "buffered(0)", 3],
     "f": [-1, 2.5, "few", True, None],
+    "radius": [0, -1, math.nan, math.inf, "wide"],
     "count": [0, 2.5, -1, "few", True, None],
     "trusted": [-1, 2.5, "first", True],
     "epsilon": [-0.1, math.nan, math.inf, "small", None],

@@ -120,13 +120,16 @@ def commit_mean(
     if method.honest is None:
         step = gained.vector
         return Applied(central + step / jnp.asarray(visit.workers, step.dtype), server, memory)
-    return Applied(*gain(central, server, gained), memory)
+    return Applied(*gain(method, central, server, gained), memory)
 
 
-def gain(central: Array, total: Array, mass: Mass) -> tuple[Array, Array]:
+def gain(method: Method, central: Array, total: Array, mass: Mass) -> tuple[Array, Array]:
     """Add a mass to a weighted mean; return the mean, which stays where nothing is left, and its weight."""
     total = total + mass.weight
-    lasts = jnp.abs(total) > _NOTHING  # flipped weights may be negative
+    assert method.honest is not None
+    # Messages of Byzantine workers may have negative weights.
+    size = total if all(method.honest) else jnp.abs(total)
+    lasts = size > _NOTHING
     step = (mass.vector - mass.weight[..., None] * central) / jnp.where(lasts, total, 1)[..., None]
     return jnp.where(lasts[..., None], central + step, central), jnp.where(lasts, total, jnp.zeros_like(total))
 

@@ -17,15 +17,16 @@ from asyncsim.replays.local import Parts
 from asyncsim.replays.state import ReplayState
 
 
-def lose_message(state: ReplayState, slot: Array, share: Array) -> ReplayState:
+def lose_message(method: Method, state: ReplayState, slot: Array, share: Array) -> ReplayState:
     """Take a share of a message that waits in a slot out of the mean."""
-    return _gain(state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf[slot], state.messages.mass))
+    lost = jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf[slot], state.messages.mass)
+    return _gain(method, state, lost)
 
 
 def lose_worker(method: Method, state: ReplayState, worker: Array, share: Array) -> ReplayState:
     """Take the share that a worker has kept of its last message, or its replica, out of the mean."""
     mass = honest_part(method, _mass(method, state, worker), worker)
-    return _gain(state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass))
+    return _gain(method, state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass))
 
 
 def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array, initial: Array) -> ReplayState:
@@ -46,7 +47,7 @@ def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array
         **{name: write(getattr(state.workers, name), getattr(row, name)) for name in ("method", "learner", "memory")}
     )
     read = state.read if method.mix is not None else state.read.at[worker].set(replica)
-    return _gain(state._replace(workers=workers, read=read), honest_part(method, mass, worker))
+    return _gain(method, state._replace(workers=workers, read=read), honest_part(method, mass, worker))
 
 
 def _mass(method: Method, state: ReplayState, worker: Array) -> Mass:
@@ -57,6 +58,6 @@ def _mass(method: Method, state: ReplayState, worker: Array) -> Mass:
     return Mass(replica, jnp.ones(replica.shape[:-1], replica.dtype))
 
 
-def _gain(state: ReplayState, mass: Mass) -> ReplayState:
-    central, total = gain(state.central, state.server, mass)
+def _gain(method: Method, state: ReplayState, mass: Mass) -> ReplayState:
+    central, total = gain(method, state.central, state.server, mass)
     return state._replace(central=central, server=total)

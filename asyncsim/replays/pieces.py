@@ -70,7 +70,9 @@ class InPieces:
         #: From the state (used up), the training data, the constants of the run, some planned pieces and how many of
         #: them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         self.advance = jax.jit(advance, donate_argnums=0)
-        self._lose_message = jax.jit(lose_message, donate_argnums=0)
+
+        def drop_message(state: ReplayState, *given: Any) -> ReplayState:
+            return lose_message(parts(given[0]).method, state, *given[1:])
 
         def end_life(state: ReplayState, *given: Any) -> ReplayState:
             return lose_worker(parts(given[0]).method, state, *given[1:])
@@ -78,7 +80,9 @@ class InPieces:
         def begin_life(state: ReplayState, *given: Any) -> ReplayState:
             return return_worker(parts(given[0]), state, *given[1:])
 
-        self._end_life, self._begin_life = (jax.jit(one, donate_argnums=0) for one in (end_life, begin_life))
+        self._lose_message, self._end_life, self._begin_life = (
+            jax.jit(function, donate_argnums=0) for function in (drop_message, end_life, begin_life)
+        )
 
     def initial_state(self, numbers: Any, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
         """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
@@ -111,7 +115,7 @@ class InPieces:
         ``initial`` is the initial replica.
         """
         if change.kind == "message":
-            state = self._lose_message(state, change.place, change.share)
+            state = self._lose_message(state, numbers, change.place, change.share)
         elif change.kind == "end":
             state = self._end_life(state, numbers, change.place, change.share)
         else:
