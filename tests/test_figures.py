@@ -233,7 +233,7 @@ def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys)
 def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path, capsys):
     nothing = str(tmp_path / "nothing")
     for arguments, message in [
-        ([nothing], f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, momentum, lsgd"),
+        ([nothing], f"{nothing!r}: neither a folder of results nor a paper\nhint: choose from gem, agn, momentum, lsgd"),
         (["gam"], "'gam': neither a folder of results nor a paper; did you mean 'gem'? choose from"),
         ([str(results), "--only"], "'--only': the figures of a folder have no options; leave it out"),
         (
@@ -260,7 +260,7 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name):
     (folder / "config.json").write_text(json.dumps({"study": "compare"}))
     before = sorted(folder.iterdir())
     module = load_file(f"asyncsim.figures.{name}", shipped("figures") / f"{name}.py")
-    with pytest.raises(InputError, match=f"holds the study compare, not {name}; make some with: python -m asyncsim"):
+    with pytest.raises(InputError, match=f"holds the study compare, not {name}; make some with: asyncsim study"):
         module.draw(folder)
     assert sorted(folder.iterdir()) == before
 
