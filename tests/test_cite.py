@@ -33,7 +33,9 @@ def test_keys_name_one_paper_each():
 
 def test_the_entries_of_methods(capsys):
     assert main(["cite", "gem", "lgd", "gem"]) == 0
-    assert capsys.readouterr().out == f"""% gem: hermans2018gradient
+    assert (
+        capsys.readouterr().out
+        == f"""% gem: hermans2018gradient
 % lgd: teng2019leader
 
 {SOFTWARE}
@@ -54,6 +56,7 @@ def test_the_entries_of_methods(capsys):
   archivePrefix = {{arXiv}},
 }}
 """
+    )
 
 
 def test_the_entries_of_a_folder_of_results(tmp_path):

@@ -74,11 +74,10 @@ def read(command: list[str], capsys) -> None:
     if "--resume" in command:
         place = command.index("--resume")
         command = command[:place] + command[place + 2 :]
-    try:
-        _, config = study.configure(command[0], command[1:])
-    except SystemExit as end:
-        assert end.code == 0, capsys.readouterr().err
+    if not {"-h", "--help"}.isdisjoint(command):
+        assert study.main(command) == 0, capsys.readouterr().err
         return
+    _, config = study.configure(command[0], command[1:])
     if getattr(config, "methods", ()) and hasattr(config, "make_methods"):
         config.at().make_methods()
         entry_of("problem", config.problem, asyncsim.problems.PROBLEMS)  # to make it may need data

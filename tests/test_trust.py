@@ -141,7 +141,7 @@ def test_what_is_in_no_file_cannot_be_gone_on_with(tmp_path):
     staleness = study.load("staleness")
     options = {"workers": 2, "steps": 2, "seeds": 1, "problem": "quadratic", "methods": (scope["f"](),)}
     staleness.run(staleness.Config(**options, out=Path("t")))
-    with pytest.raises(InputError, match=r"resume = 't': nobody can tell whether the code of f is the same as before"):
+    with pytest.raises(InputError, match=r"resume = 't': the code of f may have changed"):
         staleness.run(staleness.Config(**options, resume=Path("t")))
 
 
@@ -474,5 +474,5 @@ def test_a_field_that_cannot_be_an_option(told, kind):
     text = f"import dataclasses\n@dataclasses.dataclass\nclass Config:\n    a: {kind} = (1.0,)\n"
     Path("studies/own.py").write_text(text + "def run(config):\n    assert config.a is not None\n")
     code, err = told("study", "own")
-    assert code in (0, 2) and "Traceback" not in err and err.count("\n") == 1, err
-    assert "study own: The field `a`" in err or "Config cannot be made into options" in err
+    assert "Traceback" not in err and (code, err.count("\n")) == ((0, 0) if kind == "list[float]" else (2, 1)), err
+    assert kind == "list[float]" or "study = 'own': its Config cannot be made into options" in err

@@ -90,8 +90,19 @@ class Option(NamedTuple):
 
 
 def options_of(config: type, scale: Any = None) -> dict[str, Option]:
-    """Return the options of a study by field, with the defaults of a ``scale`` if there is one."""
-    texts, annotations = _texts(config), typing.get_type_hints(config, include_extras=True)
+    """Return the options of a study by field, with the defaults of a ``scale`` if there is one.
+
+    Raises InputError for a field whose type no text can be.
+    """
+    texts = _texts(config)
+    try:
+        annotations = typing.get_type_hints(config, include_extras=True)
+        kinds = {field.name: _kind(annotations[field.name]) for field in dataclasses.fields(config)}
+    except (TypeError, NameError) as error:
+        raise InputError(
+            f"study = {config.__module__.rpartition('.')[2]!r}: its Config cannot be made into options: {error}; let "
+            "each field be a number, a text, a switch, a path or a tuple of these"
+        ) from error
     options = {}
     for field in dataclasses.fields(config):
         annotation = annotations[field.name]
@@ -104,20 +115,14 @@ def options_of(config: type, scale: Any = None) -> dict[str, Option]:
         default = default if scale is None else getattr(scale, field.name)
         aliases = tuple(itertools.chain(*(mark for mark in marks if isinstance(mark, tuple))))
         text = texts.get(field.name, "")
-        options[field.name] = Option(field.name, annotation, _kind(annotation), text, default, aliases)
+        options[field.name] = Option(field.name, annotation, kinds[field.name], text, default, aliases)
     return options
 
 
 def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     """Return a study's config from its command line; raise InputError for options that cannot be read."""
     scale = scale_of(study, typed)
-    try:
-        options = options_of(study.Config)
-    except TypeError as error:
-        raise InputError(
-            f"study = {name!r}: its Config cannot be made into options: {error}; let each field be a number, a text, a "
-            "switch, a path or a tuple of these"
-        ) from error
+    options = options_of(study.Config)
     flags = {flag: option for option in options.values() for flag in option.flags}
     listed = f"asyncsim study {name} --help lists the options"
     values = {}
@@ -212,7 +217,7 @@ def _kind(annotation: Any) -> str:
         return "|".join(map(str, parts))
     if origin in _UNIONS:
         return " or ".join(dict.fromkeys(_kind(part) for part in parts if part is not type(None)))
-    if origin in (tuple, list):
+    if origin in (tuple, list) and typing.get_origin(parts[0]) not in (tuple, list):
         return _kind(parts[0])
     if annotation not in _KINDS:
         raise TypeError(f"cannot read a {getattr(annotation, '__name__', annotation)}")
