@@ -1,4 +1,4 @@
-"""Adapt the API for mkdocstrings: values of constants in signatures, definition lists in docstrings."""
+"""Extend mkdocstrings: values of constants in signatures, definition lists in docstrings."""
 
 import importlib
 import re

@@ -49,7 +49,7 @@ _FILM = "<!-- film -->"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages, the figures of the commands, and files that pages link to outside of this folder."""
+    """Add generated pages, figures of commands, and linked files outside of this folder."""
     from mkdocs.structure.files import File
 
     for path, text in generated().items():
@@ -108,7 +108,7 @@ def run(command: str) -> Path:
 
 
 def film(page: str) -> Path:
-    """Return the animation of the study of the page that records distances; draw it if it is missing."""
+    """Return the animation of the page's study with ``--animate``; draw it if it is missing."""
     (command,) = [command for command, _ in drawings(page) if "--animate" in command]
     folder = run(command)
     path = folder.with_suffix(".gif")
@@ -120,8 +120,8 @@ def film(page: str) -> Path:
 def _execute(*arguments: str) -> None:
     GALLERY.mkdir(parents=True, exist_ok=True)
     tutorial = (ROOT / "docs" / "tutorial.md").read_text()
-    (own,) = [text for _, _, text in re.findall(r"^(```)(python)\n(# mine\.py\n.*?)^```$", tutorial, re.M | re.S)]
-    (GALLERY / "mine.py").write_text(own)
+    (source,) = re.findall(r"^```python\n(# mine\.py\n.*?)^```$", tutorial, re.MULTILINE | re.DOTALL)
+    (GALLERY / "mine.py").write_text(source)
     variables = {"PYTHONPATH": str(ROOT), "ASYNCSIM_INDEX": str(GALLERY / "index")}
     command = [sys.executable, "-m", "asyncsim", *arguments]
     done = subprocess.run(command, cwd=GALLERY, env=os.environ | variables, capture_output=True, text=True)
@@ -130,7 +130,7 @@ def _execute(*arguments: str) -> None:
 
 
 def generated() -> dict[str, str]:
-    """Return the pages that follow from the code: those of the API, of all studies and of all methods."""
+    """Return the pages that follow from the code: the API, all studies and all methods."""
     pages = {f"api/{name}.md": _api(name, modules) for name, modules in API.items()}
     return pages | {"options.md": options(), "catalogue.md": catalogue()}
 
@@ -145,7 +145,7 @@ def _api(name: str, modules: str) -> str:
 
 
 def catalogue() -> str:
-    """Return the page of all methods, problems, rules and attacks, with their calls and first lines of docstrings."""
+    """Return the page of all methods, problems, rules and attacks, from their docstrings."""
     from asyncsim.byzantine.aggregation import RULES
     from asyncsim.byzantine.attacks import ATTACKS
     from asyncsim.methods import METHODS
@@ -209,7 +209,7 @@ def options() -> str:
 
 
 def _fields(config: type) -> dict[str, tuple[str, str]]:
-    """Return default and help of each option of a study's Config, from the text below a field; skip hidden fields."""
+    """Return default and help (the text below the field) of each visible option of a Config."""
     texts: dict[str, str] = {}
     for base in reversed(config.__mro__[:-1]):
         body = ast.parse(inspect.getsource(base)).body[0].body
