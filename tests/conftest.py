@@ -112,7 +112,7 @@ def unrendered_figures(monkeypatch):
 def told(capsys):
     """Run a study by its command line; return the exit code and the lines on standard output and standard error.
 
-    An error and its hint are one line.
+    An error and its hint are joined to one line.
     """
 
     def run(*arguments: str) -> tuple[int, list[str], list[str]]:
