@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DRAWN = ROOT / "results" / "gallery"
 #: The pages of the API and their modules.
 API = {
-    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives clusters.rollouts",
+    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives "
+    "clusters.rollouts",
     "topologies": "clusters.topologies",
     "failures": "clusters.failures",
     "traces": "simulation.simulate traces.prescription traces.visits traces.trace traces.samples traces.lag",
