@@ -105,7 +105,7 @@ def timeline(finished: Finished) -> Figure:
     present = samples["outcome"].unique()
     handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
     handles.append(Patch(color=look.VERMILLION, label="update"))
-    layout.legend_below(figure, handles, [handle.get_label() for handle in handles], 4)
+    layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
     layout.title(figure, "samples by their staleness when trained; lines: new versions", look.DOUBLE)
     return figure
 

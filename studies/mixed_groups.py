@@ -138,9 +138,7 @@ def with_staleness(fresh: Trace, law: str, mix: str, mean: int) -> Trace:
     versions = np.maximum(version[:, None] - drawn, 0)
     samples = samples.assign(read_version=versions[:, 0], staleness=version - versions[:, 0])
     row, token = np.nonzero(np.ones_like(versions[:, 1:]))
-    switches = pd.DataFrame(
-        {"row": row, "share": (token + 1) / bandit.tokens, "version": versions[:, 1:].reshape(-1)}
-    )
+    switches = pd.DataFrame({"row": row, "share": (token + 1) / bandit.tokens, "version": versions[:, 1:].reshape(-1)})
     return dataclasses.replace(fresh, rollouts=tables._replace(samples=samples, switches=switches))
 
 
@@ -167,9 +165,7 @@ def _train(
     seeds, rates = zip(*members, strict=True)
     rows = []
     for name, method in methods.items():
-        for (seed, rate), run in zip(
-            members, replay_members(trace, method, problem, seeds, rates), strict=True
-        ):
+        for (seed, rate), run in zip(members, replay_members(trace, method, problem, seeds, rates), strict=True):
             rows.append(
                 {
                     **labels,
@@ -216,7 +212,7 @@ def _texts(config: Config, rewards: pd.DataFrame, contrasts: pd.DataFrame) -> li
     seeds = over_seeds(config.seeds, "means over")
     spread = zip(rewards["reward"], rewards["reward_sd"], strict=True)
     shown = rewards.assign(reward=[f"{number_text(mean)} ± {number_text(sd, 2)}" for mean, sd in spread])
-    columns = ["law", "mix", "method", "learning_rate", "reward", "staleness", Column("mixed_pairs", "mixed pairs")]
+    columns: list[str | Column] = ["law", "mix", "method", "learning_rate", "reward", "staleness", "mixed_pairs"]
     texts = [
         f"token bandit, groups of {config.group}, batches of {config.batch}, {config.steps} updates; {seeds}",
         text_of(shown, columns, REWARDS),

@@ -131,12 +131,13 @@ class Config:
 
     def cluster(self, queue: str) -> Cluster:
         """Return the cluster with a queue."""
-        own = {"consume": self.consume, "submit": self.submit, "updates": self.updates, "queue": queue}
+        own: dict[str, Any] = {"consume": self.consume, "submit": self.submit, "updates": self.updates, "queue": queue}
         own |= {"prefill": self.prefill, "transfer": self.transfer}
         if self.recording is not None:
             base = calibrate_rollouts(self.recording)
             assert base.rollouts is not None
-            return dataclasses.replace(base, rollouts=dataclasses.replace(base.rollouts, **own), failures=self.failures)
+            rollouts = dataclasses.replace(base.rollouts, **own)
+            return Cluster(1, base.compute, rollouts=rollouts, failures=self.failures)
         rollouts = Rollouts(slots=self.slots, length=self.length, group=self.group, batch=self.batch, **own)
         return Cluster(1, self.train, rollouts=rollouts, failures=self.failures)
 
@@ -347,9 +348,7 @@ def _with_spread(table: pd.DataFrame) -> list[str]:
 def answer(config: Config, tables: dict[str, pd.DataFrame]) -> str:
     """Return one sentence: which limit binds where, and which setting is the quickest."""
     queues = tables[QUEUES]
-    limits = "; ".join(
-        f"{', '.join(part['queue'])}: {limit}" for limit, part in queues.groupby("limit", sort=False)
-    )
+    limits = "; ".join(f"{', '.join(part['queue'])}: {limit}" for limit, part in queues.groupby("limit", sort=False))
     quickest = queues.loc[queues["update_time"].idxmin()]
     text = f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
     if REWARDS in tables:

@@ -130,9 +130,7 @@ def test_slots_at_another_site_by_hand():
 @pytest.mark.parametrize("eta", [0, 1, 4])
 def test_pacing_keeps_the_mean_staleness_at_eta(eta, consume):
     queue = f"pace({eta})"
-    trace = learner(
-        200, 0.01, slots=400, length="lognormal(1, 1)", group=4, batch=16, queue=queue, consume=consume
-    )
+    trace = learner(200, 0.01, slots=400, length="lognormal(1, 1)", group=4, batch=16, queue=queue, consume=consume)
     assert mean_staleness(trace) == pytest.approx(eta, abs=0.03)
     assert consume == "finished" or trace.samples["staleness"].max() == eta
 
@@ -172,9 +170,7 @@ def test_a_longer_trace_begins_like_a_shorter_one_and_failures_change_no_length(
     short, long = learner(10, **setting), learner(20, **setting)
     begun = short.samples["start_time"] < short.frame["commit_time"].iloc[-1]
     columns = ["sample", "slot", "start_time", "read_version", "length"]
-    pd.testing.assert_frame_equal(
-        short.samples.loc[begun, columns], long.samples.loc[: begun.sum() - 1, columns]
-    )
+    pd.testing.assert_frame_equal(short.samples.loc[begun, columns], long.samples.loc[: begun.sum() - 1, columns])
     failing = learner(10, failures=[crash("exponential(3)", 1.0, on="slots")], **setting)
     lengths = [trace.samples.groupby("sample")["length"].first() for trace in (short, failing)]
     both = min(map(len, lengths))
@@ -285,8 +281,7 @@ def test_pace_zero_is_synchronous_training_byte_for_byte():
 def test_corrections_agree_where_nothing_is_stale():
     trace = learner(5, slots=6, length="exponential(1)", group=4, batch=8, queue="pace(0)")
     params = [
-        replay(trace, policy_gradient(0.5, name), token_bandit(), precision="float64").params
-        for name in CORRECTIONS
+        replay(trace, policy_gradient(0.5, name), token_bandit(), precision="float64").params for name in CORRECTIONS
     ]
     for other in params[1:]:
         np.testing.assert_allclose(other["theta"], params[0]["theta"], rtol=0, atol=1e-12)
@@ -382,9 +377,7 @@ def plain_loop(trace, method, settings_, seed):
     ],
 )
 def test_replay_equals_a_plain_loop(correction, baseline, updates, queue):
-    trace = learner(
-        8, 0.3, slots=12, length="exponential(1)", group=2, batch=4, queue=queue, updates=updates
-    )
+    trace = learner(8, 0.3, slots=12, length="exponential(1)", group=2, batch=4, queue=queue, updates=updates)
     method = policy_gradient(0.5, correction, baseline, inner_steps=2)
     problem = token_bandit()
     with jax.enable_x64(True):
@@ -418,9 +411,7 @@ def test_value_of_the_bandit_is_the_mean_reward():
 
     def reward(number):
         state = number % 2
-        tokens, _ = problem.sample(
-            lambda _: params, jax.random.fold_in(key, number), state, jnp.asarray(2, jnp.int32)
-        )
+        tokens, _ = problem.sample(lambda _: params, jax.random.fold_in(key, number), state, jnp.asarray(2, jnp.int32))
         return problem.reward(tokens, state)
 
     rewards = np.asarray(jax.vmap(reward)(jnp.arange(20_000, dtype=jnp.int32)))
@@ -438,17 +429,11 @@ def test_a_replay_evaluates_and_records_as_others_do():
     method, problem = policy_gradient(0.5), token_bandit()
     run = replay(trace, method, problem, evaluate_every=2, record=[product, recorders.energy()])
     assert run.evaluations["commit"].tolist() == [0, 2, 4, 6]
-    assert run.evaluations["reward"].iloc[0] == pytest.approx(
-        float(problem.value(problem.init(None))), rel=1e-5
-    )
+    assert run.evaluations["reward"].iloc[0] == pytest.approx(float(problem.value(problem.init(None))), rel=1e-5)
     assert run.commits["product"].iloc[0] == 0 and (run.commits["product"].iloc[1:] != 0).any()
-    np.testing.assert_allclose(
-        run.commits["central_energy"], run.commits["update_norm"] ** 2 / 2, rtol=1e-4
-    )
+    np.testing.assert_allclose(run.commits["central_energy"], run.commits["update_norm"] ** 2 / 2, rtol=1e-4)
     assert run.commits["staleness"].iloc[-1] == trace.samples.query("version == 5")["staleness"].mean()
-    again = asyncsim.replay_ensemble(
-        trace, policy_gradient, problem, seeds=[0, 1], learning_rate=[0.5, 0.1]
-    )
+    again = asyncsim.replay_ensemble(trace, policy_gradient, problem, seeds=[0, 1], learning_rate=[0.5, 0.1])
     assert [one.config["hyperparameters"]["learning_rate"] for one in again] == [0.5, 0.1] * 2
     assert again[0].params["theta"].tobytes() == replay(trace, method, problem).params["theta"].tobytes()
 
@@ -483,9 +468,7 @@ def test_a_replay_needs_samples_and_one_learner():
     with pytest.raises(InputError, match="has one learner; give workers=1"):
         replay(two, policy_gradient(), token_bandit())
     with pytest.raises(InputError, match="inner_steps = 3: does not divide the 4 groups"):
-        replay(
-            learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit()
-        )
+        replay(learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit())
 
 
 def one_prompt(members):

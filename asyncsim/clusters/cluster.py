@@ -421,18 +421,14 @@ class Cluster:
 def _check_rollouts(cluster: Cluster) -> None:
     """Raise InputError for learners that do not make a version of each of their batches."""
     if cluster.servers > 1:
-        raise InputError(
-            f"servers = {cluster.servers}: with rollouts one server publishes versions; leave servers out"
-        )
+        raise InputError(f"servers = {cluster.servers}: with rollouts one server publishes versions; leave servers out")
     if cluster.topology is not None:
         raise InputError(
             f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; leave "
             "topology or rollouts out"
         )
     if cluster.policy.name != "asynchronous":
-        raise InputError(
-            f"policy = {cluster.policy}: with rollouts every update makes a version; leave policy out"
-        )
+        raise InputError(f"policy = {cluster.policy}: with rollouts every update makes a version; leave policy out")
 
 
 def _setter(instance: Any) -> Any:

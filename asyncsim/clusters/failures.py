@@ -303,21 +303,13 @@ def as_failures(
 def _check_side(failure: Failure, slots: int | None) -> None:
     """Raise InputError unless a failure says whom it hits on a cluster with rollouts."""
     if slots is None and failure.on is not None:
-        raise InputError(
-            f"failure {failure.name}: on = {failure.on!r}: the cluster has no rollouts; leave on out"
-        )
+        raise InputError(f"failure {failure.name}: on = {failure.on!r}: the cluster has no rollouts; leave on out")
     if slots is not None and failure.on is None:
         if "on" not in _PARAMETERS[failure.name]:
-            raise InputError(
-                f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or slow"
-            )
-        raise InputError(
-            f"failures = {failure}: hits slots or learners? give on='slots' or on='learners'"
-        )
+            raise InputError(f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or slow")
+        raise InputError(f"failures = {failure}: hits slots or learners? give on='slots' or on='learners'")
     if failure.on == "slots" and failure.site is not None:
-        raise InputError(
-            f"failure {failure.name}: site = {failure.site}: slots have no sites; give workers"
-        )
+        raise InputError(f"failure {failure.name}: site = {failure.site}: slots have no sites; give workers")
 
 
 def presences(

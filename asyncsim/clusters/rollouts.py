@@ -102,9 +102,7 @@ def keep() -> Queue:
 
 
 #: The queues by name.
-QUEUES: Mapping[str, Callable[..., Queue]] = {
-    queue.__name__: queue for queue in (pace, drop_oldest, discard, keep)
-}
+QUEUES: Mapping[str, Callable[..., Queue]] = {queue.__name__: queue for queue in (pace, drop_oldest, discard, keep)}
 
 
 @dataclass(frozen=True)
@@ -267,9 +265,7 @@ def as_rollouts(value: Any) -> Rollouts:
     if isinstance(value, str):
         return called("rollouts", value, {"rollouts": Rollouts}, units=True)
     if not isinstance(value, Rollouts):
-        raise InputError(
-            f"rollouts = {value!r}: must be asyncsim.Rollouts(slots=..., length=..., batch=...)"
-        )
+        raise InputError(f"rollouts = {value!r}: must be asyncsim.Rollouts(slots=..., length=..., batch=...)")
     return value
 
 

@@ -145,8 +145,7 @@ def gspo(clip: float = 3e-4) -> Correction:
 
 #: The corrections by name.
 CORRECTIONS: Mapping[str, Callable[..., Correction]] = {
-    correction.__name__: correction
-    for correction in (none, importance, truncated, cispo, icepop, ppo, decoupled, gspo)
+    correction.__name__: correction for correction in (none, importance, truncated, cispo, icepop, ppo, decoupled, gspo)
 }
 
 
@@ -167,6 +166,8 @@ class PolicyGradient(NamedTuple):
     baseline : str
     inner_steps : int
     learning_rate : float
+    proxy, rounds : None
+        Quantities of other methods that recorders ask for.
     """
 
     name: str
@@ -176,8 +177,8 @@ class PolicyGradient(NamedTuple):
     baseline: str
     inner_steps: int
     learning_rate: float
-
-    proxy = rounds = None  # which recorders ask of every method
+    proxy: None = None
+    rounds: None = None
 
     def advantages(self, rewards: Array, versions: Array) -> Array:
         """Return the advantages of groups, ``[groups, members]``; rewards less their baseline.
@@ -231,7 +232,7 @@ def policy_gradient(
     require_count("inner_steps", inner_steps)
     if isinstance(correction, str):
         correction = called("correction", correction, CORRECTIONS)
-    elif not isinstance(correction, Correction):
+    if not isinstance(correction, Correction):
         if not callable(correction) or correction in CORRECTIONS.values():
             hint = f"; call it, {form_of(correction)}" if callable(correction) else ""
             raise InputError(f"correction = {correction!r}: must be a correction{hint}")

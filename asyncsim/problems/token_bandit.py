@@ -15,9 +15,7 @@ from asyncsim.problems.policy import PolicyProblem
 _MOST_SEQUENCES = 100_000
 
 
-def token_bandit(
-    states: int = 4, actions: int = 4, features: int = 8, tokens: int = 2, seed: int = 0
-) -> PolicyProblem:
+def token_bandit(states: int = 4, actions: int = 4, features: int = 8, tokens: int = 2, seed: int = 0) -> PolicyProblem:
     """Return a contextual bandit whose actions are sequences of tokens.
 
     A prompt is a state, each as likely as the others; a longer sample has a higher state. The logits

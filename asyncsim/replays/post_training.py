@@ -119,9 +119,7 @@ def _quantiles(trained: pd.DataFrame, law: Any, seed: int) -> np.ndarray:
     return np.clip(law.cdf(trained["length"].to_numpy()), 0.0, np.nextafter(1.0, 0.0))
 
 
-def _token_versions(
-    trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.ndarray, most: int
-) -> np.ndarray:
+def _token_versions(trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.ndarray, most: int) -> np.ndarray:
     """Return the version of each token, ``[samples, most]``: that of the slot at its begin."""
     versions = np.repeat(trained["read_version"].to_numpy()[:, None], most, 1)
     place = pd.Series(np.arange(len(trained)), trained.index)
@@ -179,6 +177,7 @@ def build_update(
         prompt_key, token_key = jax.random.split(jax.random.fold_in(key, sample))
         prompt = problem.prompt(prompt_key, quantile)
         length = problem.length(quantile)
+
         def version(position: Array) -> Any:  # leaf by leaf: a gathered vector would be copied again
             return jax.tree.map(lambda leaf: leaf[slot[position]], ring)
 
@@ -188,13 +187,9 @@ def build_update(
     def logp(params: Array, batch: tuple) -> Array:
         return jax.vmap(functools.partial(problem.logp, unravel(params)))(*batch)
 
-    def update(
-        state: PolicyState, planned: Updates, key: Array, rate: Array
-    ) -> tuple[PolicyState, Array]:
+    def update(state: PolicyState, planned: Updates, key: Array, rate: Array) -> tuple[PolicyState, Array]:
         of_batch = planned.sample, planned.quantile, planned.slot
-        prompt, length, tokens, behaviour, rewards = jax.vmap(
-            functools.partial(generate, state.ring, key)
-        )(*of_batch)
+        prompt, length, tokens, behaviour, rewards = jax.vmap(functools.partial(generate, state.ring, key))(*of_batch)
         rewards = rewards.astype(state.params.dtype)
         grouped = rewards.reshape(-1, group), planned.start.reshape(-1, group)
         advantage = method.advantages(*grouped).reshape(-1)
@@ -223,12 +218,9 @@ def build_update(
             step, optimizer = method.optimizer.update(gradient, optimizer, params)
             return (params + rate.astype(params.dtype) * step, optimizer), (loss, *numbers)
 
-        parts = jax.tree.map(
-            lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data
-        )
-        (params, optimizer), (loss, weight, age) = jax.lax.scan(
-            inner, (state.params, state.optimizer), parts
-        )
+        parts = jax.tree.map(lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data)
+        steps: Any = jax.lax.scan(inner, (state.params, state.optimizer), parts)
+        (params, optimizer), (loss, weight, age) = steps
         ring = jax.tree.map(
             lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, planned.write, 0),
             state.ring,
@@ -304,7 +296,7 @@ def _programs(
     precision: str,
 ) -> Programs:
     """Return the functions that replay: one compilation for all rates, seeds and traces alike."""
-    method = PolicyGradient("", {}, optimizer, correction, baseline, inner_steps, 1.0)
+    method: Any = PolicyGradient("", {}, optimizer, correction, baseline, inner_steps, 1.0)
     dtype = jnp.dtype(precision)
 
     def initial(key: Array) -> Any:
@@ -389,9 +381,7 @@ def replay_members(
             stops = np.linspace(0, count, 1 + min(_EVALUATIONS, count)).astype(int)
         stops = np.unique(np.r_[0, stops, count])
         keys = jnp.stack([purpose_key(seed, "samples") for seed in seeds])
-        states = programs.begin(
-            jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds]), slots
-        )
+        states = programs.begin(jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds]), slots)
         rates = [method.learning_rate] * len(seeds) if rates is None else list(rates)
         rate = jnp.asarray(rates, dtype)
         names = (*columns(recorders), *OF_SAMPLES)
@@ -408,9 +398,10 @@ def replay_members(
         runs = []
         for member, recording in enumerate(recordings):
             hyperparameters = {**method.hyperparameters, "learning_rate": rates[member]}
-            rated = method._replace(learning_rate=rates[member], hyperparameters=hyperparameters)
+            rated: Any = method._replace(learning_rate=rates[member], hyperparameters=hyperparameters)
             params = jax.tree.map(np.asarray, programs.unravel(states.params[member]))
-            run = recording.run(rated, problem, params, {"seed": seeds[member], **config})
+            learnt: Any = problem
+            run = recording.run(rated, learnt, params, {"seed": seeds[member], **config})
             run.commits["staleness"] = _mean_staleness(trace)[: len(run.commits)]
             runs.append(run)
         return runs
@@ -418,9 +409,7 @@ def replay_members(
 
 def _evaluate(programs: Programs, states: Any, keys: Array, recordings: Sequence[Recording]) -> None:
     """Record the expected rewards of the members that have not diverged."""
-    for recording, value in zip(
-        recordings, np.asarray(programs.evaluate(states.params, keys)), strict=True
-    ):
+    for recording, value in zip(recordings, np.asarray(programs.evaluate(states.params, keys)), strict=True):
         if recording.diverged_at is None:
             recording.evaluated({"reward": float(value)})
 
@@ -451,9 +440,7 @@ def require_rollouts(trace: Trace, method: Any, problem: Any, record: Any) -> tu
             "problems.token_bandit(), problems.arithmetic() or a PolicyProblem"
         )
     if trace.workers > 1:
-        raise InputError(
-            f"workers = {trace.workers}: a replay with rollouts has one learner; give workers=1"
-        )
+        raise InputError(f"workers = {trace.workers}: a replay with rollouts has one learner; give workers=1")
     assert trace.cluster is not None and trace.cluster.rollouts is not None
     rollouts = trace.cluster.rollouts
     if rollouts.batch // rollouts.group % method.inner_steps:
@@ -464,9 +451,7 @@ def require_rollouts(trace: Trace, method: Any, problem: Any, record: Any) -> tu
     recorders = require_recorders(record)
     for recorder in recorders:
         if recorder.look is not None:
-            raise InputError(
-                "record: a replay with rollouts looks at no single weights; give recorders without look"
-            )
+            raise InputError("record: a replay with rollouts looks at no single weights; give recorders without look")
         if taken := set(recorder.columns) & set(OF_SAMPLES):
             raise InputError(f"record: {min(taken)!r} is a column of every replay with rollouts")
     return recorders

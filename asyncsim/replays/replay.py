@@ -121,6 +121,7 @@ def replay(
         stops = None if evaluate_every is None else evaluation_stops(trace.accepted, evaluate_every)
         return replay_members(trace, method, problem, [seed], None, precision, stops, record)[0]  # type: ignore[arg-type]
     require_kinds(trace, method, problem)
+    assert isinstance(method, Method) and isinstance(problem, Problem)
     if progress is not None:
         require_switch("progress", progress)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):

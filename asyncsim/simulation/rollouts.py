@@ -62,19 +62,15 @@ class Slots:
         self._far_latency = delays([rollouts.far_latency] * 2, seed, "rollout far latency")
         self._first_far = rollouts.slots - rollouts.far_slots
         failures = [failure for failure in cluster.failures if failure.on == "slots"]
-        self._weather = (
-            Weather(failures, rollouts.slots, None, seed, "slot failure") if failures else None
-        )
+        self._weather = Weather(failures, rollouts.slots, None, seed, "slot failure") if failures else None
         self._aborts = rollouts.updates == "abort_and_resume"
         slows = self._weather is not None and self._weather.slows
         #: Whether a new version changes when samples end, or how far they are.
-        self._reschedules = rollouts.updates != "start" and (
-            self._aborts or rollouts.prefill > 0 or slows
-        )
+        self._reschedules = rollouts.updates != "start" and (self._aborts or rollouts.prefill > 0 or slows)
 
         count = rollouts.slots
         self._events = [Worker(clock, slot) for slot in range(count)]
-        self._on_end = [self._finish]
+        self._on_end: list[Callable[[Any], None]] = [self._finish]
         self._row_of = [-1] * count  # the row that each slot generates
         self._done, self._since = [0.0] * count, [0.0] * count  # its progress (s), growing since (s)
         self._free = list(reversed(range(count)))

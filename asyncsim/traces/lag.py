@@ -106,9 +106,7 @@ def read_log(path: str | Path) -> pd.DataFrame:
     try:
         log = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
     except Exception as error:  # of whatever wrote the file
-        raise InputError(
-            f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
-        ) from error
+        raise InputError(f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv") from error
     missing = [name for name in NEEDED if name not in log]
     if missing:
         raise InputError(
@@ -180,9 +178,7 @@ def _busy_shares(log: pd.DataFrame, trained: pd.DataFrame) -> tuple[float, float
         busy = (log["end_time"] - log["start_time"]).sum()
         slots = float(busy / ((end - begin) * log["slot"].nunique()))
     if {"take_time", "train_time"} <= set(log):
-        updates = trained.groupby("version")[["take_time", "train_time"]].agg(
-            {"take_time": "max", "train_time": "max"}
-        )
+        updates = trained.groupby("version")[["take_time", "train_time"]].agg({"take_time": "max", "train_time": "max"})
         span = updates["train_time"].max() - updates["take_time"].min()
         learner = float((updates["train_time"] - updates["take_time"]).sum() / span)
     return slots, learner

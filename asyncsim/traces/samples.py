@@ -172,9 +172,7 @@ def law_of_staleness(tables: RolloutTables, weight: str = "samples") -> pd.Serie
 
 def _segments(tables: RolloutTables, trained: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of trained samples that one version generated: ``length``, ``staleness``."""
-    starts = pd.DataFrame(
-        {"row": trained.index, "share": 0.0, "version": trained["read_version"].to_numpy()}
-    )
+    starts = pd.DataFrame({"row": trained.index, "share": 0.0, "version": trained["read_version"].to_numpy()})
     switches = tables.switches[tables.switches["row"].isin(trained.index)]
     parts = pd.concat([starts, switches]).sort_values(["row", "share"], kind="stable")
     end = parts.groupby("row")["share"].shift(-1, fill_value=1.0)

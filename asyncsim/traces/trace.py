@@ -446,9 +446,7 @@ class Trace:
 
     def _rollouts(self) -> RolloutTables:
         if self.rollouts is None:
-            raise InputError(
-                "trace: has no samples; simulate a cluster with rollouts=asyncsim.Rollouts(...)"
-            )
+            raise InputError("trace: has no samples; simulate a cluster with rollouts=asyncsim.Rollouts(...)")
         return self.rollouts
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
