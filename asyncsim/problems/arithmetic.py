@@ -53,14 +53,16 @@ def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> Poli
         return jnp.minimum(1 + (quantile * digits).astype(jnp.int32), digits)
 
     def logits(parameters: Any, numbers: Any, tokens: Any, position: Any) -> jax.Array:
-        def seen(sequence: jax.Array, at: jax.Array) -> jax.Array:
+        def digit(sequence: jax.Array, at: jax.Array) -> jax.Array:
             entry = jnp.where(at >= 0, sequence[jnp.maximum(at, 0)], -1)
-            return jax.nn.one_hot(jnp.where(entry < 0, _BASE, entry), _BASE + 1)
+            return jnp.where(entry < 0, _BASE, entry)
 
         before = position - 1
-        entries = [seen(numbers[i], at) for i in (0, 1) for at in (position, before)]
-        inputs = jnp.concatenate([*entries, seen(tokens, before)]).astype(parameters["hidden"].dtype)
-        hidden = jax.nn.relu(inputs @ parameters["hidden"] + parameters["hidden_bias"])
+        seen = [*(digit(numbers[i], at) for i in (0, 1) for at in (position, before)), digit(tokens, before)]
+        # Rows of the matrix in place of a product with ones and zeros: each sample has a version of its own.
+        rows = jnp.stack(seen) + (_BASE + 1) * jnp.arange(len(seen), dtype=jnp.int32)
+        inputs = parameters["hidden"][rows].sum(0) + parameters["hidden_bias"]
+        hidden = jax.nn.relu(inputs)
         return hidden @ parameters["output"] + parameters["output_bias"]
 
     def reward(tokens: jax.Array, numbers: jax.Array) -> jax.Array:
