@@ -1,19 +1,25 @@
-"""The members of an ensemble as one method on ``[members, parameters]``: what differs is batched, the rest shared."""
+"""The members of an ensemble as one method on ``[members, parameters]``.
 
+Vectors, losses and keys have an axis of members; members share all that the trace determines.
+"""
+
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from asyncsim.methods.method import OF_MESSAGE, Array, Inbox, Memories, Method, Visit, add, send_update
-from asyncsim.replays.local import Learner, MakeParts, Parts
+from asyncsim.replays.local import MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
-_FUNCTIONS = (
-    *("message", "apply", "receive", "reply", "resume", "origin", "proxy"),
-    *("mix", "meet", "replica", "presents", "last"),
-)
+#: Functions of a method that take one commit, of which members' commits are a batch.
+_FUNCTIONS = ["message", "apply", "receive", "reply", "resume", "origin", "proxy"]
+_FUNCTIONS += ["mix", "meet", "replica", "last", "presents"]
+#: The axes of members in a visit: members share the trace, so that only loss and key differ.
+_AXES_OF_VISIT: Any = [0 if name in ("loss", "key") else None for name in Visit._fields]
+_VISIT: Any = Visit(*_AXES_OF_VISIT)
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,52 +37,37 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
     ``numbers`` have a leading axis of members; ``method`` is the method of any member.
     """
 
-    def over(function_of: Callable[[Parts], Any]) -> Callable[..., Any]:
+    def over(select: Callable[[Parts], Any], *axes: Any) -> Callable[..., Any]:
         def function(*arguments: Any) -> Any:
-            return over_members(lambda values, *inputs: function_of(make(values))(*inputs))(dict(numbers), *arguments)
+            def of_member(values: Any, *inputs: Any) -> Any:
+                return select(make(values))(*inputs)
+
+            in_axes = (0, *(axes or map(_axis, arguments)))
+            return jax.vmap(of_member, in_axes)(dict(numbers), *arguments)
 
         return function
 
-    def of_method(name: str) -> Any:
-        function = getattr(method, name)
-        # The defaults work with any axes, and are recognised as such.
-        return function if function in (None, send_update, add) else over(lambda parts: getattr(parts.method, name))
-
-    def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
-        def of_member(values: Any, key: Array, start: Array, learner: Learner, visit: Visit, rows: Array):
-            return make(values).local(data, key, start, learner, visit, job, rows)
-
-        return over_members(of_member)(dict(numbers), keys, start, learner, visit, rows)
-
-    def combine(server: Any, central: Array, messages: Any, visits: Visit) -> Any:
-        def of_member(values: Any, *arguments: Any) -> Any:
-            of_version: Any = make(values).method.combine
-            return of_version(*arguments)
-
-        axes: Any = _axis(visits)._replace(**dict.fromkeys(OF_MESSAGE, 1))
-        return jax.vmap(of_member, (0, 0, 0, 1, axes))(dict(numbers), server, central, messages, visits)
-
-    def restart(read: Array) -> Any:
-        def of_member(values: Any, read: Array) -> Any:
-            anew: Any = make(values).anew
-            return anew(read)
-
-        return jax.vmap(of_member)(dict(numbers), read)
-
-    functions = {name: of_method(name) for name in _FUNCTIONS}
-    functions["combine"] = combine if method.combine else None
-    return Parts(method._replace(**functions), local, restart if restarts else None)
+    functions: dict[str, Any] = {
+        name: over(operator.attrgetter(f"method.{name}"))
+        for name in _FUNCTIONS
+        # The defaults work with any axes, and `finish` recognises them.
+        if getattr(method, name) not in (None, send_update, add)
+    }
+    if method.combine is not None:
+        visits = _VISIT._replace(**dict.fromkeys(OF_MESSAGE, 1))
+        functions["combine"] = over(operator.attrgetter("method.combine"), 0, 0, 1, visits)
+    local = over(operator.attrgetter("local"), None, 0, 0, 0, _VISIT, None, 0)
+    return Parts(method._replace(**functions), local, over(operator.attrgetter("anew")) if restarts else None)
 
 
 def _axis(argument: Any) -> Any:
-    """Return where an argument has its axis of members; of a visit only loss and key have one."""
-    shared: Any = None
+    """Return the axis of members in an argument of a method's function."""
     if isinstance(argument, Visit):
-        axes: Any = [0 if name in ("loss", "key") else shared for name in Visit._fields]
-        return Visit(*axes)
+        return _VISIT
     if isinstance(argument, Commit):
         every: Any = 0
-        return Commit(_axis(argument.visit), *[every] * (len(Commit._fields) - 1))
+        return Commit(_VISIT, *[every] * (len(Commit._fields) - 1))
+    shared: Any = None
     if isinstance(argument, Inbox):
         return Inbox(messages=1, weights=shared, senders=shared)
     return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
