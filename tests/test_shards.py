@@ -15,6 +15,7 @@ from asyncsim import Cluster, InputError, Trace, simulate, study
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters import policy
 from asyncsim.theory import queue_theory, staleness_theory, throughput_theory
+from asyncsim.traces.columns import TABLES
 
 #: Arguments of `Cluster` for each protocol.
 PROTOCOLS = [
@@ -254,9 +255,8 @@ def trace(request):
 
 def test_a_saved_trace_has_its_parts(trace, tmp_path):
     loaded = Trace.load(trace.save(tmp_path / "trace.parquet"))
-    for field in dataclasses.fields(Trace):
-        if field.name != "source":
-            pd.testing.assert_frame_equal(getattr(loaded, field.name), getattr(trace, field.name), check_exact=True)
+    for name in TABLES:
+        pd.testing.assert_frame_equal(getattr(loaded, name), getattr(trace, name), check_exact=True)
     assert loaded.source == trace.source and loaded.servers == 4
     assert loaded.save(tmp_path / "again.parquet").read_bytes() == (tmp_path / "trace.parquet").read_bytes()
     assert "at 4 servers" in repr(loaded)

@@ -8,6 +8,7 @@ from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Constant, Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.clusters.policy import asynchronous
+from asyncsim.clusters.rollouts import Rollouts
 
 #: With more different laws, their number and the range of their means are printed.
 _MOST_LAWS = 3
@@ -35,6 +36,18 @@ def parts(cluster: Cluster) -> list[str]:
         *_server(cluster),
         *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
         *map(_failure, cluster.failures),
+        *([] if cluster.rollouts is None else _rollouts(cluster.rollouts)),
+    ]
+
+
+def _rollouts(rollouts: Rollouts) -> list[str]:
+    return [
+        f"{rollouts.slots} slots" + (f", {rollouts.far_slots} of them far" if rollouts.far_slots else ""),
+        f"samples {brief(rollouts.length)}",
+        f"groups of {rollouts.group}",
+        f"batches of {rollouts.batch}",
+        str(rollouts.queue),
+        f"versions taken up {rollouts.updates.replace('_', ' ').replace('start', 'at the start')}",
     ]
 
 
