@@ -21,7 +21,7 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     _, summary = gossip.run(config)
     said = capsys.readouterr()
     assert "adpsgd is left out" in said.err and "left out: adpsgd on one_peer_exponential(): " in said.out
-    assert "one seed: it says nothing" in said.out
+    assert "one seed cannot show the noise" in said.out
     assert "of 0.3 is reached and held at the next 2 evaluations" in said.out
     assert "first without a server at a test accuracy of 0.3" in said.out
     assert len(summary) == 4 * 2  # on a directed graph nobody meets in pairs
