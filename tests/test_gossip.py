@@ -65,8 +65,10 @@ def loop(trace, method):
 
 
 def replicas(running):
-    own = running.state.workers.method
-    return {"adpsgd": lambda: own, "dpsgd": lambda: own.own}.get(running.method.name, lambda: own.biased + own.update)()
+    workers = running.state.workers.method
+    if running.method.name == "adpsgd":
+        return workers
+    return workers.replica if running.method.name == "dpsgd" else workers.biased + workers.update
 
 
 pytestmark = pytest.mark.usefixtures("float64")
