@@ -49,7 +49,7 @@ def trace_of(
         ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit, and with several
         servers their ``shard``.
     absences : columns
-        Those of `Trace.absences`.
+        The columns of `Trace.absences`.
     shards : sequence
         With several servers, ``commits`` and ``reads`` of the parts of messages at each of them.
     """
@@ -172,7 +172,7 @@ def trace_without_server(
         ``start_time`` of each worker's computation that is not done at the end, ``[workers]``, not a number where none
         has begun; under failures also ``read_version``, ``ready_time`` and ``is_away``.
     absences : columns
-        Those of `Trace.absences`.
+        The columns of `Trace.absences`.
     """
     worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
     jobs, commit, present = _PerWorker(worker, source.workers), np.arange(len(worker)), np.arange(source.workers)

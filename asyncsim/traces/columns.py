@@ -168,6 +168,6 @@ def previous_rows(worker: np.ndarray, incarnation: Any = 0) -> np.ndarray:
     life = worker + incarnation * (worker.max(initial=0) + 1)
     order = np.argsort(life, kind="stable")
     previous = np.full(len(life), -1)
-    same = life[order[1:]] == life[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
+    is_same_life = life[order[1:]] == life[order[:-1]]
+    previous[order[1:][is_same_life]] = order[:-1][is_same_life]
     return previous

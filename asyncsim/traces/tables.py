@@ -166,10 +166,10 @@ def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) 
     return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
 
 
-def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataFrame | None]) -> Columns:
+def tables_of(frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.DataFrame | None]) -> Columns:
     """Return the four tables of a trace that is given as a frame, and the `SIDE_TABLES` beside it; see `Trace.of`."""
     open_reads, present, in_flight, spells, parts, open_parts = (
-        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := beside.get(name)) is None else table
+        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := side_tables.get(name)) is None else table
         for name, names in SIDE_TABLES.items()
     )
     frame = frame.reset_index(drop=True)
