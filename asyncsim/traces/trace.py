@@ -135,7 +135,7 @@ class Trace:
         ``restored``
             The version of the checkpoint that the server restored since the previous row; -1: none.
         ``restores``
-            The number of such restores, each of which is a new version.
+            The number of such restores; each makes a new version.
 
         With several servers a row is a message, whose parts are in ``parts``. A version counts
         messages; a message is read, or committed, with the last of its parts, whose times the row
