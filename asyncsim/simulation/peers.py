@@ -191,7 +191,7 @@ class Peers(ABC):
         self.counted.discard(index)
 
     def begin_life(self, index: int) -> None:
-        """Let a returning worker copy a replica, the initial one if no worker lives, and compute."""
+        """Let a returning worker copy a replica (the initial one if no peer lives), and compute."""
         assert self.absences is not None
         now, away = self.clock._now, self.absences.away
         self.counted.add(index)
@@ -406,7 +406,7 @@ class Messages(Peers):
         absences, now = self.absences, self.clock._now
         assert absences is not None
         row, share, arrival = message
-        # Each lost copy costs a time-out; whether the last one is resent decides.
+        # Each lost copy costs a time-out, until one arrives or the message is given up.
         late, is_given_up = 0.0, False
         while self.weather.loses and not is_given_up and (loss := self.weather.loss(index)) is not None:
             late += loss.timeout or 0.0
@@ -482,11 +482,10 @@ class Messages(Peers):
             self._wake(index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0]))
 
     def _settle(self, index: int) -> None:
-        """Return a dead worker's messages to living senders, or count them as lost; wake neighbours."""
+        """Return a dead worker's messages to their senders, or count them as lost."""
         for number, row, share, _, was_before in self._undelivered[index]:
             sender = self._senders[row]
-            # The dead worker's half of an earlier exchange has arrived, so its partner's is lost
-            # with it.
+            # The dead worker has sent its half of an earlier exchange: the other is lost with it.
             is_lost = number < self._last[index] if self._is_exchange(sender.index, index, number) else was_before
             if is_lost or self.workers[sender.index] is not sender:
                 self._lost.append((row, -1, share, self.clock._now))
@@ -504,7 +503,7 @@ class Messages(Peers):
             waiting = [(number, *message) for number, (box, *_) in self._rounds[index].items() for message in box]
         else:
             waiting = [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
-        # They return when the death is detected, as nobody knows of it before.
+        # They return when the death is detected, as no worker knows of it before.
         self._undelivered[index] += [(*message, True) for message in waiting]
         self._rounds[index], self._inbox[index] = {}, []
         super().end_life(index, failed_by)
@@ -552,8 +551,7 @@ class Messages(Peers):
                 for taker in takers
                 for _, row, share, arrival, _ in self._undelivered[taker]
             ]
-        # A worker's state after a round is what its edges of that round leave; before the first,
-        # all.
+        # The share kept after the previous row, by the edges of its round; 1 in a first row.
         kept_share = np.array([edges.kept(n) for edges in self._edges])[(number - 1) % len(self._edges), worker]
         rows = {"kept": np.where(is_first, 1.0, kept_share)}
         return self.trace_of("commit" if self._mixes_beside else "read", rows, self._taken_up.table(), in_flight)
@@ -573,7 +571,8 @@ class Handshakes(Peers):
         self._partner, self._free = [-1] * n, [0.0] * n
         self._row_partners: list[int] = []
         self._loses = self.absences is not None and self.weather.loses
-        self._waiting: list[list[Worker]] = [[] for _ in range(n)]  # workers that wait for an absent partner
+        # By an absent partner, the workers that wait for it.
+        self._waiting: list[list[Worker]] = [[] for _ in range(n)]
         self._number = [0] * n  # computations of each worker
 
     def compute(self, index: int, now: float) -> None:
@@ -582,7 +581,6 @@ class Handshakes(Peers):
         self.end_time[index] = end = now + self.duration(index)
         if self.absences is not None:
             self.computing[index] = True
-        # Drawn at the begin, so that the partner does not depend on the duration.
         partner = self._partner[index] = self._partner_of(index, self._number[index])
         self._number[index] += 1
         (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.go_on_at)(index, end)
@@ -622,9 +620,9 @@ class Handshakes(Peers):
     # Failures.
 
     def _may_exchange(self, worker: Worker) -> bool:
-        """Return whether a worker's partner is present; else wait for it, or draw another partner.
+        """Return whether a worker's partner is present; else let it wait, or choose another.
 
-        It waits until the partner returns or its death is detected; then another one is asked.
+        It waits until the partner returns or its death is detected.
         """
         assert self.absences is not None
         index = worker.index
@@ -694,7 +692,7 @@ def _senders(edges: Edges, workers: int) -> list[list[int]]:
 def _journeys(
     cluster: Cluster, topology: Topology, seed: int, purpose: str = "latency up"
 ) -> tuple[Callable[[int, int], float], Callable[[int, int], float], bool]:
-    """Return a message's latency and transfer time (s), by sender and taker, and if both are zero."""
+    """Return functions of sender and taker, latency and transfer time (s); and if both are 0."""
     (near, _), (far, _) = cluster.near_ways, cluster.ways
     at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
     latency, slow = delays(near.latency, seed, purpose), topology.slowness(cluster.workers)
@@ -715,7 +713,7 @@ def _journeys(
 
 
 def partners(topology: Topology, workers: int, seed: int) -> Callable[[int, int], int]:
-    """Return the function from a worker and its gradient's number to a neighbour, or -1 without any.
+    """Return the function from a worker and its gradient's number to a neighbour (-1: none).
 
     The numbers of a worker must come in order, from 0: draws are made in blocks.
     """
