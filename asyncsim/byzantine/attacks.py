@@ -2,7 +2,7 @@
 
 An attack is part of a replay: ``replay(..., attack=attacks.alie(workers=3))``, and ``--attack
 "alie(workers=3)"`` in studies. ``workers`` are the Byzantine ones: a number of them, from worker 0
-on, or a list. They compute as honest workers do; then the attack changes their messages, as a
+on, or a list. They compute as honest workers do; then the attack replaces their messages by a
 function of:
 
 ============================================  ==================================================================

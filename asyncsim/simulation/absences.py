@@ -195,8 +195,7 @@ class ServerAbsences(Absences):
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
         self._outages_begun = 0
-        # Outages and checkpoints are part of the service, so that a visit's end is known at its
-        # begin.
+        # Outages and checkpoints prolong the service, so that its end is known at its begin.
         if weather.outages is not None:
             world.server.busy = self._service_time(world.server.busy, weather.outages)
         self.schedule()
@@ -365,8 +364,7 @@ class ServerAbsences(Absences):
         def service_time(index: int) -> float:
             nonlocal number
             now, lasts = self._clock._now, service(index)
-            # The server serves nobody while it writes a checkpoint or is down; a service resumes
-            # after.
+            # While the server writes a checkpoint or is down, a service waits; then it resumes.
             begin = time = max(now, self._writing_until)
             while at(number)[1] <= now:
                 number += 1

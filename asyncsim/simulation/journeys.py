@@ -50,8 +50,7 @@ class Journeys:
         if cluster.far_every > 1 and way != near:
             far, latency = delays(way.latency, seed, f"far {purpose}"), delays(near.latency, seed, purpose)
 
-            # Both journeys have separate streams: a far visit leaves the draws of near ones as they
-            # are.
+            # Separate streams: a far visit does not change the draws of near ones.
             def near_or_far(index: int, loaded: bool) -> float:
                 is_far = visits[index] % cluster.far_every == 0
                 travels, transfer = (far, way.transfer) if is_far else (latency, near.transfer)

@@ -639,7 +639,6 @@ class Handshakes(Peers):
         return False
 
     def _exchange_now(self, worker: Worker) -> None:
-        """Schedule a worker's exchange for this instant."""
         at_once = self.at_once and not self._loses
         (self.apply_at if at_once else self.go_on_at)(worker.index, self.clock._now)
 

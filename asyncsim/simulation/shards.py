@@ -81,8 +81,7 @@ class SplitMessages(Versions):
             for missing in (self._uncommitted, self._unread, self._under_way):
                 missing[index] = self._servers
             self._accepted_parts[index] = 0
-            # All before the first departure: a part may be served at once, and change its shard's
-            # version.
+            # Before any departure: a part may be served at once, and change its shard's version.
             for shard, _, _ in servers:
                 shard.read_version[index] = shard.last_read[index]
             for _, parts, depart in servers:

@@ -79,7 +79,7 @@ class World:
         # It schedules the first failures: events of one instant happen in the order of scheduling.
         self.absences = None if self.weather is None else ServerAbsences(self, self.weather)
         #: Whether each read is part of a commit's visit, at its instant, and has no separate
-        #: record: half of the memory of a run.
+        #: record.
         has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or self.weather
         self.reads_are_commits = not (has_own_reads or self._split)
         self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
@@ -162,8 +162,7 @@ class World:
             return up(visit(read(commit(self.resume))))
         self.resume = way_down(compute, loaded=False)
         self.enter = visit(read(self.resume, ends_visit=True))
-        # Two visits: a request up, the version down; then the message up, and an acknowledgement
-        # down.
+        # Request up, version down; then message up, acknowledgement down.
         write = up(visit(commit(self.resume)))
         return up(visit(read(way_down(write), ends_visit=True)), loaded=False)
 
