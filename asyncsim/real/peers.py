@@ -172,12 +172,12 @@ class Peer:
         """Compute gradients to the last one; ``same_clock``: worker 0 is on this machine."""
         self._zero = clock_zero(SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock)
         with jax.enable_x64(self._computing.x64):
-            goes_on = self._own_part > 0
-            while goes_on:
+            continues = self._own_part > 0
+            while continues:
                 # The answer travels while this worker computes.
                 next_allowed = None if self._waits else call(0, "may_begin")
                 self._compute(len(self.rows), call)
-                goes_on = len(self.rows) < self._own_part if next_allowed is None else next_allowed()
+                continues = len(self.rows) < self._own_part if next_allowed is None else next_allowed()
 
     def _compute(self, step: int, call: Call) -> None:
         """Compute one gradient: mix messages, compute, apply and send."""

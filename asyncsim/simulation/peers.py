@@ -93,7 +93,7 @@ class Peers(ABC):
         self.commits = 0
         # Callback lists, shared by all events: a new list per event would cost time.
         self._apply: list[Callable[[Any], None]] = [self.apply]
-        self._go_on: list[Callable[[Any], None]] = [self.go_on]
+        self._resume: list[Callable[[Any], None]] = [self.resume]
         self.absences: PeerAbsences | None = None
         if cluster.failures:
             self.weather = weather = Weather(cluster.failures, n, cluster.sites, seed)
@@ -135,7 +135,7 @@ class Peers(ABC):
         """Apply a gradient."""
 
     @abstractmethod
-    def go_on(self, worker: Worker) -> None:
+    def resume(self, worker: Worker) -> None:
         """Begin the next computation, or an exchange."""
 
     def apply_at(self, index: int, time: float) -> None:
@@ -145,10 +145,10 @@ class Peers(ABC):
         # The index is the event's priority.
         self.clock.schedule_at(worker, time, index)
 
-    def go_on_at(self, index: int, time: float) -> None:
+    def resume_at(self, index: int, time: float) -> None:
         """Schedule a worker's next step: after all gradients of an instant."""
         worker = self.workers[index]
-        worker.callbacks = self._go_on
+        worker.callbacks = self._resume
         self.clock.schedule_at(worker, time, self.cluster.workers + index)
 
     def add_row(self, index: int) -> bool:
@@ -286,7 +286,7 @@ class Messages(Peers):
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
-        self._wake = self.apply_at if self._mixes_beside else self.go_on_at
+        self._wake = self.apply_at if self._mixes_beside else self.resume_at
         self._taken_up = Record(("step", "weight", "arrive_time", "by"))
         self.records.append(self._taken_up)
         self._since = [0] * n  # the first round of a worker's present life
@@ -310,7 +310,7 @@ class Messages(Peers):
         else:
             self.apply_at(index, end)
 
-    def go_on(self, worker: Worker) -> None:
+    def resume(self, worker: Worker) -> None:
         """Take up the messages that have arrived, and compute."""
         index, now = worker.index, self.clock._now
         if self._by_round:
@@ -348,7 +348,7 @@ class Messages(Peers):
         if self._mixes_beside:
             self.compute(index, now)
         else:
-            self._after_round(self.go_on_at, index, number - self._behind, now)
+            self._after_round(self.resume_at, index, number - self._behind, now)
 
     def _send(self, index: int, number: int, row: int) -> None:
         """Send shares of a row's state to the neighbours of a round; wake those whose round is complete."""
@@ -583,9 +583,9 @@ class Handshakes(Peers):
             self.computing[index] = True
         partner = self._partner[index] = self._partner_of(index, self._number[index])
         self._number[index] += 1
-        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.go_on_at)(index, end)
+        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.resume_at)(index, end)
 
-    def go_on(self, worker: Worker) -> None:
+    def resume(self, worker: Worker) -> None:
         """Ask the partner for an exchange."""
         index, now = worker.index, self.clock._now
         if self.absences is not None and not self._may_exchange(worker):
@@ -597,7 +597,7 @@ class Handshakes(Peers):
         if self._loses and (loss := self.weather.loss(index)) is not None:
             late = now + (loss.timeout or 0.0)
             if loss.resend:
-                self.go_on_at(index, late)
+                self.resume_at(index, late)
             else:
                 self._partner[index] = -1
                 self.apply_at(index, late)
@@ -640,7 +640,7 @@ class Handshakes(Peers):
 
     def _exchange_now(self, worker: Worker) -> None:
         at_once = self.at_once and not self._loses
-        (self.apply_at if at_once else self.go_on_at)(worker.index, self.clock._now)
+        (self.apply_at if at_once else self.resume_at)(worker.index, self.clock._now)
 
     def _release(self, index: int) -> None:
         waiting, self._waiting[index] = self._waiting[index], []
