@@ -255,7 +255,7 @@ def trace(request):
 def test_a_saved_trace_has_its_parts(trace, tmp_path):
     loaded = Trace.load(trace.save(tmp_path / "trace.parquet"))
     for field in dataclasses.fields(Trace):
-        if field.name != "source":
+        if field.name not in ("source", "rollouts"):
             pd.testing.assert_frame_equal(getattr(loaded, field.name), getattr(trace, field.name), check_exact=True)
     assert loaded.source == trace.source and loaded.servers == 4
     assert loaded.save(tmp_path / "again.parquet").read_bytes() == (tmp_path / "trace.parquet").read_bytes()
