@@ -401,7 +401,7 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
 
 
 def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
-    """Raise InputError for a computation before its read, or a column that contradicts the count."""
+    """Raise InputError for a computation before its read, or a column unlike the count."""
     late = (frame["start_time"] >= frame["read_time"]).to_numpy()
     rule = f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
     _require("visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule)
