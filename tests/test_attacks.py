@@ -163,7 +163,7 @@ def test_methods_can_be_attacked(name):
     honest = replay(own, method, quadratic(), precision="float64")
 
     def nothing(workers):
-        return Attack("nothing()", workers, own=lambda message, key: message, change=lambda messages, *_: messages)
+        return Attack("nothing()", workers, corrupt=lambda message, key: message, change=lambda messages, *_: messages)
 
     if own.workers < 2:
         return

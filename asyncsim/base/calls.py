@@ -1,7 +1,7 @@
 """The call syntax of laws, policies, methods and problems: ``name(argument=value, ...)``, nested where needed.
 
-`read` takes a text apart into numbers, texts, lists and calls, and `bind` gives the arguments of a call their names.
-Nothing of a text is ever executed.
+`read` parses a text into numbers, texts, lists and calls; `bind` assigns the arguments of a call to
+the parameters of a function. No text is ever executed.
 """
 
 import ast
@@ -21,12 +21,12 @@ from asyncsim.base.units import quoted
 _LONGEST_LIST = 1_000_000
 #: Characters of a part that are repeated without quotes.
 _LONGEST_PART = 60
-#: A number with a unit; not with an exponent.
+#: A number with a unit; the lookahead excludes exponents, as in ``1e5``.
 _UNIT = re.compile(r"\d\s*(?!e[-+]?\d)[^\W\d_]", re.IGNORECASE)
 
 
 class Call(NamedTuple):
-    """A name with its arguments; ``brackets`` says whether there were any, also empty ones."""
+    """A name with its arguments; ``brackets``: whether they were written, possibly empty."""
 
     name: str
     positional: tuple[Any, ...] = ()
@@ -38,12 +38,12 @@ class Call(NamedTuple):
         return f"{self.name}({', '.join(arguments)})" if self.brackets else self.name
 
 
-def read(text: str, what: str, example: str, units: bool = False) -> Any:
-    """Return what a text stands for: a number, True, False, None, a text in quotes, a `Call`, or a list of these.
+def read(text: str, expected: str, example: str, units: bool = False) -> Any:
+    """Parse a text: a number, True, False, None, a text in quotes, a `Call`, or a list of these.
 
-    A list may be repeated and added: ``[gamma(1, 0.2)] * 90 + [3] * 10``. ``what`` it should be, and an ``example``,
-    are for messages. With ``units`` a number with a unit is a text in quotes, ``"40 ms"``, which
-    `asyncsim.base.units.quantity` reads.
+    A list may be repeated and added: ``[gamma(1, 0.2)] * 90 + [3] * 10``. Error messages name what
+    is ``expected``, and an ``example``. With ``units`` a number with a unit is a text in quotes,
+    ``"40 ms"``, which `asyncsim.base.units.quantity` reads.
 
     Raises
     ------
@@ -51,26 +51,27 @@ def read(text: str, what: str, example: str, units: bool = False) -> Any:
         If the text is anything else.
     """
     try:
-        return _value(ast.parse(quoted(text.strip()) if units else text.strip(), mode="eval").body, what)
+        return _value(ast.parse(quoted(text.strip()) if units else text.strip(), mode="eval").body, expected)
     except InputError:
         raise
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         unit = "; numbers have no unit here" if not units and _UNIT.search(text) else ""
-        raise InputError(f"{shown(text)}: not {what}; write for example {example}{unit}") from None
+        raise InputError(f"{shown(text)}: not {expected}; write for example {example}{unit}") from None
 
 
 def called(
     argument: str, text: str, functions: Mapping[str, Callable[..., Any]], units: bool = False, prefixed: bool = False
 ) -> Any:
-    """Return the result of the call that a text means, of one of some functions by their names.
+    """Call the function that a text names, among ``functions`` by name; return its result.
 
-    Brackets without parameters may be left out; calls among the parameters are passed on as texts. ``argument`` is what
-    had the text, for messages; ``units`` as in `read`; with ``prefixed`` they begin errors of the function, too.
+    Brackets without parameters may be left out; calls among the parameters are passed on as texts.
+    In error messages ``argument`` is the source of the text. ``units`` is that of `read`; with
+    ``prefixed`` errors of the function begin with the argument, too.
 
     Raises
     ------
     InputError
-        If the text is no call of one of these functions, or the function refuses its parameters.
+        The text is no call of one of these functions, or the function refuses its parameters.
     """
     subject = f"{argument} = {shown(text)}"
     try:
@@ -82,9 +83,11 @@ def called(
         raise InputError(f"{subject}: unknown; {choices_like(name, map(form_of, functions.values()))}")
     if not isinstance(call, Call):
         raise InputError(f"{subject}: cannot be read; write {form_of(functions[name])}")
-    given = bind(call, functions[name], subject)
+    parameters = bind(call, functions[name], subject)
     try:
-        return functions[name](**{key: str(one) if isinstance(one, Call) else one for key, one in given.items()})
+        return functions[name](
+            **{key: str(value) if isinstance(value, Call) else value for key, value in parameters.items()}
+        )
     except InputError as error:
         if not prefixed:
             raise
@@ -94,9 +97,9 @@ def called(
 def from_text(
     argument: str, value: Any, kind: type, functions: Mapping[str, Callable[..., Any]], module: str, example: str
 ) -> Any:
-    """Return a value of a kind from itself, or from the text of a call that makes it.
+    """Return a value of a kind as it is, or call the function that a text names.
 
-    ``functions``: those that make one, of this ``module``; ``example``: a call, for messages.
+    ``functions``: the constructors, all of ``module``; ``example``: a call, for error messages.
     """
     if isinstance(value, kind):
         return value
@@ -107,47 +110,49 @@ def from_text(
     raise InputError(f"{argument} = {value!r:.80}: must be a {argument}; {instead}")
 
 
-def bind(call: Call, target: Any, told: str, complete: bool = True) -> dict[str, Any]:
-    """Return the arguments of a call by the names that a function, or a dataclass, has for them."""
+def bind(call: Call, target: Any, subject: str, complete: bool = True) -> dict[str, Any]:
+    """Map the arguments of a call to the parameters of a function or a dataclass."""
     parameters = parameters_of(target)
     if len(call.positional) > len(parameters):
-        raise InputError(f"{told}: {len(call.positional)} parameters given; write {form_of(target)}")
-    given = dict(zip(parameters, call.positional, strict=False))
+        raise InputError(f"{subject}: {len(call.positional)} parameters given; write {form_of(target)}")
+    arguments = dict(zip(parameters, call.positional, strict=False))
     for name, value in call.named:
-        require_choice(f"{told}: parameter", name, parameters)
-        if name in given:
-            raise InputError(f"{told}: {name} is given twice; write {form_of(target)}")
-        given[name] = value
+        require_choice(f"{subject}: parameter", name, parameters)
+        if name in arguments:
+            raise InputError(f"{subject}: {name} is given twice; write {form_of(target)}")
+        arguments[name] = value
     if complete:
-        require_all(given, target, told)
-    return given
+        require_all(arguments, target, subject)
+    return arguments
 
 
-def require_all(given: dict[str, Any], target: Any, told: str) -> None:
-    """Raise InputError unless all arguments of a function are given that have no default."""
+def require_all(arguments: dict[str, Any], target: Any, subject: str) -> None:
+    """Raise InputError if an argument without a default is missing."""
     parameters = parameters_of(target)
-    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    missing = [name for name in required if name not in arguments]
     if missing:
-        raise InputError(f"{told}: {' and '.join(missing)} missing; write {form_of(target)}")
+        raise InputError(f"{subject}: {' and '.join(missing)} missing; write {form_of(target)}")
 
 
 def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function that have names."""
+    """Return the parameters of a function that can be named in a call."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: one for name, one in inspect.signature(target).parameters.items() if one.kind in named}
+    parameters = inspect.signature(target).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
 
 
 def form_of(target: Any) -> str:
-    """Return how a call is written, for messages: ``gamma(mean=..., cv=...)``, ``discard_stale(limit, count=1)``."""
+    """Describe a call: ``gamma(mean=..., cv=...)``, ``discard_stale(limit, count=1)``."""
     if dataclasses.is_dataclass(target):
         return f"{name_of(target)}({', '.join(f'{parameter}=...' for parameter in parameters_of(target))})"
     shown_defaults = (
-        f'{name}="{one.default}"'
-        if isinstance(one.default, str)
-        else f"{name}={write(one.default)}"
-        if isinstance(one.default, int | float)
+        f'{name}="{parameter.default}"'
+        if isinstance(parameter.default, str)
+        else f"{name}={write(parameter.default)}"
+        if isinstance(parameter.default, int | float)
         else name
-        for name, one in parameters_of(target).items()
+        for name, parameter in parameters_of(target).items()
     )
     target = target.func if isinstance(target, functools.partial) else target
     return f"{target.__name__}({', '.join(shown_defaults)})"
@@ -164,12 +169,12 @@ def write(value: Any) -> str:
 
 
 def name_of(kind: Any) -> str:
-    """Return the name that a class has on the command line."""
+    """Return the name of a class on the command line."""
     return kind.__name__.lower()
 
 
 def as_float(number: Any) -> float:
-    """Return a number as a float, infinite where it is too large for one."""
+    """Convert a number to a float; infinity if it is too large."""
     try:
         return float(number)
     except OverflowError:
@@ -177,7 +182,7 @@ def as_float(number: Any) -> float:
 
 
 def split(texts: Any) -> list[Any]:
-    """Split texts at commas outside of brackets and quotes; leave all that is no text as it is."""
+    """Split texts at commas outside of brackets and quotes; leave other values unchanged."""
     entries: list[Any] = []
     for text in [texts] if isinstance(texts, str) else texts:
         if not isinstance(text, str):
@@ -195,41 +200,41 @@ def split(texts: Any) -> list[Any]:
                 part = ""
             else:
                 part += letter
-        entries += [part.strip(" ,")] if part.strip(" ,") else []  # of brackets that are left open
+        entries += [part.strip(" ,")] if part.strip(" ,") else []  # a bracket was not closed
     return entries
 
 
-def _value(node: ast.expr, what: str) -> Any:
+def _value(node: ast.expr, expected: str) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
-        case ast.Name(id="inf" | "nan" as name):  # for whoever takes it to refuse, with the argument's name
+        case ast.Name(id="inf" | "nan" as name):  # the caller refuses it, and names the argument
             return float(name)
         case ast.Name(id=name):
             return Call(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            if _is_number(value := _value(operand, what)):
+            if _is_number(value := _value(operand, expected)):
                 return -value
         case ast.List(elts=entries) | ast.Tuple(elts=entries):
-            return [_value(entry, what) for entry in entries]
+            return [_value(entry, expected) for entry in entries]
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _repeat(_value(left, what), _value(right, what), node, what)
+            return _repeat(_value(left, expected), _value(right, expected), node, expected)
         case ast.BinOp(op=ast.Add()):
-            parts = [_value(part, what) for part in _summands(node)]
+            parts = [_value(part, expected) for part in _summands(node)]
             if all(isinstance(part, list) for part in parts):
                 return list(itertools.chain.from_iterable(parts))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            # What two stars stand for is nobody's argument.
-            named = [(one.arg, _value(one.value, what)) if one.arg else ("**", None) for one in keywords]
-            return Call(name, tuple(_value(one, what) for one in args), tuple(named), brackets=True)
-    raise not_a(what, _unparsed(node))
+            # ``f(**values)`` has no name; the two stars make `bind` refuse it as a parameter.
+            named = [(word.arg, _value(word.value, expected)) if word.arg else ("**", None) for word in keywords]
+            return Call(name, tuple(_value(arg, expected) for arg in args), tuple(named), brackets=True)
+    raise not_a(expected, _unparsed(node))
 
 
-def not_a(what: str, part: str) -> InputError:
-    """Return the error for a part of a text that is not what it should be."""
-    kind = what.removeprefix("a ")
+def not_a(expected: str, part: str) -> InputError:
+    """Build the error for a part of a text of the wrong kind."""
+    kind = expected.removeprefix("a ")
     return InputError(
-        f"{part}: not {what}; write a number, name(parameter=value, ...) or [{kind}] * count + [{kind}] * count"
+        f"{part}: not {expected}; write a number, name(parameter=value, ...) or [{kind}] * count + [{kind}] * count"
     )
 
 
@@ -238,7 +243,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:
-    """Return the parts of a sum in their order; in a loop, as there may be a thousand of them."""
+    """Return the summands in order; a loop, as recursion fails for a thousand of them."""
     parts = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         parts.append(node.right)
@@ -246,11 +251,12 @@ def _summands(node: ast.expr) -> list[ast.expr]:
     return [node, *reversed(parts)]
 
 
-def _repeat(left: Any, right: Any, node: ast.expr, what: str) -> list[Any]:
-    entries, count = (left, right) if isinstance(left, list) else (right, left)
+def _repeat(first: Any, second: Any, node: ast.expr, expected: str) -> list[Any]:
+    entries, count = (first, second) if isinstance(first, list) else (second, first)
     if not isinstance(entries, list) or not _is_number(count) or count < 0 or as_float(count) % 1:
         raise InputError(
-            f"{_unparsed(node)}: only a list can be repeated, a whole number of times: [{what.removeprefix('a ')}] * 10"
+            f"{_unparsed(node)}: only a list can be repeated, a whole number of times: "
+            f"[{expected.removeprefix('a ')}] * 10"
         )
     if count * len(entries) > _LONGEST_LIST:
         raise InputError(f"{_unparsed(node)}: more than {_LONGEST_LIST} entries; repeat fewer times")
@@ -258,6 +264,6 @@ def _repeat(left: Any, right: Any, node: ast.expr, what: str) -> list[Any]:
 
 
 def _unparsed(node: ast.expr) -> str:
-    """Return the text of a part; in quotes, and cut, where it is long."""
+    """Return the text of a part, quoted and truncated if it is long."""
     text = ast.unparse(node)
     return text if len(text) <= _LONGEST_PART else shown(text)

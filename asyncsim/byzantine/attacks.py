@@ -1,25 +1,29 @@
-"""Attacks: what Byzantine workers send in the place of their messages.
+"""Attacks: the messages that Byzantine workers send instead of honest ones.
 
-An attack is part of a replay: ``replay(..., attack=attacks.alie(workers=3))``, and ``--attack "alie(workers=3)"`` in
-studies. ``workers`` are the Byzantine ones: so many, from worker 0 on, or a list.
-They compute as the others do, and what they send is changed:
+An attack is part of a replay: ``replay(..., attack=attacks.alie(workers=3))``, and ``--attack
+"alie(workers=3)"`` in studies. ``workers`` are the Byzantine ones: a number of them, from worker 0
+on, or a list. They compute as honest workers do; then the attack replaces their messages by a
+function of:
 
 ============================================  ==================================================================
-`sign_flip`, `gaussian`, `disturbance`,       of the own message alone
+`sign_flip`, `gaussian`, `disturbance`,       the worker's message alone
 `zero`, `infinite`
-`alie`, `inner_product`, `mimic`, `min_max`   of the messages of all honest workers (`alie` also of the own ones):
-                                              of the version that is about to be made, for methods that combine its
-                                              messages (`asyncsim.methods.Method.combine`; a version of Byzantine
-                                              messages alone stays as it is); for all others, at each commit of a
-                                              Byzantine worker, of the last message of every honest worker.
-                                              Without a server: of the honest messages that the receiver takes
-                                              up in the same step, and its own last one; where workers meet in
-                                              pairs, of the states of all honest workers at that instant
+`alie`, `inner_product`, `mimic`, `min_max`   the messages of all honest workers (`alie`: or of the Byzantine ones):
+                                              of the version that is about to be completed, for
+                                              methods that combine its messages
+                                              (`asyncsim.methods.Method.combine`; a version of
+                                              Byzantine messages alone is unchanged); for all other
+                                              methods, at each commit of a Byzantine worker, the
+                                              last message of every honest worker. Without a server:
+                                              the honest messages that the receiver takes up in the
+                                              same step, and its last message; where workers average
+                                              in pairs, the states of all honest workers at that
+                                              instant
 `label_flip`                                  the message is honest, and comes from wrong labels
 ============================================  ==================================================================
 
-Messages are what a method sends: gradients with `asyncsim.methods.robust`, steps with most others. An attack of one's
-own::
+A message is a gradient with `asyncsim.methods.robust`, a step with most other methods. A new attack
+is a function::
 
     def reverse(workers, scale=3.0):
         def change(messages, honest, byzantine, key):
@@ -49,7 +53,7 @@ from asyncsim.methods.method import Array
 
 
 class WeakAttackWarning(UserWarning):
-    """An attack that is none on this cluster."""
+    """A warning that an attack has no effect on this cluster."""
 
 
 def _no_weakness(workers: int) -> str:
@@ -57,41 +61,49 @@ def _no_weakness(workers: int) -> str:
 
 
 class Attack(NamedTuple):
-    """What Byzantine workers do.
+    """A change of the messages, or of the labels, of Byzantine workers.
 
     Attributes
     ----------
     text : str
-        The call that makes it, for what is recorded: ``"alie(workers=3)"``.
+        The call that builds the attack, for records: ``"alie(workers=3)"``.
     workers : int or sequence of int
         The Byzantine workers, or their number: the first ones.
-    own : function, optional
-        ``own(message, key) -> message``, a vector or an array of a message that has several: what is known is the
-        worker's own message alone. Where workers meet in pairs, their states take the place of messages.
+    corrupt : function, optional
+        ``corrupt(message, key) -> message``, a vector or one array of a message that has several;
+        it sees the worker's message alone. Where workers average in pairs, states replace messages.
     change : function, optional
-        ``change(messages, honest, byzantine, key) -> messages``, with ``messages[workers, parameters]`` and the masks
-        of the honest and the Byzantine workers whose messages are there: all of them are known.
+        ``change(messages, honest, byzantine, key) -> messages``, with
+        ``messages[workers, parameters]`` and the masks of the honest and the Byzantine workers
+        whose messages are present; it sees all.
     labels : bool
         Whether Byzantine workers compute with the labels of the data in reverse order.
     weakness : function, optional
-        ``weakness(workers) -> str``: why it is no attack on a cluster of so many workers; empty if it is one.
+        ``weakness(workers) -> str``: why the attack has no effect with this number of workers, or
+        "".
     """
 
     text: str
     workers: Any
-    own: Callable[[Array, Any], Array] | None = None
+    corrupt: Callable[[Array, Any], Array] | None = None
     change: Callable[[Array, Array, Array, Any], Array] | None = None
     labels: bool = False
     weakness: Callable[[int], str] = _no_weakness
 
     def byzantine(self, workers: int) -> np.ndarray:
-        """Return the mask of the Byzantine workers; raise InputError unless some of a cluster's are, and not all."""
+        """Return the mask of the Byzantine workers, ``[workers]``.
+
+        Raises
+        ------
+        InputError
+            The cluster has one worker, no honest worker, or too few workers for the indices.
+        """
         chosen = _chosen(self.workers)
         if workers == 1:
             raise InputError(
                 f"attack = {self.text!r}: the cluster has one worker, which is honest; leave out methods of one worker"
             )
-        if outside := [one for one in chosen if one >= workers]:
+        if outside := [index for index in chosen if index >= workers]:
             raise InputError(
                 f"attack = {self.text!r}: worker {outside[0]} is outside the cluster, whose {workers} workers are 0 to "
                 f"{workers - 1}"
@@ -102,42 +114,43 @@ class Attack(NamedTuple):
 
 
 def _chosen(workers: Any) -> list[int]:
-    """Return the indices of the Byzantine workers; raise InputError for what is neither a number nor a list of them."""
+    """List the indices of the Byzantine workers, given a number or a list of them."""
     if not isinstance(workers, list | tuple | range | np.ndarray):
         return list(range(require_count("workers", workers)))
-    found = [require_count("workers", one, minimum=0) for one in workers]
-    if not found or len(set(found)) < len(found):
+    indices = [require_count("workers", index, minimum=0) for index in workers]
+    if not indices or len(set(indices)) < len(indices):
         raise InputError(f"workers = {workers!r}: must hold at least one worker, each once")
-    return found
+    return indices
 
 
-def _attack(name: str, workers: Any, given: Mapping[str, Any] | None = None, **does: Any) -> Attack:
-    """Return an attack; ``given`` are the arguments besides the workers that are not None."""
+def _attack(name: str, workers: Any, options: Mapping[str, Any] | None = None, **does: Any) -> Attack:
+    """Build an attack; ``options`` that are not None become part of its text, after the workers."""
     _chosen(workers)
-    held = list(workers) if isinstance(workers, range | np.ndarray) else workers
-    arguments = {"workers": held, **{key: one for key, one in (given or {}).items() if one is not None}}
-    text = f"{name}({', '.join(f'{key}={write(value)}' for key, value in arguments.items())})"
+    plain = list(workers) if isinstance(workers, range | np.ndarray) else workers
+    arguments = {"workers": plain, **(options or {})}
+    shown = (f"{key}={write(value)}" for key, value in arguments.items() if value is not None)
+    text = f"{name}({', '.join(shown)})"
     return Attack(text, workers, **does)
 
 
 def sign_flip(workers: Any, scale: float = 1.0) -> Attack:
-    """Return the attack that sends the own message times ``-scale``: 10 for BASGD's negative gradients."""
+    """Send the worker's message times ``-scale``: 10 for BASGD's negative gradients."""
     require_positive("scale", scale)
-    return _attack("sign_flip", workers, {"scale": scale}, own=lambda message, key: -scale * message)
+    return _attack("sign_flip", workers, {"scale": scale}, corrupt=lambda message, key: -scale * message)
 
 
 def gaussian(workers: Any, sigma: float = 200.0) -> Attack:
-    """Return the attack that sends noise, of standard deviation ``sigma`` in each coordinate (Blanchard et al.)."""
+    """Send normal noise, of standard deviation ``sigma`` in each coordinate (Blanchard et al.)."""
     require_positive("sigma", sigma)
 
-    def own(message: Array, key: Any) -> Array:
+    def corrupt(message: Array, key: Any) -> Array:
         return sigma * jax.random.normal(key, message.shape, message.dtype)
 
-    return _attack("gaussian", workers, {"sigma": sigma}, own=own)
+    return _attack("gaussian", workers, {"sigma": sigma}, corrupt=corrupt)
 
 
 def disturbance(workers: Any, sigma: float = 0.2) -> Attack:
-    """Return BASGD's random disturbance: noise is added, ``sigma`` times as long in each coordinate as the message.
+    """Add normal noise of ``sigma`` times the message's length: BASGD's random disturbance.
 
     References
     ----------
@@ -145,41 +158,41 @@ def disturbance(workers: Any, sigma: float = 0.2) -> Attack:
     """
     require_positive("sigma", sigma)
 
-    def own(message: Array, key: Any) -> Array:
+    def corrupt(message: Array, key: Any) -> Array:
         length = jnp.sqrt(jnp.sum(message**2))
         return message + sigma * length * jax.random.normal(key, message.shape, message.dtype)
 
-    return _attack("disturbance", workers, {"sigma": sigma}, own=own)
+    return _attack("disturbance", workers, {"sigma": sigma}, corrupt=corrupt)
 
 
 def zero(workers: Any) -> Attack:
-    """Return the attack that sends zeros."""
-    return _attack("zero", workers, own=lambda message, key: jnp.zeros_like(message))
+    """Send zeros."""
+    return _attack("zero", workers, corrupt=lambda message, key: jnp.zeros_like(message))
 
 
 def infinite(workers: Any) -> Attack:
-    """Return the attack that sends infinite numbers."""
-    return _attack("infinite", workers, own=lambda message, key: jnp.full_like(message, jnp.inf))
+    """Send infinite numbers."""
+    return _attack("infinite", workers, corrupt=lambda message, key: jnp.full_like(message, jnp.inf))
 
 
 def label_flip(workers: Any) -> Attack:
-    """Return the attack that computes with the labels in reverse order: 9 for 0, 8 for 1."""
+    """Compute with the labels in reverse order: 9 for 0, 8 for 1."""
     return _attack("label_flip", workers, labels=True)
 
 
 def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
-    """Return "a little is enough": all send the mean minus ``z`` standard deviations, coordinate by coordinate.
+    """Send the mean minus ``z`` standard deviations, per coordinate: "a little is enough".
 
     Parameters
     ----------
     z : float, optional
-        Else the largest with which enough honest workers are still further from the mean: with ``n`` workers, ``f`` of
-        them Byzantine, the standard normal quantile of ``(n - f - s) / (n - f)``, and ``s = n // 2 + 1 - f``. It is
-        zero, which is no attack, of an even number of workers with 2 Byzantine ones and of an odd number with 1; a
-        replay warns of that.
+        By default the largest that leaves enough honest workers further from the mean: with ``n``
+        workers, ``f`` of them Byzantine, the standard normal quantile of ``(n - f - s) / (n - f)``,
+        and ``s = n // 2 + 1 - f``. It is zero, which has no effect, for an even number of workers
+        with 2 Byzantine ones and an odd number with 1; a replay warns of that.
     knows : {"all", "own"}
-        Mean and standard deviation (over all, not one less) are of the honest messages, or, as in the authors' program,
-        of what the Byzantine workers would have sent.
+        Mean and standard deviation (over all, not one less) are of the honest messages, or, as in
+        the authors' program, of the Byzantine workers' messages before the attack.
 
     References
     ----------
@@ -194,8 +207,8 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
         return alie_z(n, f) if z is None else z
 
     def change(messages: Array, honest: Array, byzantine: Array, key: Any) -> Array:
-        known = honest if knows == "all" else byzantine
-        mean, deviation = _moments(messages, known)
+        basis = honest if knows == "all" else byzantine
+        mean, deviation = _moments(messages, basis)
         return _in_place(messages, byzantine, mean - strength(len(messages)) * deviation)
 
     def weakness(n: int) -> str:
@@ -203,22 +216,22 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
             return ""
         return f"with {f} of {n} workers z is 0, so that they send the mean, which is no attack; give another z"
 
-    given = {"z": z, "knows": None if knows == "all" else knows}
-    return _attack("alie", workers, given, change=change, weakness=weakness)
+    options = {"z": z, "knows": None if knows == "all" else knows}
+    return _attack("alie", workers, options, change=change, weakness=weakness)
 
 
 def alie_z(n: int, f: int) -> float:
-    """Return the z of `alie` for ``n`` workers of which ``f`` are Byzantine."""
-    needed = n // 2 + 1 - f
-    if not 0 < needed < n - f:
+    """Return the default z of `alie`: ``f`` of ``n`` workers are Byzantine."""
+    supporters = n // 2 + 1 - f
+    if not 0 < supporters < n - f:
         raise InputError(f"workers = {f}: of {n} workers, z has no value for so many Byzantine ones; give z")
-    return NormalDist().inv_cdf((n - f - needed) / (n - f))
+    return NormalDist().inv_cdf((n - f - supporters) / (n - f))
 
 
 def inner_product(workers: Any, scale: float = 2.0) -> Attack:
-    """Return inner-product manipulation: all send ``-scale`` times the mean of the honest messages.
+    """Send ``-scale`` times the mean of the honest messages: inner-product manipulation.
 
-    ``scale``: .1 evades rules by distance, above one reverses a mean.
+    ``scale``: .1 evades distance-based rules; above one, a mean changes its sign.
 
     References
     ----------
@@ -233,9 +246,9 @@ def inner_product(workers: Any, scale: float = 2.0) -> Attack:
 
 
 def mimic(workers: Any, target: int | None = None) -> Attack:
-    """Return the attack that sends what one honest worker sends, over and over: harmful where data differ.
+    """Repeat the message of one honest worker: harmful where workers hold different data.
 
-    ``target``: that worker; the first that is there unless it is said, or if it is not there.
+    ``target``: that worker; by default, or without a message of it, the first honest one.
 
     References
     ----------
@@ -256,10 +269,10 @@ def mimic(workers: Any, target: int | None = None) -> Attack:
 
 
 def min_max(workers: Any, direction: str = "deviation") -> Attack:
-    """Return the attack that goes from the honest mean as far as no honest message would betray it.
+    """Send a vector as far from the honest mean as the distances between honest messages allow.
 
-    All send ``mean + gamma p``, with the largest ``gamma`` at which the distance to no honest message is larger than
-    the largest between two honest ones.
+    All send ``mean + gamma p``, with the largest ``gamma`` at which no honest message is further
+    away than the two honest messages furthest from each other.
 
     Parameters
     ----------
@@ -268,7 +281,7 @@ def min_max(workers: Any, direction: str = "deviation") -> Attack:
 
     Notes
     -----
-    The paper searches ``gamma`` by halving; here it is the root of a quadratic equation.
+    The paper halves an interval to find ``gamma``; here it is the root of a quadratic equation.
 
     References
     ----------
@@ -280,16 +293,19 @@ def min_max(workers: Any, direction: str = "deviation") -> Attack:
         mean, deviation = _moments(messages, honest)
         units = {"mean": mean / jnp.maximum(jnp.linalg.norm(mean), 1e-30), "sign": jnp.sign(mean)}
         p = -units.get(direction, deviation)
-        kept = jnp.where(honest[:, None], messages, mean)
-        pairs = jax.lax.map(lambda own: jnp.max(jnp.sum((kept - own) ** 2, 1)), kept)
-        apart = mean - kept
-        a, b = jnp.sum(p * p), apart @ p
-        c = jnp.sum(apart * apart, 1) - jnp.max(pairs)
+        # Absent and Byzantine rows become the mean, which changes no maximum.
+        honest_messages = jnp.where(honest[:, None], messages, mean)
+        # Row by row: all pairs at once would need [workers, workers, parameters].
+        furthest = jax.lax.map(lambda row: jnp.max(jnp.sum((honest_messages - row) ** 2, 1)), honest_messages)
+        offsets = mean - honest_messages
+        # |offsets + gamma p|^2 = max distance^2, for each message; the smallest root meets all.
+        a, b = jnp.sum(p * p), offsets @ p
+        c = jnp.sum(offsets * offsets, 1) - jnp.max(furthest)
         gamma = (jnp.sqrt(jnp.maximum(b * b - a * c, 0)) - b) / jnp.maximum(a, 1e-30)
         return _in_place(messages, byzantine, mean + jnp.min(jnp.where(honest, gamma, jnp.inf)) * p)
 
-    given = {"direction": None if direction == "deviation" else direction}
-    return _attack("min_max", workers, given, change=change)
+    options = {"direction": None if direction == "deviation" else direction}
+    return _attack("min_max", workers, options, change=change)
 
 
 #: The attacks by their names on the command line.
@@ -311,12 +327,12 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = {
 
 
 def parse_attack(attack: Attack | str | None) -> Attack | None:
-    """Return the attack that a text stands for: ``"alie(workers=3)"``; an attack, or None, as it is.
+    """Parse an attack from its text, ``"alie(workers=3)"``; return an attack, or None, unchanged.
 
     Raises
     ------
     InputError
-        For anything else.
+        The value is of another type, or its text is no call of an attack.
     """
     if attack is None or isinstance(attack, Attack):
         return attack
@@ -325,7 +341,7 @@ def parse_attack(attack: Attack | str | None) -> Attack | None:
     return _parsed(attack)
 
 
-@functools.lru_cache(64)  # what is compiled is kept by the very object
+@functools.lru_cache(64)  # the same object each time: compiled programs are cached by identity
 def _parsed(attack: str) -> Attack:
     return called("attack", attack, ATTACKS, prefixed=True)
 
@@ -334,10 +350,10 @@ def _in_place(messages: Array, byzantine: Array, vector: Array) -> Array:
     return jnp.where(byzantine[:, None], vector, messages)
 
 
-def _moments(messages: Array, known: Array) -> tuple[Array, Array]:
-    """Return mean and standard deviation of the messages that are known, coordinate by coordinate."""
-    share = known.astype(messages.dtype) / jnp.maximum(jnp.sum(known), 1).astype(messages.dtype)
-    kept = jnp.where(known[:, None], messages, 0)
-    mean = jnp.matmul(share, kept, precision=jax.lax.Precision.HIGHEST)
-    apart = jnp.where(known[:, None], messages - mean, 0)
-    return mean, jnp.sqrt(jnp.matmul(share, apart**2, precision=jax.lax.Precision.HIGHEST))
+def _moments(messages: Array, mask: Array) -> tuple[Array, Array]:
+    """Return mean and standard deviation of the messages in a mask, coordinate by coordinate."""
+    share = mask.astype(messages.dtype) / jnp.maximum(jnp.sum(mask), 1).astype(messages.dtype)
+    present = jnp.where(mask[:, None], messages, 0)
+    mean = jnp.matmul(share, present, precision=jax.lax.Precision.HIGHEST)
+    deviations = jnp.where(mask[:, None], messages - mean, 0)
+    return mean, jnp.sqrt(jnp.matmul(share, deviations**2, precision=jax.lax.Precision.HIGHEST))

@@ -101,9 +101,9 @@ def notes(recorded: Durations) -> list[str]:
             f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
             "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
         )
-    load = _correlation(relative, recorded.others)
-    spread = float(recorded.others.var())
-    product = float(np.mean((recorded.others - recorded.others.mean()) * (relative - relative.mean())))
+    load = _correlation(relative, recorded.concurrent)
+    spread = float(recorded.concurrent.var())
+    product = float(np.mean((recorded.concurrent - recorded.concurrent.mean()) * (relative - relative.mean())))
     slope = product / spread / float(relative.mean()) if spread else 0.0
     effect = abs(slope) * spread**0.5
     if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _SMALLEST_EFFECT / 2:

@@ -1,4 +1,4 @@
-"""The cluster: how long things take, who queues where, and what the server admits."""
+"""The cluster: durations, the network, the order of service, and the server's policy."""
 
 import functools
 import math
@@ -42,17 +42,17 @@ PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
-#: What there is also without a server; all else must have its default there.
+#: Entries that a cluster without a server has as well; all others must have their default there.
 _WITHOUT_SERVER = (
     *("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology"),
     *("sites", "far_latency", "far_bandwidth", "failures"),
 )
-#: What `to_dict` leaves out where it is not given: older versions did not have it.
+#: Entries that `to_dict` omits at their default: older versions did not have them.
 _LATER = (
     *("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers"),
     "rollouts",
 )
-#: Computations that a message may take before it is asked whether its bandwidth is meant.
+#: Computations that a message may last before the unit of its bandwidth is questioned.
 _SLOW = 100
 #: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
 WORKER_BYTES = 1_000
@@ -60,14 +60,14 @@ WORKER_BYTES = 1_000
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers, one parameter server, and the network between them; or with a topology, workers and no server.
+    """Workers, a parameter server and the network between them; or with a topology, only workers.
 
     Laws may be given as a law, a number of seconds or a text such as ``"gamma(mean=1, cv=0.2)"``.
 
     Attributes
     ----------
     workers : int
-        How many compute at once, each with one job in flight.
+        The number of workers; each computes one job at a time.
     compute : Law or tuple of Law
         Seconds per local step; a list or an array gives one law per worker.
     service : Law
@@ -76,69 +76,72 @@ class Cluster:
         Seconds one way; a pair gives the way up (to the server) and the way down, `asyncsim.per_worker` one law or pair
         for each worker.
     bandwidth : float, pair of float, PerWorker, or None
-        Bytes per second for the messages that carry parameters, ``"100 Mbit/s"`` say; a pair gives the way up and the
-        way down, `asyncsim.per_worker` one bandwidth or pair for each worker. None: they take no time.
-        Requests to read and acknowledgements carry no parameters and take the latency alone.
+        Bytes per second for messages that carry parameters, for example ``"100 Mbit/s"``; a pair
+        gives the way up and the way down, `asyncsim.per_worker` one bandwidth or pair for each
+        worker. None: transfers take no time. Requests to read and acknowledgements take the latency
+        alone.
     message_bytes : float, pair of float, or None
-        Size of such a message, ``"25 MB"`` say; a pair gives the way up and the way down. Given together with
-        ``bandwidth`` or ``far_bandwidth``.
+        Size of such a message, for example ``"25 MB"``; a pair gives the way up and the way down.
+        Required with ``bandwidth`` or ``far_bandwidth``.
     shared_bandwidth : bool
         Each direction of the server's link carries one message at a time, first come first served, and
-        the latency comes after it. Otherwise every worker has the bandwidth to itself. With a ``far_bandwidth``
-        each other site has such a link of its own to the server.
+        the latency comes after it. Otherwise every worker has the full bandwidth. With a
+        ``far_bandwidth`` each other site has a separate link to the server.
     window : int or tuple of int
-        Local steps per communication; a computation is the sum of that many compute times. A list gives one per worker
-        (`asyncsim.proportional_windows` makes one).
+        Local steps per communication; a computation is the sum of that many compute times. A list
+        gives one per worker (see `asyncsim.proportional_windows`).
     protocol : str
-        What a visit to the server is:
+        The visits to the server:
 
         - ``"exchange"``: one atomic visit applies the message and reads back.
         - ``"read_then_write"``: the worker's own read comes before its own write.
         - ``"write_then_read"``: two visits; the request to read queues as soon as the write has been
           served (same connection, no latency in between), so other commits may slip in.
     exclusive : bool
-        With ``"read_then_write"``: True (GEM's algorithm 1 as printed), one atomic visit whose read is
-        the version before the worker's own commit. False, two visits: a read visit, its reply travels
-        down, the message is formed with what was read and travels up, a write visit, an acknowledgement
-        travels down; then the next computation starts on what the read visit returned. Without any latency the write
-        waits beside the others before the server goes on to the next of them, and may be served first; with the
-        smallest latency the server has gone on, so that the one is not the limit of the other.
+        With ``"read_then_write"``: True (GEM's algorithm 1 as printed), one atomic visit whose read
+        is the version before the worker's own commit. False, two visits: a read visit, its reply
+        travels down, the message is formed with that version and travels up, a write visit, an
+        acknowledgement travels down; then the next computation starts from the version of the read
+        visit. Without any latency the write joins the queue before the server begins the next
+        visit, and may be served first; with the smallest latency the server has begun it. So zero
+        latency is not the limit of small latencies.
     discipline : str
-        Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
-        index, which starves the others under load) or ``"random"`` (each as likely as the others). With
-        ``"lock_free"`` nobody waits: any number of visits are served at once.
+        The order of service of waiting visits: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
+        index, which starves the others under load) or ``"random"`` (equally likely). With
+        ``"lock_free"`` no visit waits: any number are served at once.
     read_blocks : int
-        Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
-        a block shows what was committed by then; see `Trace.block_versions`. Each is ``ceil(parameters / read_blocks)``
-        wide, so that the last ones may be shorter, or have nothing left. With ``"lock_free"`` and
-        ``"write_then_read"``.
+        Above one, reads are torn: the parameters are read in that many blocks, spread evenly over
+        the service, and each block shows the commits up to its instant; see `Trace.block_versions`.
+        Each is ``ceil(parameters / read_blocks)`` wide, so that the last ones may be shorter or
+        empty. With ``"lock_free"`` and ``"write_then_read"``.
     policy : Policy
-        What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
-        `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
+        The messages that make a version, and when workers continue: `asyncsim.asynchronous` and the
+        other functions of `asyncsim.clusters.policy`. May be a text, ``"barrier(count=8)"``.
     failures : tuple of Failure
-        What breaks: crashes, slow spells, outages, lost messages, of `asyncsim.failures`. Each
-        may come as its text.
+        Crashes, slow spells, outages and lost messages, from `asyncsim.failures`. Each may be a
+        text.
     topology : Topology or None
-        With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
-        and bandwidth are then those of an edge (of `asyncsim.per_worker` the sender's), and all that says how a server
-        works is refused. May come as its text.
+        Without a server: workers send each other messages along its edges, see
+        `asyncsim.topologies`. Latency and bandwidth are those of an edge (with
+        `asyncsim.per_worker` the sender's); arguments of a server are refused. May be a text.
     sites : tuple of int or None
         Workers of each site, in the order of their indices; the server is at the first.
     far_latency : Law, tuple of two Law, or None
-        Seconds one way between two sites, in the place of ``latency``; None: the same.
+        Seconds one way between two sites, instead of ``latency``; None: the same.
     far_bandwidth : float, pair of float, or None
-        Bytes per second between two sites, in the place of ``bandwidth``; None: the same.
+        Bytes per second between two sites, instead of ``bandwidth``; None: the same.
     rollouts : Rollouts or None
         Slots that generate samples for the workers, which are then learners: see
-        `asyncsim.Rollouts`. May come as its text.
+        `asyncsim.Rollouts`. May be a text.
     far_every : int
-        Above one, only each so many-th visit of a worker, at whichever site it is, goes to another site and back; for
-        the others its own site has all that they need. The services of all visits still queue at one server.
+        Above one, only every ``far_every``-th visit of a worker, at any site, crosses to another
+        site and back; the other visits stay at its site. All services still queue at one server.
     servers : int
-        Servers that each hold an equal part of the parameters, a *shard*. Above one, a worker's message is split into
-        parts, one for each server, with as many bytes each. Each server has its own queue, its own versions and its own
-        ``policy``; ``service`` is the time of one part. With ``shared_bandwidth`` each has its own link, else a worker
-        has the bandwidth to each server. The next computation begins when the answers of all servers have arrived.
+        Servers that each hold an equal part of the parameters, a *shard*. Above one, a message is
+        split into equal parts, one per server. Each server has a separate queue, versions and
+        ``policy``; ``service`` is the time of one part. With ``shared_bandwidth`` each server has a
+        link, else a worker has the full bandwidth to each. The next computation begins when the
+        answers of all servers have arrived.
 
     Warns
     -----
@@ -170,7 +173,7 @@ class Cluster:
     servers: int = 1
     rollouts: Rollouts | None = None
 
-    if TYPE_CHECKING:  # what may be given; the fields say what is kept
+    if TYPE_CHECKING:  # the types of arguments are wider than those of the checked fields
 
         def __init__(
             self,
@@ -231,7 +234,7 @@ class Cluster:
             _check_rollouts(self)
         slots = None if self.rollouts is None else self.rollouts.slots
         store("failures", as_failures(self.failures, self.workers, self.sites, slots))
-        if self.read_blocks > 1 and any(one.name == "outage" for one in self.failures):
+        if self.read_blocks > 1 and any(failure.name == "outage" for failure in self.failures):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between what was lost and "
                 "what was restored; leave one of them out"
@@ -245,14 +248,14 @@ class Cluster:
 
     @property
     def compute_laws(self) -> tuple[Law, ...]:
-        """The law of a local step of each worker, length ``workers``."""
+        """Law of a local step for each worker, length ``workers``."""
         if isinstance(self.compute, Law):
             return (self.compute,) * self.workers
         return self.compute
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The window of each worker, length ``workers``."""
+        """Window of each worker, length ``workers``."""
         return (self.window,) * self.workers if isinstance(self.window, int) else self.window
 
     @property
@@ -266,21 +269,21 @@ class Cluster:
 
     @functools.cached_property
     def collective_time(self) -> float:
-        """Seconds that the all-reduce of all workers takes after the barrier; 0 without one."""
+        """Seconds from the barrier to the end of the all-reduce of all workers; 0 without one."""
         return self.collective_time_of(range(self.workers))
 
     def collective_time_of(self, members: Collection[int]) -> float:
-        """Return the seconds that the all-reduce of some workers takes after the barrier; 0 without one.
+        """Return the seconds from the barrier to the end of an all-reduce; 0 without one.
 
-        If the number of living workers is no power of two, ``halving_doubling`` uses the next lower one: each
-        worker beyond it sends its message to another before, and receives the sum after.
+        If the number of living workers is no power of two, ``halving_doubling`` uses the next lower
+        one: each surplus worker sends its message to another before, and receives the sum after.
         """
         policy = self.policy
         if policy.collective is None or not members:
             return 0.0
         size = 0.0 if self.message_bytes is None else self.message_bytes
         latency, far_latency = self.latency, self.far_latency
-        assert isinstance(size, float) and isinstance(latency, Constant)  # as `_check_policy` has seen
+        assert isinstance(size, float) and isinstance(latency, Constant)  # see `_check_policy`
         assert isinstance(far_latency, Constant | None) and isinstance(self.far_bandwidth, float | None)
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
         assert isinstance(bandwidth, float)
@@ -305,9 +308,9 @@ class Cluster:
 
     @functools.cached_property
     def ways(self) -> tuple[Way, Way]:
-        """The way up, to the server, and the way down, of each worker: the longer one, where it may be near or far.
+        """The ways up (to the server) and down of each worker; the longer one if both occur.
 
-        With an all-reduce the way down is the time until that is done.
+        With an all-reduce the way down lasts until it ends.
         """
         if self.sites is None or len(self.sites) == 1 or self.policy.collective is not None:
             return self.near_ways
@@ -316,34 +319,34 @@ class Cluster:
 
     @functools.cached_property
     def near_ways(self) -> tuple[Way, Way]:
-        """The same of visits that do not leave the worker's site."""
+        """The ways of visits that stay at the worker's site."""
         if self.policy.collective is not None:
-            laws, none = (_NO_TIME, Constant(self.collective_time)), (0.0,) * self.workers
-            up, down = (Way((law,) * self.workers, none) for law in laws)
+            laws, no_transfer = (_NO_TIME, Constant(self.collective_time)), (0.0,) * self.workers
+            up, down = (Way((law,) * self.workers, no_transfer) for law in laws)
             return up, down
         return self._ways([False] * self.workers)
 
     @property
     def latency_up(self) -> Law:
         """Seconds from a worker to the server; raises InputError where workers differ."""
-        return self._same(0).latency[0]
+        return self._common_way(0).latency[0]
 
     @property
     def latency_down(self) -> Law:
         """Seconds from the server to a worker; raises InputError where workers differ."""
-        return self._same(1).latency[0]
+        return self._common_way(1).latency[0]
 
     @property
     def transfer_up(self) -> float:
-        """Seconds that the bandwidth adds to a message with parameters on its way to the server; as `latency_up`."""
-        return self._same(0).transfer[0]
+        """Seconds that the bandwidth adds to a message to the server; see `latency_up`."""
+        return self._common_way(0).transfer[0]
 
     @property
     def transfer_down(self) -> float:
-        """Seconds that the bandwidth adds to one on its way to a worker; as `latency_down`."""
-        return self._same(1).transfer[0]
+        """Seconds that the bandwidth adds to a message to a worker; see `latency_down`."""
+        return self._common_way(1).transfer[0]
 
-    def _same(self, direction: int) -> Way:
+    def _common_way(self, direction: int) -> Way:
         way = self.ways[direction]
         if not way.alike:
             raise InputError("latency, bandwidth: workers differ in these; see Cluster.ways for each of them")
@@ -357,22 +360,22 @@ class Cluster:
 
     @property
     def link_sizes(self) -> tuple[int, ...]:
-        """The number of workers on each link, where bandwidth is shared: one link, or one for each site."""
+        """Numbers of workers that share each link: one link, or one for each site."""
         return self.sites if self.sites and self.far_bandwidth is not None else (self.workers,)
 
     def _ways(self, far: Sequence[bool]) -> tuple[Way, Way]:
-        found = []
+        ways = []
         for direction in (0, 1):
             laws = directed(self.latency, direction, self.workers)
             speeds = directed(self.bandwidth, direction, self.workers)
-            for value, each in ((self.far_latency, laws), (self.far_bandwidth, speeds)):
+            for value, near in ((self.far_latency, laws), (self.far_bandwidth, speeds)):
                 if value is not None:
                     between = directed(value, direction, self.workers)
-                    each[:] = [between[i] if away else each[i] for i, away in enumerate(far)]
+                    near[:] = [between[i] if crosses else near[i] for i, crosses in enumerate(far)]
             size = self.message_bytes[direction] if isinstance(self.message_bytes, tuple) else self.message_bytes
             transfer = (0.0 if size is None or speed is None else size / self.servers / speed for speed in speeds)
-            found.append(Way(tuple(laws), tuple(transfer)))
-        return found[0], found[1]
+            ways.append(Way(tuple(laws), tuple(transfer)))
+        return ways[0], ways[1]
 
     @property
     def separate_reads(self) -> bool:
@@ -380,13 +383,14 @@ class Cluster:
         return self.protocol == "write_then_read" or not self.exclusive
 
     def __repr__(self) -> str:
-        """Return the arguments that are not the defaults, laws and policies as they are typed."""
+        """Show the arguments that differ from the defaults; laws and policies as texts."""
         texts = {name: as_text(getattr(self, name)) for name in ("compute", "latency", "far_latency")}
-        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        return f"Cluster({', '.join(f'{name}={texts.get(name, getattr(self, name))}' for name in given)})"
+        changed = [entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default]
+        shown = (f"{name}={texts.get(name, getattr(self, name))}" for name in changed)
+        return f"Cluster({', '.join(shown)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
+        """Convert to values for JSON; laws as text, which `asyncsim.clusters.laws.parse` reads."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("compute", "latency", "far_latency", "topology"):
             values[name] = as_text(values[name])
@@ -404,10 +408,10 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Cluster":
-        """Return the cluster that `to_dict` described."""
-        known = [field.name for field in fields(cls)]
+        """Rebuild the cluster that `to_dict` described."""
+        names = [field.name for field in fields(cls)]
         for name in values:
-            require_choice("cluster entry", name, known)
+            require_choice("cluster entry", name, names)
         for name in ("workers", "compute"):
             if name not in values:
                 raise InputError(f"cluster: the entry {name!r} is missing; add it")
@@ -419,7 +423,7 @@ class Cluster:
 
 
 def _check_rollouts(cluster: Cluster) -> None:
-    """Raise InputError for learners that do not make a version of each of their batches."""
+    """Raise InputError unless the learners' server makes a version of each batch."""
     if cluster.servers > 1:
         raise InputError(f"servers = {cluster.servers}: with rollouts one server publishes versions; leave servers out")
     if cluster.topology is not None:
@@ -432,7 +436,7 @@ def _check_rollouts(cluster: Cluster) -> None:
 
 
 def _setter(instance: Any) -> Any:
-    """Return what stores a checked value in a frozen dataclass."""
+    """Return a function that sets a field of a frozen dataclass."""
 
     def store(name: str, value: Any) -> None:
         object.__setattr__(instance, name, value)
@@ -462,9 +466,9 @@ def _check_bandwidth(cluster: Cluster, store: Any) -> None:
         store("message_bytes", as_message_bytes(size))
         if speeds == [None, None]:
             raise InputError(f"message_bytes = {size!r}: says nothing without bandwidth; give both or neither")
-    for name, given in (("bandwidth", cluster.bandwidth), ("far_bandwidth", cluster.far_bandwidth)):
-        if given is not None and size is None:
-            raise InputError(f"{name} = {given!r}: says nothing without message_bytes; give both or neither")
+    for name, bandwidth in (("bandwidth", cluster.bandwidth), ("far_bandwidth", cluster.far_bandwidth)):
+        if bandwidth is not None and size is None:
+            raise InputError(f"{name} = {bandwidth!r}: says nothing without message_bytes; give both or neither")
     if speeds == [None, None] and cluster.shared_bandwidth:
         raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
 
@@ -499,30 +503,30 @@ def _check_policy(cluster: Cluster) -> None:
         _check_collective(cluster)
     is_filled = policy.waits_for_version or policy.name == "buckets"
     if is_filled and policy.per_version(cluster.workers) > cluster.workers:
-        needs = (
+        problem = (
             "its workers wait until so many have delivered"
             if policy.waits_for_version
             else "some buckets would have no worker"
         )
         raise InputError(
-            f"policy = {policy}: {needs}, and there are {cluster.workers}; "
+            f"policy = {policy}: {problem}, and there are {cluster.workers}; "
             f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
         )
 
 
 def _check_collective(cluster: Cluster) -> None:
-    """Raise InputError for what an all-reduce does not have: a server, and ways up and down."""
-    told = f"policy = {cluster.policy}"
+    """Raise InputError for a server, and for ways up and down, with an all-reduce."""
+    subject = f"policy = {cluster.policy}"
     for entry in fields(Cluster):
         if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every", "servers"):
             value = getattr(cluster, entry.name)
             if value != entry.default:
                 why = "an all-reduce has no server"
-                raise InputError(f"{entry.name} = {_shown(value)}: {told}: {why}; leave {entry.name} out")
+                raise InputError(f"{entry.name} = {_quoted(value)}: {subject}: {why}; leave {entry.name} out")
     if isinstance(cluster.message_bytes, tuple):
         raise InputError(
-            f"message_bytes = {_shown(cluster.message_bytes)}: {told}: the sum is as large as each message; give one "
-            "size (sums of compressed messages are not compressed)"
+            f"message_bytes = {_quoted(cluster.message_bytes)}: {subject}: the sum is as large as each "
+            "message; give one size (sums of compressed messages are not compressed)"
         )
     for name, kind in (
         ("latency", Constant),
@@ -533,14 +537,14 @@ def _check_collective(cluster: Cluster) -> None:
         value = getattr(cluster, name)
         if not isinstance(value, kind | None):
             raise InputError(
-                f"{name} = {as_text(value)}: {told}: the time of an all-reduce is known for one constant latency and "
-                "one bandwidth; give a number"
+                f"{name} = {as_text(value)}: {subject}: the time of an all-reduce is known for one "
+                "constant latency and one bandwidth; give a number"
             )
     require_number("collective_time", cluster.collective_time)  # raises an error where the nodes do not fit
 
 
 def _check_shards(cluster: Cluster) -> None:
-    """Raise InputError for a cluster with several servers that is not simulated."""
+    """Raise InputError for policies and failures that are not simulated with several servers."""
     servers, policy = cluster.servers, cluster.policy
     require_memory(f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES)
     if policy.name == "first_of":
@@ -558,21 +562,21 @@ def _check_shards(cluster: Cluster) -> None:
         value = getattr(cluster, name)
         if value != next(entry.default for entry in fields(Cluster) if entry.name == name):
             raise InputError(
-                f"{name} = {_shown(value)}: not simulated with several servers; leave {name} out, or give servers = 1"
+                f"{name} = {_quoted(value)}: not simulated with several servers; leave {name} out, or give servers = 1"
             )
 
 
 def _check_topology(cluster: Cluster, topology: Topology) -> None:
-    """Raise InputError for what only a server has, and for a graph that does not fit."""
+    """Raise InputError for entries of a server, and for a graph that does not fit the cluster."""
     why = f"with topology = {topology!r} there is no server"
     for entry in fields(Cluster):
         value = getattr(cluster, entry.name)
         if entry.name not in _WITHOUT_SERVER and value != entry.default:
-            raise InputError(f"{entry.name} = {_shown(value)}: {why}; leave {entry.name} out")
+            raise InputError(f"{entry.name} = {_quoted(value)}: {why}; leave {entry.name} out")
     for name in ("latency", "bandwidth", "message_bytes", "far_latency", "far_bandwidth"):
         value = getattr(cluster, name)
-        if any(isinstance(one, tuple) for one in (value.values if isinstance(value, PerWorker) else (value,))):
-            raise InputError(f"{name} = {_shown(value)}: {why}, and an edge has one way; give one and not a pair")
+        if any(isinstance(entry, tuple) for entry in (value.values if isinstance(value, PerWorker) else (value,))):
+            raise InputError(f"{name} = {_quoted(value)}: {why}, and an edge has one way; give one and not a pair")
     outages = [failure for failure in cluster.failures if failure.name == "outage"]
     if outages:
         raise InputError(f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash")
@@ -580,8 +584,9 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
     if policy.name not in WITHOUT_SERVER:
         usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
         raise InputError(f"policy = {policy}: is a server's, and {why}; choose from {usable}")
-    topology.edges(cluster.workers)  # raises an error where it does not fit
-    topology.slowness(cluster.workers)  # so does this
+    # Both raise an error if the graph does not fit.
+    topology.edges(cluster.workers)
+    topology.slowness(cluster.workers)
     if topology.slow and cluster.latency == _NO_TIME and cluster.bandwidth is None and cluster.sites is None:
         raise InputError(
             f"topology = {topology!r}: its links take no time, so that none can be slow; give latency, or bandwidth "
@@ -594,7 +599,7 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(str, value))})"
     return repr(value) if isinstance(value, str) else str(value)
@@ -605,7 +610,7 @@ class SlowLinkWarning(UserWarning):
 
 
 def as_workers(value: Any) -> int:
-    """Check a number of workers: at least one, and no more than the memory holds."""
+    """Check a number of workers: at least one, and at most as many as fit into memory."""
     workers = require_count("workers", value)
     require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
     return workers

@@ -1,8 +1,8 @@
-"""Worker processes without a server: each computes, mixes and sends its messages to its neighbours.
+"""Worker processes without a server: each computes, mixes and sends messages to its neighbours.
 
-A worker's functions are those of a replay, and its gradients the jobs of one. Messages are calls from worker to worker,
-which wait in the receiver's inbox while it computes. Each worker records its own gradients: their times, and which
-messages it mixed. `asyncsim.recorded` brings the gradients of all workers into one order.
+A worker runs the functions of a replay, and its gradients are a replay's jobs. Messages are calls
+between workers; they wait in the receiver's inbox while it computes. Each worker records its own
+gradients: their times, and the messages mixed. `asyncsim.recorded` orders the gradients of all.
 """
 
 import functools
@@ -37,8 +37,8 @@ from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
 from asyncsim.traces.archive import write_trace
 
-#: Calls a function of another worker, given its index, the function's name and arguments; the result waits for the
-#: answer and returns it.
+#: Calls a function of another worker by the worker's index, the function's name and arguments; the
+#: result is a function that waits for the answer.
 Call = Callable[..., Callable[[], Any]]
 
 
@@ -56,13 +56,13 @@ class PeerResult(NamedTuple):
     """The recording and the arrays of one worker at the end."""
 
     rows: list[Event]  #: one for each of its gradients, see `asyncsim.real.recording`
-    replica: list[np.ndarray]  #: the leaves of the method's own state
+    replica: list[np.ndarray]  #: the leaves of the method's state
     learner: list[np.ndarray]
     moved: np.ndarray  #: the sum of its steps over the number of workers, float64
 
 
 def first_state(method: Method, workers: int, computing: Computing) -> State:
-    """Return the arrays of all workers at the start, in the form of a server's."""
+    """Initialize the arrays of all workers, in the form of a server's state."""
     with jax.enable_x64(computing.x64):
         central = computing.flat.ravel(computing.params)
         row = WorkerRow(method.init_worker(central), (), (), computing.first_learner())
@@ -70,7 +70,7 @@ def first_state(method: Method, workers: int, computing: Computing) -> State:
 
 
 class Peer:
-    """A worker of a recording without a server: `run` occupies a thread, and neighbours call its other functions."""
+    """A worker of a recording without a server; `run` holds a thread, neighbours call the rest."""
 
     def __init__(self, index: int, method: Method, problem: Problem, header: Header):
         processes, workers = header.processes, header.processes.workers
@@ -80,8 +80,8 @@ class Peer:
         self._meets, self._sees_messages = method.meet is not None, method.sees_messages
         cycle = topology.edges(workers)
         self._sends = [takers[index] for takers in topology.sends(workers)]
-        self._expected = [int((one.taker == index).sum()) for one in cycle]
-        self._kept = [float(one.kept(workers)[index]) for one in cycle]
+        self._expected = [int((edges.taker == index).sum()) for edges in cycle]
+        self._kept = [float(edges.kept(workers)[index]) for edges in cycle]
         self._partner = partners(topology, workers, header.seed)
         self._computing = Computing(method, problem, header)
         central, _, (row, *_), *_ = first_state(method, workers, self._computing)
@@ -91,16 +91,17 @@ class Peer:
         self._dtype = np.dtype(header.precision)
         self._functions = _compiled(Same(method), workers, processes.window)
         with jax.enable_x64(self._computing.x64):
-            known = self._known(0, 1.0)
+            visit = self._visit_arguments(0, 1.0)
             row = self._row()
-            ready = row if self._meets else row._replace(memory=Mass(central, ()))  # as after mixing
-            given = ready, central, central, self._met_nobody(), known
-            _, _, message, *_ = jax.eval_shape(self._functions.finish, *given)
+            ready = row if self._meets else row._replace(memory=Mass(central, ()))  # after mixing
+            arguments = ready, central, central, self._no_partner(), visit
+            _, _, message, *_ = jax.eval_shape(self._functions.finish, *arguments)
             self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
             if not self._meets:
-                jax.eval_shape(self._functions.begin, row, self._mixable([]), known)
+                jax.eval_shape(self._functions.begin, row, self._mixable([]), visit)
         self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
-        # Workers that wait for their neighbours all compute equally many gradients; others share a total.
+        # Workers that wait for neighbours must all compute equally many gradients, or a neighbour
+        # would wait forever. All others share a total, so that fast workers compute more.
         self._waits = self._policy.name in ("neighbours", "overlap")
         self._own_part = header.commits // workers + (index < header.commits % workers)
         self._left = max(0, header.commits - workers)
@@ -108,111 +109,114 @@ class Peer:
         self._inbox: dict[int, list[Message]] = defaultdict(list)  # by the senders' jobs
         self._arrived: Counter[int] = Counter()
         self._changed = threading.Condition()
-        self._held = threading.Lock()  # the replica, by an exchange
-        self._met = 0.0  # when it was last in one (s)
+        self._replica_lock = threading.Lock()  # one exchange at a time
+        self._last_exchange = 0.0  # time (s)
         self._zero = 0.0
 
     def warm_up(self) -> None:
-        """Compile what the worker runs; change nothing."""
-        job, known, functions = self._computing.first_job(), self._known(0, 1.0), self._functions
+        """Compile all functions; change no state."""
+        job, visit, functions = self._computing.first_job(), self._visit_arguments(0, 1.0), self._functions
         result = self._computing.run(self._index, job)
         with jax.enable_x64(self._computing.x64):
             row, start = self._row(), self._snapshot
             if not self._meets:
                 functions.add(self._nothing, self._nothing, self._number(0.0))
-                row, start = functions.begin(row, self._mixable([]), known)
-            functions.finish(row, start, result.update, self._met_nobody(), known)
+                row, start = functions.begin(row, self._mixable([]), visit)
+            functions.finish(row, start, result.update, self._no_partner(), visit)
 
     def begin(self) -> None:
-        """Start the clock of all workers, which is this worker's."""
+        """Start the clock, which all workers read from worker 0."""
         self._zero = time.monotonic()
 
     def zero(self) -> float:
-        """Return the time on this machine's monotonic clock (s) at which the workers' clock starts."""
+        """Return the start of the workers' clock on this machine's monotonic clock (s)."""
         return self._zero
 
     def clock(self) -> float:
         """Return the time (s) since the start."""
         return time.monotonic() - self._zero
 
-    def made(self) -> int:
-        """Return how many gradients the worker has computed."""
+    def progress(self) -> int:
+        """Return the number of gradients computed so far."""
         return len(self.rows)
 
     def may_begin(self) -> bool:
-        """Take one of the gradients that are left for all workers; return False if none is left."""
+        """Take one of the shared remaining gradients; return False if none remains."""
         with self._changed:
             self._left -= 1
             return self._left >= 0
 
     def deliver(self, message: Message) -> None:
-        """Put a neighbour's message into the inbox."""
+        """Put a neighbour's message into the inbox, and wake the worker if it waits."""
         with self._changed:
             self._inbox[message.job].append(message)
             self._arrived[message.job] += 1
             self._changed.notify()
 
     def lend(self) -> tuple[Any, float]:
-        """Lock the replica for an exchange; return it with the time (s) of its last exchange."""
-        self._held.acquire()
-        return self._replica, self._met
+        """Lock the replica for an exchange; return it and the time (s) of its last exchange."""
+        self._replica_lock.acquire()
+        return self._replica, self._last_exchange
 
-    def give_back(self, replica: Any, met: float) -> None:
+    def give_back(self, replica: Any, exchange_time: float) -> None:
         """Store the replica after an exchange, with its time (s), and unlock it."""
-        self._replica, self._met = replica, met
-        self._held.release()
+        self._replica, self._last_exchange = replica, exchange_time
+        self._replica_lock.release()
 
     def result(self) -> PeerResult:
-        """Return what was recorded, and the worker's arrays."""
+        """Return the recording and the arrays of the worker."""
         replica, learner = ([np.asarray(leaf) for leaf in jax.tree.leaves(of)] for of in (self._replica, self._learner))
         return PeerResult(self.rows, replica, learner, self._moved)
 
     def run(self, call: Call, same_clock: bool) -> None:
-        """Compute gradients until there are enough; ``same_clock``: worker 0 is on this machine."""
+        """Compute gradients to the last one; ``same_clock``: worker 0 is on this machine."""
         self._zero = clock_zero(SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock)
         with jax.enable_x64(self._computing.x64):
-            goes_on = self._own_part > 0
-            while goes_on:
-                asked = None if self._waits else call(0, "may_begin")  # while it computes
-                self._make(len(self.rows), call)
-                goes_on = len(self.rows) < self._own_part if asked is None else asked()
+            continues = self._own_part > 0
+            while continues:
+                # The answer travels while this worker computes.
+                next_allowed = None if self._waits else call(0, "may_begin")
+                self._compute(len(self.rows), call)
+                continues = len(self.rows) < self._own_part if next_allowed is None else next_allowed()
 
-    def _make(self, step: int, call: Call) -> None:
+    def _compute(self, step: int, call: Call) -> None:
         """Compute one gradient: mix messages, compute, apply and send."""
-        beside, functions = self._policy.mix == "beside", self._functions
-        kept = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
-        known, messages = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
+        mixes_beside, functions = self._policy.mix == "beside", self._functions
+        kept_share = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
+        visit = self._visit_arguments(step, kept_share)
+        messages = [] if mixes_beside or self._meets else self._take_up(step)
         start_time, start, row = max(0.0, self.clock()), self._snapshot, self._row()
         if not self._meets:
-            mixed, start = functions.begin(row, self._mixable(messages), known)
+            mixed, start = functions.begin(row, self._mixable(messages), visit)
         time.sleep(self._delay(self._index))
         job = Computation(step, step, np.asarray(start), self._learner)
         result = self._computing.run(self._index, job)
         send_time = max(start_time, self.clock())
-        partner, other, met = -1, (), 0.0
+        partner, partner_replica, last_exchange = -1, (), 0.0
         if self._meets:
             partner = self._partner(self._index, step)
-            other, met = self._lend_both(call, partner)
+            partner_replica, last_exchange = self._lend_both(call, partner)
             row = self._row()
-        elif beside:
+        elif mixes_beside:
             messages = self._take_up(step)
-            row, _ = functions.begin(row, self._mixable(messages), known)
+            row, _ = functions.begin(row, self._mixable(messages), visit)
         else:
             row = mixed
-        given = row, start, result.update, (other, np.int32(partner)), known
-        own, self._memory, message, moved, norm, other = functions.finish(*given)
+        arguments = row, start, result.update, (partner_replica, np.int32(partner)), visit
+        replica, self._memory, message, moved, norm, partner_replica = functions.finish(*arguments)
         message, self._learner = jax.tree.map(np.asarray, message), result.learner
         self._moved += np.asarray(moved)
         commit_time = max(send_time, self.clock())
         if self._meets:
-            # Clocks of two machines might order an exchange before the previous exchange of the same replica.
-            commit_time = max(commit_time, math.nextafter(max(met, self._met), math.inf))
+            # Clocks of two machines might order an exchange before the replica's previous exchange.
+            earliest = math.nextafter(max(last_exchange, self._last_exchange), math.inf)
+            commit_time = max(commit_time, earliest)
             self._snapshot = message
             if partner >= 0:
-                call(partner, "give_back", jax.tree.map(np.asarray, other), commit_time)()
-            self.give_back(jax.tree.map(np.asarray, own), commit_time)
+                call(partner, "give_back", jax.tree.map(np.asarray, partner_replica), commit_time)()
+            self.give_back(jax.tree.map(np.asarray, replica), commit_time)
         else:
-            self._replica = own
+            self._replica = replica
         self.rows.append(
             {
                 "event": "commit",
@@ -221,9 +225,9 @@ class Peer:
                 "start_time": start_time,
                 "send_time": send_time,
                 "commit_time": commit_time,
-                "sources": [[one.sender, one.job] for one in messages],
-                "weights": [one.share for one in messages],
-                "kept": kept,
+                "sources": [[message.sender, message.job] for message in messages],
+                "weights": [message.share for message in messages],
+                "kept": kept_share,
                 "partner": partner,
                 "loss": float(result.loss),
                 "update_norm": float(norm),
@@ -233,20 +237,22 @@ class Peer:
             call(taker, "deliver", Message(commit_time, self._index, step, share, message))
 
     def _take_up(self, step: int) -> list[Message]:
-        """Return the messages to mix with a gradient; wait for those that the policy demands."""
+        """Return the messages to mix with a gradient; wait for those that the policy requires."""
         awaited = step - 1 - (self._policy.steps or 0)
         with self._changed:
             if self._waits and awaited >= 0:
                 expected = self._expected[awaited % len(self._expected)]
                 self._changed.wait_for(lambda: self._arrived[awaited] >= expected)
             jobs = [step - 1] if self._policy.name == "neighbours" else list(self._inbox)
-            found = [one for job in jobs for one in self._inbox.pop(job, ())]
-        return sorted(found, key=lambda one: (one.time, one.sender))  # the order of a trace and of a replay's sums
+            messages = [message for job in jobs for message in self._inbox.pop(job, ())]
+        # The order of a trace, and so of a replay's sums: floating-point addition is not
+        # associative.
+        return sorted(messages, key=lambda message: (message.time, message.sender))
 
     def _mixable(self, messages: Sequence[Message]) -> Any:
         """Return the weighted sum of messages, or an `Inbox` for methods that see each message."""
         if self._sees_messages:
-            # In few shapes, each of which is compiled: as many messages as a step expects, or a multiple.
+            # Each shape is compiled: pad to a multiple of the messages that a step expects.
             room = max(1, *self._expected)
             absent = -len(messages) % room or (0 if messages else room)
             contents = [*(message.content for message in messages), *[self._nothing] * absent]
@@ -255,32 +261,31 @@ class Peer:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *contents)
             return Inbox(stacked, np.asarray(shares, self._dtype), np.asarray(senders, np.int32))
         total = self._nothing
-        for one in messages:
-            total = self._functions.add(total, one.content, self._number(one.share))
+        for message in messages:
+            total = self._functions.add(total, message.content, self._number(message.share))
         return total
 
     def _row(self) -> WorkerRow:
         return WorkerRow(self._replica, self._memory, (), ())
 
-    def _met_nobody(self) -> Any:
-        """Return the partner's replica and index for a commit that meets no partner."""
+    def _no_partner(self) -> Any:
         return (self._replica if self._meets else (), np.int32(-1))
 
     def _lend_both(self, call: Call, partner: int) -> tuple[Any, float]:
-        """Lock this worker's and its partner's replica; return the latter with the time (s) of its last exchange.
+        """Lock this worker's and its partner's replica; return the partner's, as `lend` does.
 
-        They are locked in the order of the workers, so that there is no deadlock.
+        The lower index is locked first on both sides, which excludes a deadlock.
         """
         if partner < 0:
             return self.lend()[0], 0.0
         if self._index < partner:
             self.lend()
             return call(partner, "lend")()
-        other = call(partner, "lend")()
+        answer = call(partner, "lend")()
         self.lend()
-        return other
+        return answer
 
-    def _known(self, step: int, kept: float) -> tuple[Any, ...]:
+    def _visit_arguments(self, step: int, kept: float) -> tuple[Any, ...]:
         """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
         return np.int32(self._index), np.int32(step), self._computing.visit_key(self._index, step), self._number(kept)
 
@@ -304,22 +309,23 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
         return OwnVisit(worker, step, window, workers, key, kept)
 
     def add(total, message, weight):
-        return jax.tree.map(lambda own, leaf: own + weight.astype(leaf.dtype) * leaf, total, message)
+        return jax.tree.map(lambda summed, leaf: summed + weight.astype(leaf.dtype) * leaf, total, message)
 
-    def mix(row, inbox, known):
+    def mix(row, inbox, visit):
         sees = method.sees_messages
         sent = inbox._replace(messages=Sent(inbox.messages, ())) if sees else Sent(inbox, ())
-        held, start = begin(method, None, Held(visit_of(*known), row, other=sent))
-        return held.row, start
+        mixing, start = begin(method, None, Held(visit_of(*visit), row, other=sent))
+        return mixing.row, start
 
-    def commit(row, start, update, met, known):
-        other, partner = met
-        held = Held(visit_of(*known), row, start, pulled=None, other=other, partner=partner)
+    def commit(row, start, update, partner_state, visit):
+        replica, partner = partner_state
+        # Without a server there is no central variable to read: the place holds zeros.
+        meeting = Held(visit_of(*visit), row, start, pulled=None, other=replica, partner=partner)
         local = LocalResult(update, jnp.zeros((), update.dtype), ())
-        left = finish(method, "none", Place(jnp.zeros_like(update)), held, start, local)
-        made = left.commit
-        norm = jnp.sqrt(jnp.vdot(made.step, made.step))
-        return made.worker, made.memory, made.message, made.step, norm, left.other
+        end = finish(method, "none", Place(jnp.zeros_like(update)), meeting, start, local)
+        result = end.commit
+        norm = jnp.sqrt(jnp.vdot(result.step, result.step))
+        return result.worker, result.memory, result.message, result.step, norm, end.other
 
     return _Functions(*(jax.jit(whole_products()(function)) for function in (add, mix, commit)))
 
@@ -338,7 +344,7 @@ def check(method: Method, problem: Problem, header: Header) -> None:
 
 
 def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[PeerResult]) -> None:
-    """Write the recording of all workers: their arrays at the end, the log, the header and the trace.
+    """Write the recording of all workers: final arrays, log, header and trace.
 
     ``central``: the initial central variable, shape ``[parameters]``.
     """
@@ -346,15 +352,15 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[P
     assert topology is not None
     sends = topology.sends(header.processes.workers)
     rows = sorted((row for result in results for row in result.rows), key=lambda row: row["commit_time"])
-    taken = {(row["worker"], *source) for row in rows for source in row["sources"]}
+    taken_up = {(row["worker"], *source) for row in rows for source in row["sources"]}
     flying = [
         {"source": [row["worker"], row["job"]], "taker": taker, "weight": share}
         for row in rows
         for taker, share in sends[row["job"] % len(sends)][row["worker"]]
-        if row["partner"] < 0 and (taker, row["worker"], row["job"]) not in taken
+        if row["partner"] < 0 and (taker, row["worker"], row["job"]) not in taken_up
     ]
-    workers = tuple(WorkerRow(one.replica, (), (), one.learner) for one in results)
-    mean = (central + sum(one.moved for one in results)).astype(central.dtype)
+    workers = tuple(WorkerRow(result.replica, (), (), result.learner) for result in results)
+    mean = (central + sum(result.moved for result in results)).astype(central.dtype)
     save_state(folder / STATES / f"{len(rows):08}.npz", State(mean, (), workers, (), ()), len(rows))
     log = Log(folder)
     with log.file:
@@ -367,21 +373,21 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[P
 class PeerActor(KeyedActor):
     """A `Peer` in a Ray actor."""
 
-    def __init__(self, content: bytes, key: str, *given: Any):
+    def __init__(self, content: bytes, key: str, *arguments: Any):
         method, problem = pickle.loads(content)
-        index, header = given
+        index, header = arguments
         self._ray = require_ray()
         super().__init__(key, Peer(index, method, problem, header))
 
     def begin(self) -> str:
-        """Start the clock of all workers, which is this worker's; return its node of the cluster."""
+        """Start the clock that all workers read; return this actor's node of the Ray cluster."""
         self._served.begin()
         return self._ray.get_runtime_context().get_node_id()
 
-    def train(self, others: Sequence[Any], node: str) -> None:
-        """Compute gradients with the other workers, which are actors; the first runs on ``node`` of the cluster."""
+    def train(self, workers: Sequence[Any], node: str) -> None:
+        """Compute gradients; ``workers``: all actors, the first on ``node`` of the Ray cluster."""
 
         def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:
-            return functools.partial(self._ray.get, others[index].call.remote(self._key, name, *arguments))
+            return functools.partial(self._ray.get, workers[index].call.remote(self._key, name, *arguments))
 
         self._served.run(call, self._ray.get_runtime_context().get_node_id() == node)

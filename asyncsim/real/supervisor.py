@@ -404,7 +404,7 @@ def _without_server(ray: Any, method: Any, problem: Any, header: Header, limits:
                     answer(trained.index(call), call)  # raises a worker's error
                 if not unfinished:
                     return ask_all("result")
-                advance(sum(ask_all("made")))
+                advance(sum(ask_all("progress")))
     finally:
         for worker in workers:
             with contextlib.suppress(ray.exceptions.RayError):

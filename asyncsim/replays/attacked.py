@@ -66,7 +66,7 @@ def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...])
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if method.mix is not None or method.meet is not None:
         return _without_server(method, attack, byzantine)
-    if attack.own is not None:
+    if attack.corrupt is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
         own = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
@@ -120,10 +120,10 @@ def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Metho
 
 def _changed_leaves(message: State, attack: Attack, is_bad: Array, key: Any) -> State:
     """Return a message whose floating-point arrays a Byzantine worker has changed, each by itself."""
-    assert attack.own is not None
+    assert attack.corrupt is not None
     leaves, tree = jax.tree.flatten(message)
     changed = [
-        jnp.where(is_bad, attack.own(leaf, jax.random.fold_in(key, _OWN + i)), leaf)
+        jnp.where(is_bad, attack.corrupt(leaf, jax.random.fold_in(key, _OWN + i)), leaf)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
         else leaf
         for i, leaf in enumerate(leaves)
@@ -138,9 +138,9 @@ _OWN = 2**30
 def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method without a server that an attack changes where workers mix or meet."""
     changed, honest = method, tuple((~byzantine).tolist())
-    if method.meet is not None and (attack.own is not None or attack.change is not None):
+    if method.meet is not None and (attack.corrupt is not None or attack.change is not None):
         changed = _shown_changed(changed, attack, byzantine)
-    elif method.mix is not None and attack.own is not None:
+    elif method.mix is not None and attack.corrupt is not None:
         changed = _own_changed(changed, attack, byzantine)
     if method.mix is not None and attack.change is not None:
         changed = _inbox_changed(changed, attack, byzantine)
@@ -195,7 +195,7 @@ def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
     def presents(state, inbox, visit):
         is_bad = jnp.asarray(byzantine)
         key = jax.random.fold_in(visit.key, visit.worker)
-        if attack.own is not None:
+        if attack.corrupt is not None:
             state = _changed_leaves(state, attack, is_bad[visit.worker], key)
         if attack.change is None:
             return state

@@ -28,7 +28,7 @@ from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE,
 if TYPE_CHECKING:
     from asyncsim.simulation.world import World
 
-#: Rows and spells without an accepted message after which a run is given up; more for each worker.
+#: Rows and spells without an accepted message after which a run ends in an error; more per worker.
 _FRUITLESS, _FRUITLESS_OF_A_WORKER = 100_000, 1_000
 
 
@@ -38,12 +38,12 @@ class Absences(ABC):
     Attributes
     ----------
     away : list of int
-        How many absences each worker has at the moment.
+        The number of each worker's current absences, which may overlap.
     incarnation : list of int
-        How often each worker has lost its state.
+        The number of times that each worker has lost its state.
     """
 
-    #: The failures of an instant come in the order in which they were scheduled, among other events.
+    #: Failures of an instant are not sorted apart: they come in the order of scheduling.
     priority: EventPriority = NORMAL
     #: The end of the error about too many failures.
     fruitless: str
@@ -56,7 +56,7 @@ class Absences(ABC):
         self._spell: list[list[float]] = [[] for _ in range(n)]
         self._spells: list[list[float]] = []
         for index in range(n):
-            if self.away[index]:
+            if self.away[index]:  # it joins later: as if it had left at time 0
                 self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan, -1]
                 self._spells.append(self._spell[index])
         self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
@@ -68,6 +68,7 @@ class Absences(ABC):
 
     def schedule(self) -> None:
         """Schedule the first failure of each kind."""
+        # Ties between failures depend on this order.
         for incidents in self._weather.incidents:
             self.next_incident(incidents, 0)
         for index, changes in enumerate(self._weather.changes):
@@ -75,11 +76,11 @@ class Absences(ABC):
                 self.at(time, functools.partial(self._readmit if joins else self._leave, index))
 
     def cause(self, index: int) -> int:
-        """Return why a worker is away: a position in `FAILED_BY`."""
+        """Return the cause of a worker's absence: a position in `FAILED_BY`."""
         return FAILED_BY.index(SPELLS[int(self._spell[index][1])])
 
     def count_row(self, is_accepted: bool) -> None:
-        """Count the failures since the last accepted message; raise InputError if there are too many."""
+        """Count failures since the last accepted message; raise InputError for too many."""
         self._fruitless = 0 if is_accepted else self._fruitless + 1
         if self._fruitless > self._most_fruitless:
             raise InputError(
@@ -88,7 +89,8 @@ class Absences(ABC):
             )
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Schedule an action."""
+        """Schedule an action at a time (s)."""
+        # Not a timeout, which has no priority.
         event = simpy.Event(self._clock)
         event._ok, event._value = True, None
         event.callbacks.append(lambda _: action())
@@ -123,12 +125,14 @@ class Absences(ABC):
         def readmit() -> None:
             for index in incidents.workers:
                 self._readmit(index)
+            # Scheduled only now: incidents are drawn as far as the run goes.
             self.next_incident(incidents, number + 1)
 
         self.at(begin, crash)
 
     def detect(self, index: int, incarnation: int) -> None:
         """Dismiss a worker, if it is still away."""
+        # If it returned and was lost again, its incarnation is new, and a later detection counts.
         if self.away[index] and incarnation == self.incarnation[index] and self.is_counted(index):
             self._spell[index][4:6] = self._clock._now, len(self._rows)
             self.dismiss(index)
@@ -139,6 +143,7 @@ class Absences(ABC):
     def _remove(self, index: int, cause: int, detect: float) -> None:
         """Begin an absence of a worker."""
         self.away[index] += 1
+        # Absences may overlap, and only the first ends a life.
         if self.away[index] == 1:
             kind = SPELLS.index(FAILED_BY[cause])
             self._spell[index] = [index, kind, self._clock._now, *[math.nan] * 4, -1]
@@ -156,6 +161,7 @@ class Absences(ABC):
         self.away[index] -= 1
         if not self.away[index]:
             spell = self._spell[index]
+            # The columns ``end`` and ``to_row``.
             spell[3], spell[6] = self._clock._now, len(self._rows)
             self.admit(index)
 
@@ -166,12 +172,12 @@ class ServerAbsences(Absences):
     Attributes
     ----------
     jobs, reads_made : list of int
-        How many reads of each worker have been consumed, and made.
+        The numbers of each worker's consumed reads, and of all its reads.
     has_begun, under_way : list of bool
         Whether each worker has begun a computation without a row so far; whether its message or request is
         under way to the server, or at the server: a crash does not stop these.
     incarnation_of_job : list of int
-        How often each worker had lost its state before its computation began.
+        The number of losses of each worker's state before its computation began.
     """
 
     fruitless = "the server got no message"
@@ -181,6 +187,7 @@ class ServerAbsences(Absences):
         self._world = world
         n = len(weather.present)
         self.jobs = [0] * n
+        # Read 0 is version 0 at time 0, of workers that are present.
         self.reads_made = [int(is_present) for is_present in weather.present]
         self.has_begun = [False] * n
         self.under_way = [False] * n
@@ -188,6 +195,7 @@ class ServerAbsences(Absences):
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
         self._outages_begun = 0
+        # Outages and checkpoints prolong the service, so that its end is known at its begin.
         if weather.outages is not None:
             world.server.busy = self._service_time(world.server.busy, weather.outages)
         self.schedule()
@@ -199,9 +207,9 @@ class ServerAbsences(Absences):
         return self.reads_made[index] > self.jobs[index]
 
     def close_job(self, index: int, failed_by: int, outcome: int) -> bool:
-        """Record why a worker's job ends; return whether its computation had begun."""
+        """Record the end of a worker's job; return whether its computation had begun."""
         self._world.causes.entries.extend((self.jobs[index], failed_by, self.incarnation_of_job[index]))
-        if failed_by != RESENT:
+        if failed_by != RESENT:  # a resent message belongs to the same job
             self.jobs[index] += 1
         self.count_row(outcome < CANCELLED)
         has_begun = self.has_begun[index]
@@ -214,6 +222,7 @@ class ServerAbsences(Absences):
         self.close_job(index, NOTHING, outcome)
         self.under_way[index] = False
         released = gate.released(worker, outcome) if gate.holds else (worker,)
+        # The message of an absent sender counts, but its sender does not continue.
         if self.away[index]:
             gate.forget(index)
             self._end_life(index)
@@ -243,6 +252,7 @@ class ServerAbsences(Absences):
             self._when_up.append(functools.partial(self.enter, index))
         elif not self.away[index] and world.lives[index] is None:
             worker = world.begin_life(index)
+            # The version under way may hold a message of the worker's last life.
             if world.gate.must_wait(index):
                 world.gate.wait(worker)
                 return
@@ -274,7 +284,7 @@ class ServerAbsences(Absences):
         version = gate.version
         for worker in gate.dismiss(index):
             self.resume(worker)
-        if gate.version > version:
+        if gate.version > version:  # the others had waited for this worker only
             self._spell[index][7] = gate.version
             self._after_version()
 
@@ -289,6 +299,7 @@ class ServerAbsences(Absences):
         world = self._world
         world.lives[index] = None
         world.computing.pop(index, None)
+        # Every read needs a row: job ``j`` computes from read ``j``, also in the next life.
         while self.has_read_ahead(index):
             world.add_row(index, CANCELLED, self.cause(index))
 
@@ -319,6 +330,7 @@ class ServerAbsences(Absences):
             for worker in self._world.gate.restore():
                 self.resume(worker)
             self._world.stop_outdated()
+            # In the order in which they came during the outage.
             waiting, self._when_up = self._when_up, []
             for action in waiting:
                 action()
@@ -338,6 +350,7 @@ class ServerAbsences(Absences):
         if not outage.checkpoint_every or self._since_checkpoint < outage.checkpoint_every:
             return
         self._since_checkpoint = 0
+        # An outage that begins during the writing loses the checkpoint, and ends the writing.
         outage_begin = outages.spells.at(self._outages_begun)[0]
         write_end = self._clock._now + (outage.checkpoint_time or 0.0)
         self._writing_until = min(write_end, outage_begin)
@@ -351,6 +364,7 @@ class ServerAbsences(Absences):
         def service_time(index: int) -> float:
             nonlocal number
             now, lasts = self._clock._now, service(index)
+            # While the server writes a checkpoint or is down, a service waits; then it resumes.
             begin = time = max(now, self._writing_until)
             while at(number)[1] <= now:
                 number += 1
@@ -358,14 +372,14 @@ class ServerAbsences(Absences):
             while at(next_outage)[0] < time + remaining:
                 outage_begin, outage_end = at(next_outage)
                 if outage_end > time:
-                    if outage_begin <= begin:
+                    if outage_begin <= begin:  # the service has not begun yet
                         begin = outage_end
                     remaining -= max(outage_begin - time, 0.0)
                     time = outage_end
                 next_outage += 1
             if isinstance(server, Station):
                 server.serve_time[index] = begin
-            if time == now:
+            if time == now:  # undisturbed: exactly the drawn duration
                 return lasts
             takes = time + remaining - now
             while now + takes < begin:  # by round-off

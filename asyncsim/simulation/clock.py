@@ -24,6 +24,7 @@ class Clock(simpy.Environment):
 
     def schedule_at(self, event: simpy.Event, time: float, priority: Any = NORMAL) -> None:
         """Schedule an event at a time (s), which a delay would miss by round-off."""
+        # The counter breaks ties in the order of scheduling, as in SimPy.
         heappush(self._queue, (time, priority, next(self._eid), event))
 
 
@@ -53,6 +54,7 @@ class PeriodicClock(Clock):
         """Schedule an event at a time (s)."""
         entry = (time, priority, next(self._eid), event)
         period = int(time * self._periods_per_second)
+        # Also earlier periods: `peek` may have begun a period that lies ahead of the clock.
         if period <= self._current:
             heappush(self._queue, entry)
         elif period in self._later:
@@ -77,6 +79,7 @@ class PeriodicClock(Clock):
         if self._begins:
             self._current = heappop(self._begins)
             self._queue = self._later.pop(self._current)
+            # All at once takes linear time, and less than a push per event.
             heapify(self._queue)
 
 
@@ -107,7 +110,7 @@ class Record:
         return (len(self._packed) + len(self.entries)) // len(self.columns)
 
     def pack(self) -> None:
-        """Move the newest rows to where an entry takes eight bytes."""
+        """Compress the newest rows to eight bytes per entry."""
         self._packed.extend(array("d", self.entries))
         self.entries.clear()
 

@@ -1,4 +1,4 @@
-"""The random durations of a run, worker by worker, taken one at a time."""
+"""The random durations of a run, drawn for each worker independently."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ _BLOCK = 64
 
 
 def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[int] = 1) -> Callable[[int], float]:
-    """Return the function that takes a worker's next duration.
+    """Return the function from a worker to its next duration.
 
-    A worker's durations depend on the seed, the purpose, its index and its own law, and on nothing
-    else: not on how many workers there are, nor on who draws first. Constant laws draw nothing.
+    A worker's durations depend only on the seed, the purpose, its index and its law: not on the
+    number of workers, nor on the order of draws. Constant laws draw nothing.
 
     Parameters
     ----------
@@ -25,9 +25,9 @@ def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[i
     seed : int
         The run's seed.
     purpose : str
-        What the durations are for; other purposes are independent.
+        The name of the stream; durations of other purposes are independent.
     steps : int or sequence of int
-        How many draws make one duration; a sequence has one number per worker.
+        The number of draws in a duration, one for all or one per worker.
 
     Returns
     -------
@@ -37,26 +37,28 @@ def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[i
     Notes
     -----
     The durations drawn ahead lie in one array, and not in an iterator per worker: with 100,000 workers
-    the time goes into fetching what the caches do not hold, and this touches the least.
+    most of the time goes into cache misses, and an array has the fewest.
     """
-    each = [steps] * len(laws) if isinstance(steps, int) else steps
+    counts = [steps] * len(laws) if isinstance(steps, int) else steps
     if all(isinstance(law, Constant) for law in laws):
-        return [law.mean * count for law, count in zip(laws, each, strict=True)].__getitem__
+        return [law.mean * count for law, count in zip(laws, counts, strict=True)].__getitem__
     streams = Streams(seed, purpose)
     ahead = array("d", [0.0]) * (len(laws) * _BLOCK)
     blocks = np.frombuffer(ahead).reshape(len(laws), _BLOCK)
-    taken = [0] * len(laws)
+    consumed = [0] * len(laws)
 
     def refill(worker: int, block: int) -> None:
-        if isinstance(laws[worker], Constant):  # as among constant laws only: a sum may be off in its last digit
-            blocks[worker] = laws[worker].mean * each[worker]
+        # Constant laws must give the same number with and without random laws beside them: a sum of
+        # draws may differ from the product in its last digit.
+        if isinstance(laws[worker], Constant):
+            blocks[worker] = laws[worker].mean * counts[worker]
             return
-        drawn = laws[worker].sample(streams.generator(worker, block), (_BLOCK, each[worker]))
-        blocks[worker] = drawn[:, 0] if each[worker] == 1 else drawn.sum(axis=1)
+        drawn = laws[worker].sample(streams.generator(worker, block), (_BLOCK, counts[worker]))
+        blocks[worker] = drawn[:, 0] if counts[worker] == 1 else drawn.sum(axis=1)
 
     def take(worker: int) -> float:
-        count = taken[worker]
-        taken[worker] = count + 1
+        count = consumed[worker]
+        consumed[worker] = count + 1
         place = count % _BLOCK
         if place == 0:
             refill(worker, count // _BLOCK)

@@ -38,6 +38,7 @@ class Gate:
 
     def take(self, index: int, read_version: int) -> int:
         """Return the outcome of a message that was computed from a version; count a new version."""
+        # A discarded message must not fill the version under way, so it is checked first.
         if self._limit is not None and self.version - read_version >= self._limit:
             return DISCARDED
         if not self._completes(index):
@@ -77,6 +78,7 @@ class Gate:
     def restore(self) -> Sequence[Worker]:
         """Drop the buffered messages for a restored version; return the workers that waited for it."""
         self.version += 1
+        # A restored version counts as a new one, so that versions never decrease.
         self._empty()
         return self._release() if self.holds else ()
 
@@ -133,6 +135,7 @@ class Barrier(Batches):
     def dismiss(self, index: int) -> Sequence[Worker]:
         """Remove a member, which may complete the version."""
         self.members.discard(index)
+        # Without a collected message there is nothing to apply.
         if not self._collected or not self._is_full():
             return ()
         self._empty()
@@ -150,6 +153,7 @@ class Barrier(Batches):
     def _is_full(self) -> bool:
         if self._collected >= self._count:
             return True
+        # The sizes first: comparing the sets at every message takes longer.
         return len(self._delivered) >= len(self.members) and self._delivered >= self.members
 
     def _empty(self) -> None:
@@ -185,10 +189,11 @@ class Turns(Gate):
             self._missing.discard(index)
             if self._missing:
                 return False
+            # The last of the collected messages makes a version; so does the next of each other.
             self._due = self.members - {index}
         elif index in self._due:
             self._due.discard(index)
-        else:
+        else:  # a second message in this phase belongs to the next collection
             self._ahead.add(index)
             return False
         self._begin_phase()
@@ -222,6 +227,7 @@ class Buckets(Gate):
     def dismiss(self, index: int) -> Sequence[Worker]:
         """Remove a member; a bucket without members may stay empty."""
         self.members.discard(index)
+        # If all buckets are filled now, the next message completes the version.
         self._required = {member % self._count for member in self.members}
         return ()
 
@@ -251,7 +257,7 @@ class Clocks(Gate):
     def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
         """Advance the sender's clock; return the workers that are within the bound again."""
         index = worker.index
-        if index not in self.members:
+        if index not in self.members:  # counted as dead: its message moves no clock
             return (worker,)
         clock = self._clocks[index]
         self._clocks[index] = clock + 1
@@ -294,6 +300,7 @@ class Clocks(Gate):
     def _catch_up(self) -> bool:
         """Return whether the slowest member is at a higher clock than before."""
         before = self._slowest
+        # Dismissed workers leave clocks with a count of zero.
         clocks = [clock for clock, count in self._workers_at.items() if count > 0]
         self._slowest = max(before, min(clocks, default=before))
         return self._slowest > before

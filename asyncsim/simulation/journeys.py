@@ -50,6 +50,7 @@ class Journeys:
         if cluster.far_every > 1 and way != near:
             far, latency = delays(way.latency, seed, f"far {purpose}"), delays(near.latency, seed, purpose)
 
+            # Separate streams: a far visit does not change the draws of near ones.
             def near_or_far(index: int, loaded: bool) -> float:
                 is_far = visits[index] % cluster.far_every == 0
                 travels, transfer = (far, way.transfer) if is_far else (latency, near.transfer)
@@ -60,8 +61,10 @@ class Journeys:
 
     def before(self, next_step: Step, loaded: bool = True) -> Step:
         """Return the step that travels, with the parameters if ``loaded``, and continues with ``next_step``."""
+        # Only parameters occupy a link; requests and acknowledgements pass it.
         if not loaded or not self._links:
             return self._travel(next_step, loaded)
+        # The link's service is the transfer; the latency follows, and does not occupy the link.
         enter = [link.visit(self._travel(next_step, loaded=False)) for link in self._links]
         if len(enter) == 1:
             return enter[0]
@@ -78,7 +81,7 @@ class Journeys:
         if self._near_or_far is not None:
             time = functools.partial(self._near_or_far, loaded=loaded)
         elif time is latency and takes_no_time(self._way.latency):
-            return next_step
+            return next_step  # an event of no duration would only change the order of ties
         arrival: list[Callable[[Any], None]] = [next_step]
 
         def depart(worker: Worker) -> None:
@@ -94,6 +97,7 @@ class Journeys:
 
         def busy(index: int) -> float:
             assert link.serving is not None
+            # A message whose sender has died still waits its turn, but takes no time.
             return transfer[index] if exists(link.serving) else 0.0
 
         link = Station(self._clock, self._cluster.workers, busy, deque())

@@ -1,18 +1,18 @@
-"""Simulate clusters without a server: computations, messages, and the gradients that take messages up.
+"""Simulate clusters without a server: computations, and the messages between workers.
 
 There are two kinds of events: a worker's gradient is applied, and a worker continues with its next
 computation. A message needs no event, as its arrival is known when it is sent. At each instant
-gradients are applied first, worker by worker; then workers continue. So a message that takes no time
-has arrived for all computations that begin at the instant of its sending. Failures come before all of
-these.
+gradients are applied first, worker by worker; then workers continue. So a message that takes no
+time has arrived for all computations that begin at the instant of its sending. Failures come first
+of all.
 
-A crash, or a departure, ends the life of a worker, with its replica and all that it has not taken up.
+A crash, or a departure, ends the life of a worker, with its replica and the messages not taken up.
 The others count the worker until the failure is detected. A returning worker copies the replica of the
 living neighbour that applied a gradient last, and takes part from the newest round of its neighbours on.
 
-A share of a message that nobody will take up comes back: its sender takes it up with the messages of
-others. So the shares of a row always sum to one, and where they are symmetric, those that a worker
-mixes do as well.
+A share of a message that no worker will take up returns: its sender takes it up with the messages
+of others. So the shares of a row always sum to one; symmetric shares, as a worker mixes them, do as
+well.
 """
 
 from abc import ABC, abstractmethod
@@ -47,10 +47,11 @@ _MESSAGE_BYTES = 120
 _PARTNERS = 64
 #: A row, a share of its state, and when it arrives (s).
 _Message = tuple[int, float, float]
-#: The messages of a round to a worker, their latest arrival, and, with failures, the senders that it need not wait for.
+#: The messages of a round to a worker, their latest arrival, and, with failures, the senders that
+#: it need not await.
 _Round = tuple[list[_Message], list[float], set[int]]
-_NOBODY: set[int] = set()
-_NOTHING: _Round = [], [0.0], _NOBODY
+_NO_SENDERS: set[int] = set()
+_NOTHING: _Round = [], [0.0], _NO_SENDERS
 
 
 def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
@@ -61,7 +62,7 @@ def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: C
 
 
 class Peers(ABC):
-    """Workers that compute and exchange with each other; the subclasses say how.
+    """Workers that compute and exchange with each other; subclasses define the exchange.
 
     Attributes
     ----------
@@ -90,8 +91,9 @@ class Peers(ABC):
         self.latency, self.transfer, self.at_once = _journeys(cluster, self.topology, seed)
         self.accepted: list[int] = []
         self.commits = 0
+        # Callback lists, shared by all events: a new list per event would cost time.
         self._apply: list[Callable[[Any], None]] = [self.apply]
-        self._go_on: list[Callable[[Any], None]] = [self.go_on]
+        self._resume: list[Callable[[Any], None]] = [self.resume]
         self.absences: PeerAbsences | None = None
         if cluster.failures:
             self.weather = weather = Weather(cluster.failures, n, cluster.sites, seed)
@@ -103,6 +105,7 @@ class Peers(ABC):
             self.computing = [False] * n
             self.read_version, self.ready_time = [0] * n, [0.0] * n
             self._has_row = [False] * n  # in its present life
+            # Both directions of an edge: a death concerns those that send to a worker as well.
             self._near = self.topology.neighbours(n)
             for index, takers in enumerate(self.topology.neighbours(n)):
                 for taker in takers:
@@ -112,6 +115,7 @@ class Peers(ABC):
     def run(self, commits: int, report: Callable[[int], None]) -> None:
         """Run until ``commits`` gradients were applied; report the progress."""
         self.commits = commits
+        # An absent worker begins when it joins.
         for index in range(self.cluster.workers) if self.absences is None else sorted(self.counted):
             self.compute(index, 0.0)
         step, accepted = self.clock.step, self.accepted
@@ -131,19 +135,20 @@ class Peers(ABC):
         """Apply a gradient."""
 
     @abstractmethod
-    def go_on(self, worker: Worker) -> None:
+    def resume(self, worker: Worker) -> None:
         """Begin the next computation, or an exchange."""
 
     def apply_at(self, index: int, time: float) -> None:
         """Schedule the end of a gradient: the first events of an instant, worker by worker."""
         worker = self.workers[index]
         worker.callbacks = self._apply
+        # The index is the event's priority.
         self.clock.schedule_at(worker, time, index)
 
-    def go_on_at(self, index: int, time: float) -> None:
+    def resume_at(self, index: int, time: float) -> None:
         """Schedule a worker's next step: after all gradients of an instant."""
         worker = self.workers[index]
-        worker.callbacks = self._go_on
+        worker.callbacks = self._resume
         self.clock.schedule_at(worker, time, self.cluster.workers + index)
 
     def add_row(self, index: int) -> bool:
@@ -182,11 +187,11 @@ class Peers(ABC):
         self._has_row[index] = False
 
     def dismiss(self, index: int) -> None:
-        """Count a worker no more; release who waited for it."""
+        """Count a worker no more; release the workers that waited for it."""
         self.counted.discard(index)
 
     def begin_life(self, index: int) -> None:
-        """Let a worker that is back compute, once it has copied a replica: the initial one if it is the only one."""
+        """Let a returning worker copy a replica (the initial one if no peer lives), and compute."""
         assert self.absences is not None
         now, away = self.clock._now, self.absences.away
         self.counted.add(index)
@@ -222,7 +227,8 @@ class Peers(ABC):
             }
             rows |= self.causes.table()
             return trace_without_server(source, rows, taken_up, flying, open_reads, self.absences.table())
-        # A worker whose last gradient was just applied keeps its old start time: it has begun no other computation.
+        # A worker whose last gradient was just applied has begun no other computation: its start
+        # time is that of its last row.
         started = np.full(cluster.workers, -1.0)
         started[worker] = rows["start_time"]
         open_reads = {"start_time": np.where(start > started, start, np.nan)}
@@ -250,7 +256,7 @@ class PeerAbsences(Absences):
         return index in self._peers.counted
 
     def dismiss(self, index: int) -> None:
-        """Count a worker no more; release who waited for it."""
+        """Count a worker no more; release the workers that waited for it."""
         self._peers.dismiss(index)
 
     def admit(self, index: int) -> None:
@@ -275,12 +281,12 @@ class Messages(Peers):
         self._behind = policy.steps or 0
         self._by_round = policy.name == "neighbours"
         self._mixes_beside = policy.mix == "beside"
-        # The messages of each round to a worker; those to take up whenever they arrive.
+        # The messages of each round to a worker; messages that any later computation may take up.
         self._rounds: list[dict[int, _Round]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
-        self._wake = self.apply_at if self._mixes_beside else self.go_on_at
+        self._wake = self.apply_at if self._mixes_beside else self.resume_at
         self._taken_up = Record(("step", "weight", "arrive_time", "by"))
         self.records.append(self._taken_up)
         self._since = [0] * n  # the first round of a worker's present life
@@ -291,7 +297,7 @@ class Messages(Peers):
             self._undelivered: list[list[tuple[int, int, float, float, bool]]] = [[] for _ in range(n)]
             self._lost: list[tuple[int, int, float, float]] = []  # rows of `Trace.in_flight` without a taker
             self._void: set[tuple[int, int, int]] = set()  # sender, taker and round of messages that come back
-            self._last = [0] * n  # the first round of which a worker that is away has sent nothing
+            self._last = [0] * n  # of an absent worker, the first round without its message
 
     def compute(self, index: int, now: float) -> None:
         """Begin a computation."""
@@ -304,7 +310,7 @@ class Messages(Peers):
         else:
             self.apply_at(index, end)
 
-    def go_on(self, worker: Worker) -> None:
+    def resume(self, worker: Worker) -> None:
         """Take up the messages that have arrived, and compute."""
         index, now = worker.index, self.clock._now
         if self._by_round:
@@ -314,7 +320,7 @@ class Messages(Peers):
             while box and box[0][0] <= now:
                 arrival, row, share = heappop(box)
                 messages.append((row, share, arrival))
-            messages.sort()  # by rows, so that sums do not depend on the order of arrivals
+            messages.sort()  # by rows: floating-point sums depend on the order
             if self.absences is not None:
                 messages = _merged(messages)
             self._rounds[index].pop(self.applied[index] - 1 - self._behind, None)
@@ -332,16 +338,17 @@ class Messages(Peers):
         row = len(self.rows)
         for message in messages:
             self._taken_up.entries.extend((*message, row))
-        goes_on = self.add_row(index)
+        runs = self.add_row(index)
         if self.absences is not None:
             self._senders.append(worker)
         self._send(index, number, row)
-        if not goes_on:
+        # The messages of the last gradient are in flight at the end.
+        if not runs:
             return
         if self._mixes_beside:
             self.compute(index, now)
         else:
-            self._after_round(self.go_on_at, index, number - self._behind, now)
+            self._after_round(self.resume_at, index, number - self._behind, now)
 
     def _send(self, index: int, number: int, row: int) -> None:
         """Send shares of a row's state to the neighbours of a round; wake those whose round is complete."""
@@ -361,7 +368,7 @@ class Messages(Peers):
                 continue
             box = rounds[taker].get(number)
             if box is None:
-                box = rounds[taker][number] = [], [0.0], set() if fails else _NOBODY
+                box = rounds[taker][number] = [], [0.0], set() if fails else _NO_SENDERS
             messages, latest, senders = box
             messages.append((row, share, arrival))
             if arrival > latest[0]:
@@ -395,10 +402,11 @@ class Messages(Peers):
     # Failures.
 
     def _arrival(self, index: int, taker: int, number: int, message: _Message) -> float | None:
-        """Return when a message arrives; None if it does not."""
+        """Return the arrival of a message (s); None if it does not arrive."""
         absences, now = self.absences, self.clock._now
         assert absences is not None
         row, share, arrival = message
+        # Each lost copy costs a time-out, until one arrives or the message is given up.
         late, is_given_up = 0.0, False
         while self.weather.loses and not is_given_up and (loss := self.weather.loss(index)) is not None:
             late += loss.timeout or 0.0
@@ -407,7 +415,8 @@ class Messages(Peers):
             self._void.remove((index, taker, number))
             self._come_back(index, number, row, share, now)
         elif taker not in self.counted or number < self._since[taker]:
-            # The other half of this exchange has arrived: with this half as well, the sender would mix more than one.
+            # The other half of this exchange has arrived: with this half as well, the weights that
+            # the sender mixes would exceed one.
             if self._is_exchange(index, taker, number) and taker in self._box(index, number)[2]:
                 self._lost.append((row, -1, share, now))
             else:
@@ -421,7 +430,7 @@ class Messages(Peers):
         return None
 
     def _give_up(self, index: int, taker: int, number: int, message: _Message) -> None:
-        """Let the share of a lost message come back at its arrival; of an exchange both halves."""
+        """Return the share of a lost message to its sender; of an exchange, return both halves."""
         row, share, time = message
         self._come_back(index, number, row, share, time)
         if not self._waits:
@@ -431,17 +440,18 @@ class Messages(Peers):
         box[1][0] = max(box[1][0], time)
         if self._is_exchange(index, taker, number):
             box_of_sender = self._box(index, number)
-            arrived = [one for one in box_of_sender[0] if self._senders[one[0]].index == taker]
+            arrived = [sent for sent in box_of_sender[0] if self._senders[sent[0]].index == taker]
+            # Symmetric weights stay symmetric only if the partner's half returns as well.
             if arrived:
                 box_of_sender[0].remove(arrived[0])
                 self._come_back(taker, number, *arrived[0][:2], time)
-            else:
+            else:  # not sent yet
                 self._void.add((taker, index, number))
             box_of_sender[2].add(taker)
         self._recheck(taker)
 
     def _come_back(self, index: int, number: int, row: int, share: float, time: float) -> None:
-        """Let a worker take up a share of its own message; of an earlier round with the next mixing."""
+        """Return a share to its sender's inbox; of an earlier round, into the next mixing."""
         if not self._by_round:
             heappush(self._inbox[index], (time, row, share))
             return
@@ -451,7 +461,7 @@ class Messages(Peers):
         box[1][0] = max(box[1][0], time)
 
     def _is_exchange(self, index: int, taker: int, number: int) -> bool:
-        """Return whether two workers send to each other in a round, and wait for that."""
+        """Return whether two workers send to each other in a round, and wait for each other."""
         return self._by_round and taker in self._from[number % len(self._edges)][index]
 
     def _box(self, index: int, number: int) -> _Round:
@@ -459,7 +469,7 @@ class Messages(Peers):
         return self._rounds[index].setdefault(number, ([], [0.0], set()))
 
     def _lacks(self, index: int, number: int) -> bool:
-        """Return whether a message of a round will come and has not been sent."""
+        """Return whether a message of a round is expected that was not sent yet."""
         arrived = self._box(index, number)[2]
         senders = self._from[number % len(self._edges)][index]
         return any(peer not in arrived and peer in self.counted and number >= self._since[peer] for peer in senders)
@@ -472,9 +482,10 @@ class Messages(Peers):
             self._wake(index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0]))
 
     def _settle(self, index: int) -> None:
-        """Return the messages to a dead worker to their senders, or count them as lost; then wake waiting workers."""
+        """Return a dead worker's messages to their senders, or count them as lost."""
         for number, row, share, _, was_before in self._undelivered[index]:
             sender = self._senders[row]
+            # The dead worker has sent its half of an earlier exchange: the other is lost with it.
             is_lost = number < self._last[index] if self._is_exchange(sender.index, index, number) else was_before
             if is_lost or self.workers[sender.index] is not sender:
                 self._lost.append((row, -1, share, self.clock._now))
@@ -489,21 +500,22 @@ class Messages(Peers):
         self._lost += [(row, -1, share, self.clock._now) for row, share, _ in self._mixed[index]]
         self._mixed[index], self._waiting[index], self._last[index] = [], -1, self.applied[index]
         if self._by_round:
-            waiting = [(number, *one) for number, (box, *_) in self._rounds[index].items() for one in box]
+            waiting = [(number, *message) for number, (box, *_) in self._rounds[index].items() for message in box]
         else:
             waiting = [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
-        self._undelivered[index] += [(*one, True) for one in waiting]
+        # They return when the death is detected, as no worker knows of it before.
+        self._undelivered[index] += [(*message, True) for message in waiting]
         self._rounds[index], self._inbox[index] = {}, []
         super().end_life(index, failed_by)
         self._senders.append(self.workers[index])
 
     def dismiss(self, index: int) -> None:
-        """Count a worker no more; release who waited for it."""
+        """Count a worker no more; release the workers that waited for it."""
         super().dismiss(index)
         self._settle(index)
 
     def begin_life(self, index: int) -> None:
-        """Let a worker that is back take part from the newest round of its living neighbours on."""
+        """Let a returning worker join the newest round of its living neighbours."""
         assert self.absences is not None
         if self._waits:
             # Neighbours never send older rounds again: the worker would wait for them forever.
@@ -539,6 +551,7 @@ class Messages(Peers):
                 for taker in takers
                 for _, row, share, arrival, _ in self._undelivered[taker]
             ]
+        # The share kept after the previous row, by the edges of its round; 1 in a first row.
         kept_share = np.array([edges.kept(n) for edges in self._edges])[(number - 1) % len(self._edges), worker]
         rows = {"kept": np.where(is_first, 1.0, kept_share)}
         return self.trace_of("commit" if self._mixes_beside else "read", rows, self._taken_up.table(), in_flight)
@@ -547,8 +560,8 @@ class Messages(Peers):
 class Handshakes(Peers):
     """Workers that average in pairs, under `handshake`.
 
-    An exchange queues for both replicas at its request. So its begin is known at once: the end of the
-    exchanges that either worker requested before.
+    An exchange queues for both replicas at its request. So its begin is known at once: the end of
+    all earlier exchanges of either worker.
     """
 
     def __init__(self, cluster: Cluster, seed: int):
@@ -558,7 +571,8 @@ class Handshakes(Peers):
         self._partner, self._free = [-1] * n, [0.0] * n
         self._row_partners: list[int] = []
         self._loses = self.absences is not None and self.weather.loses
-        self._waiting: list[list[Worker]] = [[] for _ in range(n)]  # for whom it is that is away
+        # By an absent partner, the workers that wait for it.
+        self._waiting: list[list[Worker]] = [[] for _ in range(n)]
         self._number = [0] * n  # computations of each worker
 
     def compute(self, index: int, now: float) -> None:
@@ -569,9 +583,9 @@ class Handshakes(Peers):
             self.computing[index] = True
         partner = self._partner[index] = self._partner_of(index, self._number[index])
         self._number[index] += 1
-        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.go_on_at)(index, end)
+        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.resume_at)(index, end)
 
-    def go_on(self, worker: Worker) -> None:
+    def resume(self, worker: Worker) -> None:
         """Ask the partner for an exchange."""
         index, now = worker.index, self.clock._now
         if self.absences is not None and not self._may_exchange(worker):
@@ -583,7 +597,7 @@ class Handshakes(Peers):
         if self._loses and (loss := self.weather.loss(index)) is not None:
             late = now + (loss.timeout or 0.0)
             if loss.resend:
-                self.go_on_at(index, late)
+                self.resume_at(index, late)
             else:
                 self._partner[index] = -1
                 self.apply_at(index, late)
@@ -606,7 +620,10 @@ class Handshakes(Peers):
     # Failures.
 
     def _may_exchange(self, worker: Worker) -> bool:
-        """Return whether a worker's partner is there; else wait until it is, or is known to be away, or ask another."""
+        """Return whether a worker's partner is present; else let it wait, or choose another.
+
+        It waits until the partner returns or its death is detected.
+        """
         assert self.absences is not None
         index = worker.index
         partner = self._partner[index]
@@ -615,15 +632,15 @@ class Handshakes(Peers):
         if partner in self.counted:
             self._waiting[partner].append(worker)
             return False
+        # No new draw: the sequence of partners stays that of a run without failures.
         living = [peer for peer in self._near[index] if peer in self.counted]
         self._partner[index] = living[partner % len(living)] if living else -1
         self._exchange_now(worker)
         return False
 
     def _exchange_now(self, worker: Worker) -> None:
-        """Schedule a worker's exchange for this instant."""
         at_once = self.at_once and not self._loses
-        (self.apply_at if at_once else self.go_on_at)(worker.index, self.clock._now)
+        (self.apply_at if at_once else self.resume_at)(worker.index, self.clock._now)
 
     def _release(self, index: int) -> None:
         waiting, self._waiting[index] = self._waiting[index], []
@@ -632,19 +649,19 @@ class Handshakes(Peers):
                 self._exchange_now(worker)
 
     def end_life(self, index: int, failed_by: int) -> None:
-        """End a worker's life, which leaves its exchange."""
+        """End a worker's life and its exchange."""
         super().end_life(index, failed_by)
         # Exchanges that queued for the dead replica do not delay its next life.
         self._free[index] = self.clock._now
         self._row_partners.append(-1)
 
     def dismiss(self, index: int) -> None:
-        """Count a worker no more; release who waited for it."""
+        """Count a worker no more; release the workers that waited for it."""
         super().dismiss(index)
         self._release(index)
 
     def begin_life(self, index: int) -> None:
-        """Let a worker that is back compute, and whoever waited for it exchange with it."""
+        """Let a returning worker compute, and waiting workers exchange with it."""
         super().begin_life(index)
         self._release(index)
 
@@ -655,7 +672,7 @@ class Handshakes(Peers):
 
 
 def _merged(messages: list[_Message]) -> list[_Message]:
-    """Return messages by their rows, the shares of a row that came back as one."""
+    """Merge the messages of each row: several returned shares of a row become one."""
     merged: dict[int, _Message] = {}
     for row, share, arrival in messages:
         _, before, earlier = merged.get(row, (row, 0.0, arrival))
@@ -664,7 +681,7 @@ def _merged(messages: list[_Message]) -> list[_Message]:
 
 
 def _senders(edges: Edges, workers: int) -> list[list[int]]:
-    """Return from whom each worker takes up messages."""
+    """List the senders of each worker."""
     senders: list[list[int]] = [[] for _ in range(workers)]
     for sender, taker in zip(edges.sender.tolist(), edges.taker.tolist(), strict=True):
         senders[taker].append(sender)
@@ -674,7 +691,7 @@ def _senders(edges: Edges, workers: int) -> list[list[int]]:
 def _journeys(
     cluster: Cluster, topology: Topology, seed: int, purpose: str = "latency up"
 ) -> tuple[Callable[[int, int], float], Callable[[int, int], float], bool]:
-    """Return functions of sender and taker: a message's latency and its transfer time (s); and if both are zero."""
+    """Return functions of sender and taker, latency and transfer time (s); and if both are 0."""
     (near, _), (far, _) = cluster.near_ways, cluster.ways
     at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
     latency, slow = delays(near.latency, seed, purpose), topology.slowness(cluster.workers)
@@ -695,9 +712,9 @@ def _journeys(
 
 
 def partners(topology: Topology, workers: int, seed: int) -> Callable[[int, int], int]:
-    """Return a function of a worker and its gradient's number: the neighbour drawn for it; -1 without neighbours.
+    """Return the function from a worker and its gradient's number to a neighbour (-1: none).
 
-    The numbers of a worker must be asked for in order, from 0.
+    The numbers of a worker must come in order, from 0: draws are made in blocks.
     """
     neighbours, streams = topology.neighbours(workers), Streams(seed, "partner")
     ahead: list[list[int]] = [[] for _ in range(workers)]

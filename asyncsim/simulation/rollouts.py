@@ -1,4 +1,4 @@
-"""Slots that generate samples on the world's clock, and the queue that hands these to learners.
+"""Slots that generate samples on the world's clock, and the queue of samples for the learners.
 
 A learner is a worker of the world. Before it computes it takes a batch here (`Slots.supply`); its
 commit makes a version (`Slots.commit`), which reaches the slots after a transfer. A slot is its
@@ -217,9 +217,9 @@ class Slots:
         limit = self._rollouts.queue.limit
         if limit is None:
             return
-        least = self._gate.version - limit
+        oldest_allowed = self._gate.version - limit
         for group in list(self._ready):
-            if min(self._read[row] for row in self._rows[group]) < least:
+            if min(self._read[row] for row in self._rows[group]) < oldest_allowed:
                 self._ready.remove(group)
                 self._lose(group, DISCARDED)
                 self._discarded += 1
@@ -324,12 +324,12 @@ class Slots:
 
     def _switch(self, slot: int, row: int) -> None:
         """Continue a sample with the newest version, after reading the sample so far again."""
-        length, done = self._lengths[self._sample[row]], self._progress(slot, row)
-        self._switches.append((row, done / length, self._versions[slot >= self._first_far]))
-        wait = self._rollouts.prefill * done
-        self._done[slot], self._since[slot] = done, self._clock._now + wait
+        length, progress = self._lengths[self._sample[row]], self._progress(slot, row)
+        self._switches.append((row, progress / length, self._versions[slot >= self._first_far]))
+        wait = self._rollouts.prefill * progress
+        self._done[slot], self._since[slot] = progress, self._clock._now + wait
         self._forget_end(slot)
-        self._schedule_end(slot, length - done, wait)
+        self._schedule_end(slot, length - progress, wait)
 
     def _stop_samples(self) -> None:
         """Stop all samples until the version that was just made reaches the slots."""
@@ -339,7 +339,7 @@ class Slots:
                 self._forget_end(slot)
 
     def _progress(self, slot: int, row: int) -> float:
-        """Return how much of its length (s) a slot's sample has by now."""
+        """Return the length (s) that a slot has generated of its sample."""
         since, now = self._since[slot], self._clock._now
         if now <= since:
             return self._done[slot]

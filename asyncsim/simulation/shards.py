@@ -58,7 +58,7 @@ class Shard(Versions):
 
 
 class SplitMessages(Versions):
-    """Messages split into one part per server.
+    """Messages in parts, one per server.
 
     Its versions count messages: a message is committed, or read, with the last of its parts. A message is
     discarded if all servers discard their parts.
@@ -69,7 +69,7 @@ class SplitMessages(Versions):
         n = world.cluster.workers
         self._world, self._servers = world, servers
         self._parts = [[Worker(world.clock, index) for index in range(n)] for _ in range(servers)]
-        self._uncommitted, self._unread, self._under_way, self._taken = ([0] * n for _ in range(4))
+        self._uncommitted, self._unread, self._under_way, self._accepted_parts = ([0] * n for _ in range(4))
 
     def fork(self, shards: list[Shard], departures: list[Step]) -> Step:
         """Return the step that sends the parts of a message, each to its server."""
@@ -77,10 +77,11 @@ class SplitMessages(Versions):
 
         def fork(worker: Worker) -> None:
             index = worker.index
+            # Parts come back in any order; the last one completes the message.
             for missing in (self._uncommitted, self._unread, self._under_way):
                 missing[index] = self._servers
-            self._taken[index] = 0
-            # All before the first departure: a part may be served at once and change its shard's version.
+            self._accepted_parts[index] = 0
+            # Before any departure: a part may be served at once, and change its shard's version.
             for shard, _, _ in servers:
                 shard.read_version[index] = shard.last_read[index]
             for _, parts, depart in servers:
@@ -91,17 +92,20 @@ class SplitMessages(Versions):
     def count_commits(self, shard: Shard) -> Callable[[tuple[Any, ...]], None]:
         """Return the function that records a part, and its message if the part is the last."""
         parts, messages = shard.steps.entries.extend, self.steps.entries.extend
-        uncommitted, taken, gate, accepted = self._uncommitted, self._taken, self.gate, self._world.accepted.append
+        uncommitted, accepted_parts = self._uncommitted, self._accepted_parts
+        gate, accepted = self.gate, self._world.accepted.append
 
         def record(row: tuple[Any, ...]) -> None:
             parts(row)
             index, *times, outcome, _ = row
-            taken[index] += outcome != DISCARDED
+            accepted_parts[index] += outcome != DISCARDED
             uncommitted[index] -= 1
             if not uncommitted[index]:
-                whole = gate.take(index, gate.version) if taken[index] else DISCARDED
-                messages((index, *times, whole, gate.version))
-                if taken[index]:
+                # The shards have checked the staleness; here a message reads the newest version.
+                is_accepted = accepted_parts[index] > 0
+                message_outcome = gate.take(index, gate.version) if is_accepted else DISCARDED
+                messages((index, *times, message_outcome, gate.version))
+                if is_accepted:
                     accepted(index)
 
         return record
@@ -129,6 +133,7 @@ class SplitMessages(Versions):
             index = part.index
             self._under_way[index] -= 1
             worker = lives[index]
+            # The steps go by parts; from here on the worker itself continues.
             if not self._under_way[index] and worker is not None:
                 next_step(worker)
 

@@ -1,6 +1,6 @@
-"""Simulate a cluster: when every worker visits the server, and how stale its message is by then.
+"""Simulate a cluster: the visits of workers to the server, and the staleness of their messages.
 
-The events are those of `asyncsim.simulation.world`, or without a server of `asyncsim.simulation.peers`;
+`asyncsim.simulation.world` has the events with a server, `asyncsim.simulation.peers` without one;
 `asyncsim.traces.bookkeeping` builds the rows of the trace from their record.
 """
 
@@ -19,14 +19,15 @@ from asyncsim.simulation.world import World
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
 from asyncsim.traces.trace import Trace
 
-#: Memory (bytes) that a commit takes at the least: the record and the columns.
+#: Memory (bytes) of a commit, at least: the record and the columns.
 _COMMIT_BYTES = 400
 
 
 def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
-    """Simulate a cluster until the server has accepted ``commits`` messages; without a server, until so many gradients.
+    """Simulate a cluster until its server has accepted ``commits`` messages.
 
-    Several servers have accepted a message once the last of them has its part.
+    Without a server the run ends after ``commits`` gradients. Several servers have accepted a
+    message once the last of them has its part.
 
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
     happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
@@ -35,13 +36,14 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     Parameters
     ----------
     cluster : Cluster
-        How long things take and who queues where.
+        The workers, the server, the network and the policy.
     commits : int
-        Messages taken up, that is applied or buffered: traces of all policies hold the same number of useful
-        gradients. Discarded messages and cancelled computations come on top. A longer trace starts like a shorter one.
+        Messages applied or buffered: traces of all policies hold the same number of useful
+        gradients. Discarded messages and cancelled computations come on top. A longer trace starts
+        like a shorter one.
     seed : int
-        Names the random numbers. Every worker draws its own: adding a worker, or changing the
-        discipline or another worker's law, leaves the durations that a worker draws as they are.
+        Determines the random numbers. Every worker has its own stream: adding a worker, or changing
+        the discipline or another worker's law, does not change a worker's durations.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -56,6 +58,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     seed = require_count("seed", seed, minimum=0)
     memory = (commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES) * cluster.servers
     require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory)
+
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
             return simulate_without_server(cluster, commits, seed, report)
@@ -73,7 +76,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off: a run makes no cycles, and all workers would be searched repeatedly."""
+    """Switch garbage collection off: it would search all workers, and finds no cycles."""
     enabled = gc.isenabled()
     try:
         gc.disable()
@@ -85,14 +88,14 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of commits so far; it draws a progress bar if wanted."""
+    """Yield a function that reports the number of commits, on a progress bar if wanted."""
     if not (on_a_terminal() if show is None else show):
-        yield lambda done: require_wanted()
+        yield lambda count: require_wanted()
         return
 
-    def report(done: int) -> None:
+    def report(count: int) -> None:
         require_wanted()
-        bar.update(done - bar.n)
+        bar.update(count - bar.n)
 
     with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
         yield report

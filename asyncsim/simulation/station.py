@@ -1,6 +1,6 @@
 """Workers, and the stations at which they wait and are served.
 
-Times are read from SimPy's ``_now``: its ``now`` is a property, and would be called five times a visit.
+Times come from SimPy's ``_now``: its ``now`` is a property, which a visit would call five times.
 """
 
 from array import array
@@ -17,44 +17,44 @@ from asyncsim.simulation.delays import delays
 
 
 class Worker(simpy.Event):
-    """A worker, and the one event it waits for; ``callbacks`` holds what it does when that happens.
+    """A worker, and at once the event it waits for; ``callbacks`` holds the step that follows.
 
-    Workers are in the order of their indices.
+    Workers are ordered by their indices.
     """
 
-    __slots__ = ("callbacks", "env", "index", "then")
+    __slots__ = ("callbacks", "env", "index", "next_step")
     _ok = True
     _value = None
 
     def __init__(self, env: simpy.Environment, index: int):
         super().__init__(env)
         self.index = index
-        self.then: Step = _nothing
+        self.next_step: Step = _nothing
 
     def __lt__(self, other: "Worker") -> bool:
         return self.index < other.index
 
 
-#: Sets a worker going.
+#: Lets a worker act at an instant.
 Step = Callable[[Worker], None]
 
 
 def _nothing(worker: Worker) -> None:
-    """Follow a visit that was never made."""
+    """Do nothing: the step of a worker before its first visit."""
 
 
 class Station:
     """Serves one worker at a time: the server, or one direction of the link that workers share.
 
     Several events of one instant happen in the order of `simpy.Resource`, which grants a place and
-    gives it up by events of no duration. Such an event is left out when it would be the next anyway.
+    gives it up by events of no duration. Such an event is omitted when it would be the next anyway.
 
     Attributes
     ----------
     serving : Worker or None
-        Who has the place.
+        The worker in service.
     waiting : container
-        Who waits for it, with ``append`` and, for whoever is next, ``popleft``.
+        The waiting workers, with ``append`` and ``popleft``, which returns the next to be served.
     arrive_time, serve_time : array of float
         Each worker's last arrival here, and the begin of its last service, seconds.
     """
@@ -69,16 +69,17 @@ class Station:
         self._on_begin: list[Callable[[Any], None]] = [self._begin]
         self._on_end: list[Callable[[Any], None]] = [self._end]
 
-    def visit(self, then: Step) -> Step:
-        """Return the step that waits for the station, is served, and continues with ``then``."""
+    def visit(self, next_step: Step) -> Step:
+        """Return the step of a visit, which waits, is served, and continues with ``next_step``."""
         env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
 
         def arrive(worker: Worker) -> None:
-            worker.then = then
+            worker.next_step = next_step
             arrive_time[worker.index] = env._now
             if self.serving is None and not waiting:
                 self._admit(worker)
             else:
+                # A free station with a queue is between two services: the discipline chooses.
                 waiting.append(worker)
                 if self.serving is None:
                     self._admit(waiting.popleft())
@@ -92,6 +93,7 @@ class Station:
     def _admit(self, worker: Worker) -> None:
         self.serving = worker
         env = self.env
+        # Events that are due at this instant come before the begin of the service.
         if env.peek() == env._now:
             worker.callbacks = self._on_begin
             env.schedule(worker)
@@ -110,13 +112,14 @@ class Station:
         self.serving = None
         waiting = self.waiting
         if waiting and env.peek() == env._now:
-            # What is due in this instant happens before the place is given to another.
+            # Events that are due at this instant come before the next worker's service.
             release = env.event()
             release.callbacks.append(self._admit_next)
             release.succeed()
-            worker.then(worker)
+            worker.next_step(worker)
         else:
-            worker.then(worker)
+            worker.next_step(worker)
+            # The step itself may have begun a service here, in a protocol of two visits.
             if waiting and self.serving is None:
                 self._admit(waiting.popleft())
 
@@ -127,9 +130,9 @@ class OpenStation:
     Attributes
     ----------
     serving : None
-        Nobody has the place alone.
+        No worker has the station alone.
     waiting : set of Worker
-        Who is served.
+        The workers in service.
     arrive_time, serve_time : array of float
         Each worker's last arrival here, at which its service begins, seconds.
     """
@@ -142,8 +145,8 @@ class OpenStation:
         self.waiting: set[Worker] = set()
         self.arrive_time = self.serve_time = array("d", [0.0]) * workers
 
-    def visit(self, then: Step) -> Step:
-        """Return the step that is served at once, and continues with ``then``."""
+    def visit(self, next_step: Step) -> Step:
+        """Return the step of a visit, which is served at once, and continues with ``next_step``."""
         env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
 
         def arrive(worker: Worker) -> None:
@@ -154,14 +157,14 @@ class OpenStation:
 
         def end(worker: Worker) -> None:
             waiting.remove(worker)
-            then(worker)
+            next_step(worker)
 
         ended: list[Callable[[Any], None]] = [end]
         return arrive
 
 
 class _LowestRank(list):
-    """Those that wait; the lowest worker index goes first."""
+    """A waiting room whose lowest worker index goes first."""
 
     def append(self, worker: Worker) -> None:
         heappush(self, worker)
@@ -171,7 +174,7 @@ class _LowestRank(list):
 
 
 class _Random(list):
-    """Those that wait; each is as likely as the others to go first."""
+    """A waiting room whose workers are equally likely to go first."""
 
     def __init__(self, seed: int, stream: str):
         super().__init__()
@@ -179,14 +182,15 @@ class _Random(list):
 
     def popleft(self) -> Worker:
         chosen = int(self._uniform(0) * len(self)) if len(self) > 1 else 0
+        # The last entry is removed in constant time; the order of the others does not matter.
         self[chosen], self[-1] = self[-1], self[chosen]
         return self.pop()
 
 
 def waiting_room(discipline: str, seed: int, stream: str = "") -> Any:
-    """Return an empty container with ``append`` and, for whoever is next, ``popleft``.
+    """Return an empty container with ``append`` and ``popleft``, which applies the discipline.
 
-    ``stream``: ends the name of the random stream.
+    ``stream``: the end of the random stream's name.
     """
     if discipline == "lowest_rank":
         return _LowestRank()

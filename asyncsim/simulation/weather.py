@@ -19,16 +19,16 @@ _SPELLS_OF_A_STEP = 1_000_000
 
 
 class Spells:
-    """An alternating process: ``every`` seconds without and ``lasts`` with, drawn as far as needed."""
+    """An alternating process: a gap, then a spell of ``lasts`` seconds, drawn on demand."""
 
-    def __init__(self, every: Callable[[int], float], lasts: Callable[[int], float], index: int):
-        self._every, self._lasts, self._index = every, lasts, index
+    def __init__(self, gap: Callable[[int], float], lasts: Callable[[int], float], index: int):
+        self._gap, self._lasts, self._index = gap, lasts, index
         self._drawn: list[tuple[float, float]] = []
 
     def at(self, number: int) -> tuple[float, float]:
         """Return the begin and the end of a spell."""
         while len(self._drawn) <= number:
-            begin = (self._drawn[-1][1] if self._drawn else 0.0) + self._every(self._index)
+            begin = (self._drawn[-1][1] if self._drawn else 0.0) + self._gap(self._index)
             self._drawn.append((begin, begin + self._lasts(self._index)))
         return self._drawn[number]
 
@@ -62,7 +62,7 @@ class Weather:
     outages : Incidents or None
         The outages of the server.
     slows, loses : bool
-        Whether workers may be slow or pause; whether messages may be lost.
+        Whether workers may be slow or pause, and whether messages may be lost.
     """
 
     def __init__(
@@ -101,10 +101,11 @@ class Weather:
         spells, passed, time = self._speeds[index], self._passed[index], now
         if not spells:
             return work
+        # Time only grows from call to call, so that spells which are over are skipped for good.
         for process, (speeds, _) in enumerate(spells):
             while speeds.at(passed[process])[1] <= now:
                 passed[process] += 1
-        ahead = list(passed)
+        ahead = list(passed)  # a copy: the next computation may begin before these spells end
         for _ in range(_SPELLS_OF_A_STEP):
             speed, until = 1.0, math.inf
             for process, (speeds, factor) in enumerate(spells):
@@ -113,6 +114,7 @@ class Weather:
                 begin, end = speeds.at(ahead[process])
                 speed *= factor if begin <= time else 1.0
                 until = min(until, end if begin <= time else begin)
+            # Undisturbed work keeps its drawn duration; a difference of times would round it.
             if speed > 0 and time + work / speed <= until:
                 return work if time == now and speed == 1.0 else time + work / speed - now
             work -= (until - time) * speed
@@ -121,23 +123,25 @@ class Weather:
 
     def work(self, index: int, begin: float, end: float) -> float:
         """Return the work (s at full speed) that is done from ``begin`` to ``end``."""
+        # Between two marks the speed is constant.
         marks = {begin, end}
         for speeds, _ in self._speeds[index]:
             number = 0
             while speeds.at(number)[0] < end:
                 marks.update(time for time in speeds.at(number) if begin < time < end)
                 number += 1
-        done = 0.0
+        total = 0.0
         for start, stop in itertools.pairwise(sorted(marks)):
             speed = 1.0
             for speeds, factor in self._speeds[index]:
                 if speeds.covers(start):
                     speed *= factor
-            done += speed * (stop - start)
-        return done
+            total += speed * (stop - start)
+        return total
 
     def loss(self, index: int) -> Failure | None:
         """Return the failure that loses a message sent now; None if it arrives."""
+        # A failure draws only if the earlier ones let the message pass.
         for failure, chance in self._losses[index]:
             assert failure.probability is not None
             if chance(index) < failure.probability:
@@ -152,10 +156,11 @@ class Weather:
                 self._losses[index].append((failure, chance))
         if failure.every is None or failure.lasts is None:
             return
-        every = self._delays(failure.every, f"{purpose} every")
+        gap = self._delays(failure.every, f"{purpose} every")
         lasts = self._delays(failure.lasts, f"{purpose} lasts")
         for group in groups:
-            spells = Spells(every, lasts, group[0])
+            # All workers of a group share its spells, drawn from the stream of the first.
+            spells = Spells(gap, lasts, group[0])
             if failure.name in ("crash", "outage"):
                 self.incidents.append(Incidents(failure, group, spells))
                 continue

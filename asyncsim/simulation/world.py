@@ -1,15 +1,15 @@
-"""The world of servers: workers that compute, travel, wait, are served and read, under a gate and the weather.
+"""Clusters with servers: workers compute, travel, wait, are served and read, under a gate.
 
-A worker waits for one thing at a time, so it *is* its next event, used repeatedly: no process
-and no request object, and two events per visit when the network takes no time. Its cycle is a chain of
-steps, built at the start: a step lets a worker act and names the step that follows. The protocols, in `_cycle`,
-are ways to chain them. With several servers the chain forks after the computation, into one branch per server,
-and joins before the next computation.
+A worker waits for one thing at a time, so it *is* its next event, used repeatedly: no process and
+no request object, and two events per visit when the network takes no time. Its cycle is a chain of
+steps, built at the start: a step lets a worker act and calls the step that follows. The protocols,
+in `_visits`, are ways to chain them. With several servers the chain forks after the computation,
+into one branch per server, and joins before the next computation.
 
 A `Worker` is one *life* of a worker. A crash ends it, unless its message is under way to the server;
 then the visit ends it. A step of a life that has ended does nothing. Job ``j`` of a worker always
 computes from its read ``j``, read 0 being version 0 at time 0, so a read that is open when a life ends
-is that of a cancelled row.
+belongs to a cancelled row.
 """
 
 import functools
@@ -46,11 +46,12 @@ class World:
     steps, reads : Record
         The messages and cancelled computations, and the reads, in the order in which their services ended.
     causes : Record
-        With failures, for each row of ``steps``: its job, the failure that lost it, and its worker's losses before.
+        With failures, for each row of ``steps``: its job, the failure that lost it, and the earlier
+        losses of its worker's state.
     absences : ServerAbsences or None
         With failures, the absences of workers and of the server.
     lives : list of Worker or None
-        The life of each worker that may continue.
+        The current life of each worker; None for a worker that may not continue.
     """
 
     def __init__(self, cluster: Cluster, seed: int):
@@ -75,15 +76,18 @@ class World:
         self.accepted: list[int] = []
         self.start_time, self.send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
         self._visit_counts = [0] * n
+        # It schedules the first failures: events of one instant happen in the order of scheduling.
         self.absences = None if self.weather is None else ServerAbsences(self, self.weather)
-        #: Whether each read is part of a commit's visit, at its instant, and has no separate record.
+        #: Whether each read is part of a commit's visit, at its instant, and has no separate
+        #: record.
         has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or self.weather
         self.reads_are_commits = not (has_own_reads or self._split)
         self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
         self.compute = self._cycle()
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
-        """Run until the server has accepted ``commits`` messages; report progress now and then."""
+        """Run until the server has accepted ``commits`` messages; report the progress."""
+        # With one server its record is the record of all reads; a set names it once.
         reads = {self.reads, *(shard.reads for shard in self.shards)}
         for record in reads:
             for index in self.first:
@@ -91,6 +95,7 @@ class World:
         for index in self.first:
             worker = self.lives[index] = Worker(self.clock, index)
             self.compute(worker)
+        # After the learners, which then wait for a batch in the order of their indices.
         if self.slots is not None:
             self.slots.begin()
         step, accepted = self.clock.step, self.accepted
@@ -104,7 +109,7 @@ class World:
             report(stop)
 
     def present(self) -> dict[str, np.ndarray]:
-        """Return who waits at a server or is served, and since when; with several servers also at which."""
+        """Return the visits at a server: worker, arrival, and with several servers the shard."""
         tables = []
         for number, shard in enumerate(self.shards):
             station = shard.station
@@ -118,6 +123,7 @@ class World:
 
     def _cycle(self) -> Step:
         """Chain a worker's steps from one computation to the next, and return the computation."""
+        # The steps form a ring: the list is filled once the steps after the computation exist.
         computed: list[Callable[[Any], None]] = []
         compute = self._compute(computed)
         if self.slots is not None:
@@ -130,7 +136,7 @@ class World:
         return compute
 
     def _visits(self, shard: Shard, compute: Step) -> Step:
-        """Chain the steps from the end of a computation to ``compute``, the next, and return the first of them.
+        """Chain the steps from the end of a computation to the next; return the first of them.
 
         ``resume`` is the step after a commit; ``enter`` the first step of a returning worker.
         """
@@ -156,6 +162,7 @@ class World:
             return up(visit(read(commit(self.resume))))
         self.resume = way_down(compute, loaded=False)
         self.enter = visit(read(self.resume, ends_visit=True))
+        # Request up, version down; then message up, acknowledgement down.
         write = up(visit(commit(self.resume)))
         return up(visit(read(way_down(write), ends_visit=True)), loaded=False)
 
@@ -181,7 +188,7 @@ class World:
 
         def compute(worker: Worker) -> None:
             index = worker.index
-            if counts:
+            if counts:  # only every `far_every`-th visit is far
                 visits[index] += 1
             if may_end and lives[index] is not worker:
                 return
@@ -198,7 +205,7 @@ class World:
             clock.schedule(worker, delay=lasts)
             if stops:
                 computing[index] = worker
-                if gate.outdated(version):
+                if gate.outdated(version):  # too stale already, after its journey
                     self._stop(index)
                 else:
                     self._began_from[version].append(index)
@@ -208,7 +215,7 @@ class World:
     def _all_reduce(self, next_step: Step, loaded: bool = True) -> Step:
         """Return the step that waits for the all-reduce of the gate's members, and continues with ``next_step``."""
         clock, gate, arrival = self.clock, self.gate, [next_step]
-        seconds: dict[frozenset[int], float] = {}
+        seconds: dict[frozenset[int], float] = {}  # by members, which seldom change
 
         def depart(worker: Worker) -> None:
             members = frozenset(gate.members)
@@ -227,6 +234,7 @@ class World:
 
         def send(worker: Worker) -> None:
             index = worker.index
+            # The life may have ended since the last step.
             if lives[index] is not worker:
                 return
             loss = weather.loss(index) if may_be_lost else None
@@ -247,11 +255,12 @@ class World:
             return
         self.add_row(index, LOST, RESENT if resend else LOSS)
         if resend:
+            # The next row of the same job computes nothing.
             self.start_time[index] = self.send_time[index] = self.clock._now
             send(worker)
         elif absences.has_read_ahead(index):
             self.compute(worker)
-        else:
+        else:  # without a read to compute from, the worker begins like a returning one
             self.lives[index] = None
             absences.enter(index)
 
@@ -268,7 +277,7 @@ class World:
 
         def commit(worker: Worker) -> None:
             index = worker.index
-            if takes_all:
+            if takes_all:  # the common case without a call
                 gate.version += 1
                 outcome = APPLIED
             else:
@@ -279,6 +288,7 @@ class World:
                 accepted(index)
             if slots is not None:
                 slots.commit(index)
+            # With failures the sender may be away, and a version may need a checkpoint.
             if absences is not None:
                 absences.after_commit(worker, outcome)
                 return
@@ -316,6 +326,7 @@ class World:
 
         if not self.reads_are_commits:
             return read
+        # `note_version` serves the staleness limit; a gate that takes all messages has none.
         return next_step if gate.takes_all else note_version
 
     # Stopped computations, and jobs without a message.
@@ -325,6 +336,7 @@ class World:
         limit = self.cluster.policy.staleness_limit
         if not self._stops or limit is None:
             return
+        # Computations from older versions were stopped before.
         version = self.gate.version - limit
         for index in sorted(set(self._began_from.pop(version, ()))):
             if index in self.computing and self._read_version[index] == version:
@@ -346,6 +358,7 @@ class World:
     def add_row(self, index: int, outcome: int, failed_by: int) -> None:
         """Record a job that did not end with a message at the server."""
         now = self.clock._now
+        # A stopped computation has a scheduled end that it does not reach.
         start, send = self.start_time[index], min(self.send_time[index], now)
         if self.absences is not None and not self.absences.close_job(index, failed_by, outcome):
             start = send = now

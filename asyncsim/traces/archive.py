@@ -25,7 +25,7 @@ from asyncsim.traces.tables import SIDE_TABLES
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
 
-#: Raised by one whenever the files change.
+#: Raised by one whenever the files change; `load_trace` reads all earlier formats.
 FORMAT = 4
 #: The formats that can be read: 1 has no times at which messages set off, 1 and 2 have no checksum; up to 3 the
 #: file holds the rows of the frame, and its header the tables beside it.
@@ -98,7 +98,7 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         require_order(trace.frame)
         require_parts(trace.parts, trace.frame, source)
         return trace
-    except Exception as error:  # of whatever made the file
+    except Exception as error:  # of any origin: the content is a user's file
         raise InputError(f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again") from error
 
 
@@ -123,12 +123,12 @@ def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict
         frame = frame.rename(columns=_RENAMED)
     for name in {"sources", "weights"} & set(frame):
         frame[name] = table[name].to_pylist()
-    beside: dict[str, Any] = {}
+    side_tables: dict[str, Any] = {}
     for name, columns in SIDE_TABLES.items():
         if name in header or name in ("open_reads", "present"):
             columns = [*columns, *(["shard"] if name == "present" and "shard" in header[name] else [])]
             types = {column: np.int64 if column in _COUNTS else float for column in columns if column not in _NAMES}
-            beside[name] = pd.DataFrame({column: header[name][column] for column in columns}).astype(types)
+            side_tables[name] = pd.DataFrame({column: header[name][column] for column in columns}).astype(types)
     if "parts" in frame:  # complete messages have theirs in lists; the header has the rest
         del frame["parts"]
         lists = table["parts"].combine_chunks()
@@ -136,8 +136,8 @@ def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict
             commit=np.repeat(np.arange(len(lists)), lists.value_lengths())
         )
         parts = parts.assign(outcome=np.array(OUTCOMES)[parts["outcome"]])
-        beside["parts"] = pd.concat([parts, beside["parts"]]).sort_values("part", ignore_index=True)
-    return kind.of(frame, source, **beside)
+        side_tables["parts"] = pd.concat([parts, side_tables["parts"]]).sort_values("part", ignore_index=True)
+    return kind.of(frame, source, **side_tables)
 
 
 def _source(values: dict[str, Any]) -> Source:
@@ -155,18 +155,18 @@ def _source(values: dict[str, Any]) -> Source:
 
 
 def _read_table(path: Path) -> tuple[Any, bool]:
-    """Return the rows, and whether a checksum has vouched for them."""
+    """Return the rows, and whether the file has a valid checksum."""
     if not require_plain(path).exists():
         raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
     try:
         with open_file(path) as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _, written, checksum = _checksum(content)
-            if written not in (None, checksum):  # before a parser sees it
+                _, stored_digest, checksum = _checksum(content)
+            if stored_digest not in (None, checksum):  # before the parser reads damaged bytes
                 raise ValueError("its checksum is of other contents")
-            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-                return opened.read(), written is not None
-    except Exception as error:  # a parser's, of whatever made the file
+            with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+                return parquet.read(), stored_digest is not None
+    except Exception as error:  # of any type: the parser reads a user's file
         raise InputError(
             f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be damaged, truncated or of "
             "another kind: copy it again, make it again, or give a file that Trace.save wrote"
@@ -176,14 +176,14 @@ def _read_table(path: Path) -> tuple[Any, bool]:
 def _checksum(content: mmap.mmap) -> tuple[int, bytes | None, bytes]:
     """Return the checksum's offset, the stored digest (None without a checksum) and the computed digest."""
     entry = content.rfind(_CHECKSUM)
-    found = None if entry < 0 else _DIGITS.match(content, entry)
-    if found is None:
+    match = None if entry < 0 else _DIGITS.match(content, entry)
+    if match is None:
         return 0, None, b""
     digest = hashlib.sha256()
     with memoryview(content) as view:
-        for part in (view[: found.start(1)], b"0" * 64, view[found.end(1) :]):
+        for part in (view[: match.start(1)], b"0" * 64, view[match.end(1) :]):
             digest.update(part)
-    return found.start(1), found[1], digest.hexdigest().encode()
+    return match.start(1), match[1], digest.hexdigest().encode()
 
 
 def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def trace_of(
         ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit, and with several
         servers their ``shard``.
     absences : columns
-        Those of `Trace.absences`.
+        The columns of `Trace.absences`.
     shards : sequence
         With several servers, ``commits`` and ``reads`` of the parts of messages at each of them.
     """
@@ -90,7 +90,7 @@ def _joined(tables: list[Columns]) -> Columns:
 def _consume(
     cluster: Cluster, commits: Columns, reads: Columns, shard: int = -1, count: int = 0
 ) -> tuple[Columns, Columns]:
-    """Return the columns of steps, or of a shard's parts, and of their reads, which follow ``count`` reads."""
+    """Return the columns of steps or of a shard's parts, and of reads numbered from ``count``."""
     worker = commits["worker"].astype(np.int64)
     of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
     job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number
@@ -107,7 +107,7 @@ def _consume(
 
 
 class _PerWorker:
-    """Visits in order of time, and for each worker which are its own.
+    """Visits in order of time, grouped by worker.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class _PerWorker:
 
 
 def reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
-    """Return the reads that are parts of the commits' visits, one each: of the version after it, or before it."""
+    """Return the reads of the commits' visits, one each: of the version after it, or before it."""
     version = commits["version"]
     if cluster.protocol == "read_then_write":
         version = version - (commits["outcome"] == APPLIED)
@@ -172,7 +172,7 @@ def trace_without_server(
         ``start_time`` of each worker's computation that is not done at the end, ``[workers]``, not a number where none
         has begun; under failures also ``read_version``, ``ready_time`` and ``is_away``.
     absences : columns
-        Those of `Trace.absences`.
+        The columns of `Trace.absences`.
     """
     worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
     jobs, commit, present = _PerWorker(worker, source.workers), np.arange(len(worker)), np.arange(source.workers)

@@ -1,4 +1,4 @@
-"""The columns of a trace: of the four tables that it is made of and of the frame that joins them; its source."""
+"""The columns of a trace, in its four tables and in the frame that joins them; and its source."""
 
 import functools
 import platform
@@ -113,7 +113,7 @@ TAKES_UP = ("read", "commit")
 
 
 def table_of(name: str, columns: Mapping[str, Any], size: int | None = None) -> pd.DataFrame:
-    """Make one of the tables from its columns; a column that is missing has its default.
+    """Build a table from its columns; missing columns have their defaults.
 
     Names may be given by their positions.
     """
@@ -143,7 +143,7 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a trace comes from."""
+    """The origin of a trace: a cluster, a recording or a prescription."""
 
     workers: int  #: how many took part, also those without a commit
     protocol: str  #: the protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server
@@ -168,6 +168,6 @@ def previous_rows(worker: np.ndarray, incarnation: Any = 0) -> np.ndarray:
     life = worker + incarnation * (worker.max(initial=0) + 1)
     order = np.argsort(life, kind="stable")
     previous = np.full(len(life), -1)
-    same = life[order[1:]] == life[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
+    is_same_life = life[order[1:]] == life[order[:-1]]
+    previous[order[1:][is_same_life]] = order[:-1][is_same_life]
     return previous

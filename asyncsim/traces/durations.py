@@ -46,9 +46,9 @@ class Durations(NamedTuple):
     #: From the start of a computation until its message sets off; to its arrival where that time is not recorded.
     #: Completed computations only.
     compute: np.ndarray
-    worker: np.ndarray  #: whose
-    begin: np.ndarray  #: when it started, seconds since the start of the trace
-    others: np.ndarray  #: how many others were under way at that time
+    worker: np.ndarray  #: the worker of each
+    begin: np.ndarray  #: its start, seconds since the start of the trace
+    concurrent: np.ndarray  #: the number of other computations under way at that time
     service: np.ndarray  #: per visit, with the time in which the visit waited although the server was free
     up: np.ndarray | None  #: the way up after each computation; None where it is not recorded
     down: np.ndarray  #: per journey
@@ -102,9 +102,10 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
             f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a trace can be calibrated "
             "of which every message was applied, or went with its worker: record with an asynchronous server"
         )
-    others = [] if trace.cluster is None else [one for one in trace.cluster.failures if one.name != "crash"]
-    if others:
-        raise InputError(f"{argument}: has failures, {others[0]}; only traces with crashes alone can be calibrated")
+    failures = () if trace.cluster is None else trace.cluster.failures
+    refused = [failure for failure in failures if failure.name != "crash"]
+    if refused:
+        raise InputError(f"{argument}: has failures, {refused[0]}; only traces with crashes alone can be calibrated")
 
 
 def durations(trace: Trace, warm_up: int | None = None) -> Durations:
@@ -136,16 +137,16 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
             arrived = np.where(pulled >= 0, trace.reads["arrive_time"].to_numpy()[pulled], np.nan)
             committed = frame.groupby("worker", sort=False)["commit_time"].shift()
             down = starts - committed.to_numpy()
-    known = np.isfinite(arrived)
-    used = used & known  # a new array, as a column may be read-only
+    has_arrived = np.isfinite(arrived)
+    used = used & has_arrived  # a new array, as a column may be read-only
     tells = not np.isnan(sent).any()
     ends = sent if tells else arrived
     # A worker may also die after its computation, before its message sets off: that duration is complete.
     stopped = frame["commit_time"].to_numpy()
     died = observed & ~applied.to_numpy() & (stopped > starts)
-    computed = used | (died & known & (ends < stopped))
+    computed = used | (died & has_arrived & (ends < stopped))
     died &= ~computed
-    first, last = np.sort(starts[known]), np.sort(ends[known])
+    first, last = np.sort(starts[has_arrived]), np.sort(ends[has_arrived])
     under_way = np.searchsorted(first, starts, side="right") - np.searchsorted(last, starts, side="right")
     worker = frame["worker"].to_numpy()
     return Durations(
@@ -197,9 +198,10 @@ class Deaths(NamedTuple):
 
 
 def deaths(trace: Trace) -> Deaths:
-    """Return the deaths of a trace's workers: of a simulated one its crashes, else the computations that went with one.
+    """Return the deaths of workers: simulated crashes, or computations lost with a worker.
 
-    Such a one is a row with the outcome ``"cancelled"``; its worker is back when it reads again.
+    A lost computation is a row with the outcome ``"cancelled"``; its worker is back when it reads
+    again.
     """
     frame = trace.frame
     end = float(frame["commit_time"].max())
@@ -218,7 +220,7 @@ def deaths(trace: Trace) -> Deaths:
     points, away, before = [], [], 0.0
     for worker in range(trace.workers):
         began = 0.0
-        for _, at, back_at in (one for one in died if one[0] == worker):
+        for _, at, back_at in (death for death in died if death[0] == worker):
             before += at - began
             points.append(before)
             began = min(back_at, end)
@@ -229,10 +231,10 @@ def deaths(trace: Trace) -> Deaths:
 
 
 class Choices(NamedTuple):
-    """How a server chose among the visits that waited."""
+    """The order in which a server chose among waiting visits."""
 
-    total: int  #: how often more than one waited
-    first: int  #: how often it chose the one that had come first, and the lowest worker
+    total: int  #: the number of choices, with two or more waiting visits
+    first: int  #: how often it chose the earliest arrival, and the lowest worker
     lowest: int
 
     @property
@@ -260,7 +262,7 @@ class Choices(NamedTuple):
 
 
 def choices(trace: Trace) -> Choices:
-    """Return how a trace's server chose among the visits that waited."""
+    """Count how often a server chose the earliest waiting visit, and the lowest worker's."""
     visits = _visits(trace)
     worker, arrive, serve = (visits[name].tolist() for name in ("worker", "arrive", "serve"))
     by_arrival = sorted(range(len(arrive)), key=arrive.__getitem__)
@@ -273,7 +275,7 @@ def choices(trace: Trace) -> Choices:
             heapq.heappush(first, (arrive[index], index))
             heapq.heappush(lowest, (worker[index], index))
             arrived_count += 1
-        # Visits are numbered in the order of service: those served before, and this one, are no others.
+        # Visits are numbered in the order of service: earlier ones, and this one, do not wait.
         while first and first[0][1] <= visit:
             heapq.heappop(first)
         while lowest and lowest[0][1] <= visit:

@@ -24,7 +24,7 @@ import pandas as pd
 from asyncsim.base.errors import InputError, require_count, require_path
 from asyncsim.traces.samples import limit_text
 
-NEEDED = ("read_version", "version")
+REQUIRED = ("read_version", "version")
 TIMES = ("start_time", "end_time", "take_time", "train_time")
 OPTIONAL = ("group", "slot", *TIMES)
 
@@ -107,24 +107,24 @@ def read_log(path: str | Path) -> pd.DataFrame:
         log = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
     except Exception as error:  # of whatever wrote the file
         raise InputError(f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv") from error
-    missing = [name for name in NEEDED if name not in log]
+    missing = [name for name in REQUIRED if name not in log]
     if missing:
         raise InputError(
             f"path = {str(file)!r}: has no column {' and '.join(missing)}; it must have "
-            f"{' and '.join(NEEDED)}, and may have {', '.join(OPTIONAL)}"
+            f"{' and '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}"
         )
     if log.empty:
         raise InputError(f"path = {str(file)!r}: has no rows; log each sample")
-    for name in (*NEEDED, *TIMES):
+    for name in (*REQUIRED, *TIMES):
         if name not in log:
             continue
         numbers = pd.to_numeric(log[name], errors="coerce")
         _require(numbers.notna() | log[name].isna(), log, name, "must be a number, or empty")
         log[name] = numbers
     _require(log["read_version"].notna(), log, "read_version", "must be there")
-    for name in NEEDED:
-        whole = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
-        _require(whole, log, name, "must be a whole number of at least 0")
+    for name in REQUIRED:
+        is_count = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
+        _require(is_count, log, name, "must be a whole number of at least 0")
     after = log["version"].isna() | (log["version"] >= log["read_version"])
     _require(after, log, "version", "must not be below read_version")
     present = [name for name in TIMES if name in log]
@@ -154,7 +154,7 @@ def check_lag(path: str | Path, bound: int | None = None) -> LagReport:
     batch = len(trained) / len(versions)
     end = trained["version"].max() + 1
     # A sample is open at the updates from the version that it read to its own, which is left out.
-    opened = log["version"].fillna(end) - log["read_version"]
+    updates_open = log["version"].fillna(end) - log["read_version"]
     slots_busy, learner_busy = _busy_shares(log, trained)
     return LagReport(
         samples=len(log),
@@ -162,7 +162,7 @@ def check_lag(path: str | Path, bound: int | None = None) -> LagReport:
         updates=len(versions),
         law=staleness.value_counts(normalize=True).sort_index(),
         oldest=float(staleness.groupby(trained["version"]).max().mean()),
-        open=float(opened.sum() / len(versions) / batch),
+        open=float(updates_open.sum() / len(versions) / batch),
         slots_busy=slots_busy,
         learner_busy=learner_busy,
         beyond=int(late[0]) if len(late) else None,

@@ -26,29 +26,30 @@ def prescribed(
     window: int = 1,
     seed: int = 0,
 ) -> Trace:
-    """Return a trace with a stated staleness.
+    """Build a trace with a stated staleness.
 
     Commit ``k`` (from 0) is made by worker ``k % workers`` as its job ``k // workers``, and its gradient
     is computed from version ``k - staleness``. Workers commit in turn, each once a second: commit ``k``
     happens at ``(k + 1) / workers`` seconds, and a version is read when it is made. No commit can be
     staler than there are versions: the staleness of commit ``k`` is at most ``k``.
 
-    The staleness alone decides from what a gradient is computed. So a worker may start a job before
-    its earlier one is committed (several computations in flight), or hold a read idle; workers here
-    only name whose data and whose local state a job uses.
+    The staleness alone decides from which version a gradient is computed. So a worker may start a
+    job before its earlier one is committed (several computations in flight), or hold a read idle; a
+    worker's index only selects the data and the local state of a job.
 
-    A fixed delay is no stand-in for workers that differ from step to step: with the same mean, it diverges at learning
-    rates at which gradients of random staleness still converge.
+    A fixed delay is no substitute for workers that differ from step to step: with the same mean, it
+    diverges at learning rates at which gradients of random staleness still converge.
 
     Parameters
     ----------
     staleness : number, text, Law, or sequence of int
-        A whole number: the same for all. A law (or its text): independent draws, rounded to the nearest whole
-        number, of which the law's mean is then in versions. A sequence, an array or a column: one per commit.
+        A whole number: the same for all. A law (or its text), with its mean in versions:
+        independent draws, rounded to whole numbers. A sequence, an array or a column: one per
+        commit.
     commits : int
         Length of the trace. A longer one starts like a shorter one.
     workers : int
-        How many take turns.
+        The number of workers, which take turns.
     window : int
         Local steps per commit.
     seed : int

@@ -1,4 +1,4 @@
-"""The rules that every trace obeys: of each row of its frame, of its messages, and of its tables' references."""
+"""The rules of a trace: for the rows of its frame, its messages, and its tables' references."""
 
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def _require(argument: str, table: pd.DataFrame, rules: _Rules) -> None:
 
 
 def require_spells(spells: pd.DataFrame, workers: int, rows: int) -> None:
-    """Raise InputError for a spell of no worker, or between rows that a trace does not have."""
+    """Raise InputError for a spell of an unknown worker, or between rows outside the trace."""
     for column, lowest, highest in (("worker", -1, workers - 1), ("from_row", 0, rows), ("to_row", 0, rows)):
         numbers = spells[column].dropna()
         wrong = numbers[~numbers.between(lowest, highest) | (numbers % 1 != 0)]
@@ -98,7 +98,7 @@ def require_references(trace: "Trace") -> None:
 
 
 def require_order(frame: pd.DataFrame) -> None:
-    """Raise InputError unless the jobs of each worker come in order; a message that is sent again has several rows."""
+    """Raise InputError unless each worker's jobs come in order; resent messages repeat a job."""
     of_worker = frame.groupby("worker", sort=False)
     is_resent = "failed_by" in frame and of_worker["failed_by"].shift().eq("resent")
     if not ((frame["job"] >= 0) & (~(of_worker["job"].diff() <= 0) | is_resent)).all():
@@ -106,7 +106,7 @@ def require_order(frame: pd.DataFrame) -> None:
 
 
 def _of_rows(frame: pd.DataFrame, workers: int) -> _Rules:
-    """Return the rules of every row: the column, the rows where the rule holds, and the rule in words."""
+    """List the rules of every row: the column, the mask of correct rows, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
     last, is_applied = np.concatenate([[0], column["version"][:-1]]), (frame["outcome"] == "applied").to_numpy()
     before = column["version"] - is_applied if "failed_by" in frame else last
@@ -132,7 +132,7 @@ def _of_rows(frame: pd.DataFrame, workers: int) -> _Rules:
 
 
 def _of_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> _Rules:
-    """Return the rules of all parts of messages."""
+    """List the rules of all parts of messages."""
     column = {name: parts[name].to_numpy() for name in PART_COLUMNS if name != "outcome"}
     workers, servers = source.workers, source.servers
     before = column["version"] - (parts["outcome"] == "applied").to_numpy()
@@ -165,7 +165,7 @@ def _of_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> _Rule
 
 
 def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.DataFrame, source: Source) -> _Rules:
-    """Return the rules of rows without a server.
+    """List the rules of rows without a server.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     previous, versions = previous_rows(worker, life), np.cumsum(is_applied)
 
     def everywhere(holds: np.ndarray) -> np.ndarray:
-        """Return the rows all of whose messages hold."""
+        """Return the mask of rows whose messages all obey a rule."""
         return np.bincount(row[~holds], minlength=rows) == 0
 
     is_earlier = (sent >= 0) & (sent < row)

@@ -1,4 +1,4 @@
-"""The samples of a trace with rollouts: how stale they were, and whether their counts agree."""
+"""The samples of a trace with rollouts: their staleness, and a check of their counts."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class RolloutTables(NamedTuple):
 
 
 def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
-    """Return the tables of a trace from their columns in a file.
+    """Rebuild the tables of samples from their columns in a file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The four tables of a trace: the messages that follow from its steps, the frame that joins them, and the way back."""
+"""The four tables of a trace: its messages, and the conversions to and from a frame."""
 
 import itertools
 import operator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Columns = dict[str, Any]
 
-#: The tables beside the frame, which are views of the four, and their columns.
+#: The side tables of the frame, views of the four tables, with their columns.
 SIDE_TABLES = {
     "open_reads": ["worker", "job", *READ_COLUMNS.values()],
     "present": ["worker", "arrive_time"],
@@ -42,7 +42,7 @@ SIDE_TABLES = {
 
 
 def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataFrame) -> pd.DataFrame:
-    """Return the messages that a server took up, and the visits that wait for it, which have no step yet.
+    """Return the messages that a server took up, and the waiting visits, which have no step yet.
 
     ``present`` has ``worker`` and ``arrive_time`` of these.
     """
@@ -67,7 +67,7 @@ def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataF
 
 
 def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
-    """Return the parts of messages in the order of their commits, and the visits that wait for one of the servers.
+    """Return the parts of messages in the order of commits, and the visits that wait for a server.
 
     ``parts`` has the columns of `Trace.messages` but ``by``; ``present`` has ``worker``, ``shard``, ``arrive_time``.
     """
@@ -152,7 +152,7 @@ def parts_of(trace: "Trace") -> pd.DataFrame:
 
 
 def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
-    """Return the columns of steps, or of parts, that follow from their reads and the versions before them."""
+    """Compute the columns of steps or parts that follow from reads and earlier versions."""
     read, push_read, outcome = (table["read"].to_numpy(), table["push_read"].to_numpy(), table["outcome"].cat.codes)
     columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
     push_version, push_time = before, table["commit_time"]
@@ -166,10 +166,10 @@ def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) 
     return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
 
 
-def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataFrame | None]) -> Columns:
-    """Return the four tables of a trace that is given as a frame, and the `SIDE_TABLES` beside it; see `Trace.of`."""
+def tables_of(frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.DataFrame | None]) -> Columns:
+    """Split a frame, with the `SIDE_TABLES`, into the four tables of a trace; see `Trace.of`."""
     open_reads, present, in_flight, spells, parts, open_parts = (
-        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := beside.get(name)) is None else table
+        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := side_tables.get(name)) is None else table
         for name, names in SIDE_TABLES.items()
     )
     frame = frame.reset_index(drop=True)
@@ -199,7 +199,7 @@ def tables_of(frame: pd.DataFrame, source: Source, beside: Mapping[str, pd.DataF
 
 
 def _listed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the messages that the lists of a frame name: ``row``, ``source`` and ``weight``.
+    """Flatten the lists of messages in a frame: ``row``, ``source`` and ``weight``.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tuple[pd.DataFrame, Any, Any]:
-    """Return the reads of a frame; the read of each row, and the read with which its message was formed."""
+    """Return the reads of a frame; and for each row its read, and that of its message."""
     key, parts = ["worker", "job", "shard"], [frame, open_reads]
     following, pulls = (
         frame[key].assign(job=frame["job"] + 1),
@@ -245,7 +245,7 @@ def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tup
 
 
 def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:
-    """Return the absences of a frame, with the versions that were restored, or that a death completed."""
+    """Return the absences of a frame, with the versions restored, or completed by a death."""
     absences = table_of("absences", spells, len(spells))
     if "failed_by" not in frame:
         return absences

@@ -1,4 +1,4 @@
-"""The trace: who visited the server when, and how stale each message was."""
+"""The trace: the visits of workers to the server, and the staleness of each message."""
 
 import functools
 import os
@@ -25,118 +25,125 @@ from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary,
 class Trace:
     """The order and the times of all server visits.
 
-    Four tables hold it, whatever made the trace; `frame` joins them for its readers.
+    Four tables hold it, whatever their origin; `frame` joins them for readers.
 
     Attributes
     ----------
     source : Source
-        Where it comes from.
+        The cluster and the seed, or the protocol of a recording or a prescription.
     steps : pandas.DataFrame
-        One row per message or stopped computation: ``worker``, ``job``, ``local_steps``, ``read`` (the row of `reads`
-        that it was computed from), ``start_time``, ``send_time``, ``arrive_time``, ``serve_time``, ``commit_time``,
-        ``outcome``, ``version``, ``push_read`` (the row of `reads` with which its message was formed, where that is a
-        visit of its own; else -1), ``failed_by``, ``incarnation``, ``partner``, ``kept``. They mean the same as in
+        One row per message or stopped computation: ``worker``, ``job``, ``local_steps``, ``read``
+        (the row of `reads` that it was computed from), ``start_time``, ``send_time``,
+        ``arrive_time``, ``serve_time``, ``commit_time``, ``outcome``, ``version``, ``push_read``
+        (the row of `reads` with which its message was formed, if that is a separate visit; else
+        -1), ``failed_by``, ``incarnation``, ``partner``, ``kept``. They mean the same as in
         `frame`.
     reads : pandas.DataFrame
         One row per read: ``worker``, the ``job`` that is computed from it, ``version``, ``arrive_time``,
-        ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has consumed it. With several servers also
-        one per ``shard`` of each read; the ``shard`` of a read of all parameters is -1.
+        ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has consumed it. With
+        several servers also one row per ``shard`` of each read; the ``shard`` of a full read is -1.
     messages : pandas.DataFrame
-        One row per message that was taken up or is under way: its ``worker`` and ``step``, which is -1 of a visit that
-        waits at the server and has no row yet; ``by``, the step that took it up, at a server the one that completed the
-        version, -1: none so far, or the version was dropped for a restored one; ``taker``, a worker, or -1 the server;
-        ``weight``, its share of the state that was sent; ``arrive_time`` (s), not a number where it is not recorded.
-        Without a server a ``taker`` of -1 is a worker that died with the message, at ``arrive_time``.
+        One row per message that was taken up or is under way: its ``worker`` and ``step``, -1 for a
+        visit that waits at the server and has no row yet; ``by``, the step that took it up, at a
+        server the one that completed the version (-1: none so far, or the version was dropped for a
+        restored one); ``taker``, a worker, or -1 for the server; ``weight``, its share of the
+        sender's state; ``arrive_time`` (s), not a number if not recorded. Without a server a
+        ``taker`` of -1 is a worker that died with the message, at ``arrive_time``.
 
         With several servers one row per part of a message: ``shard``, ``read`` and ``push_read`` (rows of `reads`, as
         of a step), ``serve_time``, ``commit_time`` and ``outcome``; `parts` joins it with its reads. Its ``step`` is -1
         if parts of the message are missing at the end.
     absences : pandas.DataFrame
-        One row per time when a worker was away, or the server (``worker`` -1) was down: ``kind`` (``"crash"``,
-        ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s), ``from_row``, ``to_row``: the steps at which
-        the server did not count the worker, the last exclusive; an outage ends before ``to_row``. ``version``: that of
-        the checkpoint restored after an outage; the one that was completed when a death was detected; else -1. Not a
-        number: not by the end.
+        One row per absence of a worker, and per outage of the server (``worker`` -1): ``kind``
+        (``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s),
+        ``from_row``, ``to_row``: the steps at which the server did not count the worker, the last
+        exclusive; an outage ends before ``to_row``. ``version``: of the checkpoint restored after
+        an outage; or the one completed when a death was detected; else -1. Values after the end are
+        not a number.
     rollouts : RolloutTables or None
-        Of a cluster with rollouts the tables of its samples.
+        The tables of samples, of a cluster with rollouts.
     frame : pandas.DataFrame
         One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
         since the start.
 
         ``commit``
-            0, 1, 2, ...: the rows, whatever became of them.
+            0, 1, 2, ...: the rows, including discarded messages.
         ``worker``, ``job``
-            Whose commit, and which of its computations, from 0.
+            The worker, and the number of the computation among its own, from 0.
         ``local_steps``
             Steps of the computation.
         ``read_version``, ``read_time``
-            The version that the computation started from, and the end of the service that read it. Of a read in
-            several blocks it is that of the last block: see `block_versions`.
-            ``read_arrive_time`` and ``read_serve_time``: when that visit came and was begun. All are
-            zero for a worker's first job.
+            The version that the computation started from, and the end of the service that read it;
+            the last block's, if the read has several (see `block_versions`). ``read_arrive_time``
+            and ``read_serve_time``: the arrival and the begin of that visit. All are zero for a
+            worker's first job.
         ``start_time``
-            When the computation began.
+            The begin of the computation.
         ``send_time``
-            When it was done and its message set off; with separate read_then_write visits, its request to read. Of a
-            cancelled computation when it was stopped. Not a number where it was not recorded.
+            Its end, at which the message departs; with separate read_then_write visits, the request
+            to read. For a cancelled computation, when it was stopped. Not a number if not recorded.
         ``push_version``, ``push_time``
-            The central version with which the message was formed, and when that was read: the version
-            before the commit, at ``commit_time``; but with separate read_then_write visits that of the
-            read visit shortly before.
+            The central version with which the message was formed, and the time of that read: the
+            version before the commit, at ``commit_time``; with separate read_then_write visits, the
+            version of the preceding read visit.
         ``arrive_time``, ``serve_time``, ``commit_time``
-            The message reaches the server, its service begins and ends; then it is applied. Of a cancelled
-            computation all three are when it was stopped.
+            The message reaches the server, its service begins and ends; then it is applied. For a
+            cancelled computation all three are when it was stopped.
         ``staleness``
             Versions between the read and the commit: the version before it less ``read_version``.
         ``version``
             The version after the commit.
         ``outcome``
-            ``"applied"``: this message completed a version, with the buffered messages. ``"buffered"``: it goes into
-            the next version. ``"discarded"``: served, and of no effect. ``"cancelled"``: a computation that was
-            stopped, and no message at all.
+            ``"applied"``: this message completed a version, with the buffered messages.
+            ``"buffered"``: it goes into the next version. ``"discarded"``: served, without effect.
+            ``"cancelled"``: a stopped computation, which sent no message.
 
         Without a server (``protocol`` is ``"gossip"``) there is one row per gradient, in the order in which they are
         applied, and the columns mean:
 
         ``read_version``, ``read_time``
-            The version that the worker's own last row made, and when the computation began. ``read_arrive_time`` is
-            when that row was applied: in between the worker waited for others.
+            The version that the worker's previous row completed, and the begin of the computation.
+            ``read_arrive_time`` is when that row was applied: in between the worker waited for
+            others.
         ``arrive_time``, ``serve_time``, ``commit_time``
-            When the gradient is applied to the worker's own replica.
+            When the gradient is applied to the worker's replica.
         ``sources``, ``weights``
             Lists: the rows, all earlier, whose messages were taken up for this one, ascending, and the share of each.
             See ``source.takes_up`` for when.
         ``kept``
-            Which share of its own last state the worker kept when it sent the rest, after its own last row; 1 in its
-            first row.
+            The share of its state that the worker kept, after its previous row, when it sent the
+            rest; 1 in its first row.
         ``partner``
             The worker with which it averaged when this gradient was applied; -1: none.
 
-        With failures, ``sources`` may have an earlier row of the same worker: a share that came back, as nobody took
-        it up. The first row of a worker that was away has as ``read_version`` the version whose replica it copied (0:
-        the initial one), as ``read_arrive_time`` when it was back, and 1 as ``kept``.
+        With failures, ``sources`` may contain an earlier row of the same worker: a returned share
+        that no worker took up. The first row of a returning worker has as ``read_version`` the
+        version whose replica it copied (0: the initial one), as ``read_arrive_time`` its return,
+        and 1 as ``kept``.
 
-        On a cluster with failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the time-out
-        as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made between two rows: when a death
-        is detected for which a barrier waited, of what was buffered; and when a checkpoint is restored. There are also:
+        With failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the
+        time-out as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made
+        between two rows: from the buffered messages, when the death is detected for which a barrier
+        waited; and when a checkpoint is restored. There are also:
 
         ``failed_by``
-            ``"crash"`` and ``"leave"``: the computation, or its reply, went with its worker. ``"loss"``: its message
-            was lost and given up; ``"resent"``: it was sent again, the next row of its worker, with the same ``job``.
-            ``"nothing"`` elsewhere.
+            ``"crash"`` and ``"leave"``: the computation, or its reply, was lost with its worker.
+            ``"loss"``: its message was lost and given up; ``"resent"``: it was sent again, as the
+            next row of its worker, with the same ``job``. Otherwise ``"nothing"``.
         ``incarnation``
-            How often the worker had lost its state before this computation began.
+            The number of losses of the worker's state before this computation.
         ``restored``
-            The version of the checkpoint that the server restored since the row before; -1: none.
+            The version of the checkpoint that the server restored since the previous row; -1: none.
         ``restores``
-            How often it did so, each time as a new version.
+            The number of such restores; each makes a new version.
 
-        With several servers a row is of a message, whose parts are those of ``parts``. A version counts messages; a
-        message is read, or committed, with the last of its parts, whose times the row has. It is ``"discarded"`` if all
-        its parts are.
+        With several servers a row is a message, whose parts are in ``parts``. A version counts
+        messages; a message is read, or committed, with the last of its parts, whose times the row
+        has. It is ``"discarded"`` if all its parts are.
     parts : pandas.DataFrame
-        With several servers, one row per part of a message, in the order of ``commit_time``; the columns are those of
-        ``frame``, and versions count those of the part's shard. Without, it has no rows.
+        With several servers, one row per part of a message, in the order of ``commit_time``; the
+        columns are as in ``frame``, and versions are those of the part's shard. With one server,
+        empty.
 
         ``part``
             0, 1, 2, ...: the rows.
@@ -165,16 +172,16 @@ class Trace:
         parts: pd.DataFrame | None = None,
         open_parts: pd.DataFrame | None = None,
     ) -> "Trace":
-        """Make a trace of its frame and, if there are any, of the tables beside it.
+        """Build a trace from its frame and its optional side tables.
 
         Raises
         ------
         InputError
             A column is missing, or rows contradict each other.
         """
-        beside = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
-        beside |= {"parts": parts, "open_parts": open_parts}
-        return cls(source, **tables_of(frame, source, beside))
+        side_tables = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
+        side_tables |= {"parts": parts, "open_parts": open_parts}
+        return cls(source, **tables_of(frame, source, side_tables))
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -186,23 +193,24 @@ class Trace:
         return f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, seed {self.seed}>"
 
     def plot(self) -> Any:
-        """Draw how stale commits are and what workers do at first: a figure; `asyncsim.plots` has more."""
+        """Draw the staleness of commits and the workers' first steps; `asyncsim.plots` has more."""
         return hooks.plots().overview(self)
 
     @functools.cached_property
     def frame(self) -> pd.DataFrame:
-        """The tables joined: one row per message, in the order in which they were served; see `Trace`."""
+        """The joined tables: one row per message, in the order of service; see `Trace`."""
         return frame_of(self)
 
     @functools.cached_property
     def accepted(self) -> "Trace":
-        """The messages that the server accepted, applied or buffered, renumbered: the gradients of a replay.
+        """The messages that the server applied or buffered, renumbered: a replay's gradients.
 
-        A message after which a death completed a version has made it.
+        A message after which a detected death completed a version counts as the one that completed
+        it.
         """
         outcome = self.steps["outcome"].cat.codes.to_numpy()
         is_accepted, messages = outcome <= BUFFERED, self.messages
-        is_whole = messages["shard"] < 0  # a part may make a version of its shard alone
+        is_whole = messages["shard"] < 0  # a part may complete a version of its shard alone
         completed = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
         by_death = completed[(completed >= 0) & (outcome[completed] == BUFFERED)]
         if is_accepted.all() and not len(by_death):
@@ -220,7 +228,8 @@ class Trace:
             absences.loc[is_known, name] = rows[absences.loc[is_known, name].astype(int)]
         absences.loc[absences["worker"] >= 0, "version"] = -1
         reads = self.reads
-        if self.protocol == GOSSIP:  # cancelled computations have not consumed the replicas that they began from
+        # Cancelled computations have not consumed the replicas that they began from.
+        if self.protocol == GOSSIP:
             is_open = reads["is_open"].to_numpy(copy=True)
             is_open[self.steps["read"][~is_accepted]] = True
             reads = reads.assign(is_open=is_open)
@@ -236,12 +245,12 @@ class Trace:
 
     @property
     def open_reads(self) -> pd.DataFrame:
-        """The reads that no row consumed: ``job`` is the one to be computed from it; columns as of `frame`."""
+        """The reads that no row consumed, with columns as in `frame`; ``job`` would consume it."""
         return self._open_reads(self.reads["shard"] < 0).drop(columns="shard")
 
     @property
     def open_parts(self) -> pd.DataFrame:
-        """The reads of each ``shard`` that no row consumed; columns as of `open_reads`."""
+        """The reads of each ``shard`` that no row consumed, with columns as in `open_reads`."""
         reads = self._open_reads(self.reads["shard"] >= 0)
         return reads[[*(name for name in reads if name != "shard"), "shard"]]
 
@@ -255,7 +264,7 @@ class Trace:
 
         With several servers also their ``shard``.
 
-        Workers that a policy lets wait after their visit are not among them.
+        Workers that a policy holds after their visit are not included.
         """
         shard = ["shard"] if self.servers > 1 else []
         waits = (self.messages["step"] < 0) & self.messages["commit_time"].isna()
@@ -268,22 +277,22 @@ class Trace:
 
     @property
     def in_flight(self) -> pd.DataFrame:
-        """Without a server, the messages that no row has taken up: ``row``, ``taker``, ``weight``, ``arrive_time``.
+        """The messages that no row has taken up, without a server.
 
-        ``row`` is the one whose state was sent. A message may have arrived before the end, where a computation that has
-        taken it up is not done. With failures also those that were lost (``taker`` -1) with a worker that died, and
-        when (``arrive_time``).
+        ``row`` (whose state was sent), ``taker``, ``weight``, ``arrive_time``. A message may have
+        arrived before the end, if the computation that has taken it up is not finished. With
+        failures also messages (``taker`` -1) lost with a dead worker, at ``arrive_time``.
         """
         flying = self.messages[(self.messages["by"] < 0) & (self.protocol == GOSSIP)]
         return flying.rename(columns={"step": "row"})[SIDE_TABLES["in_flight"]].reset_index(drop=True)
 
     @property
     def spells(self) -> pd.DataFrame:
-        """When workers were away, and the server (``worker`` -1) was down.
+        """The absences of workers and the outages of the server (``worker`` -1).
 
-        ``kind`` is ``"crash"``, ``"leave"`` or ``"outage"``; ``begin``, ``end`` and ``detected`` are seconds. Of
-        workers ``from_row`` and ``to_row`` say the rows at which the server did not count them, the last exclusive. Not
-        a number: not by the end.
+        ``kind`` is ``"crash"``, ``"leave"`` or ``"outage"``; ``begin``, ``end`` and ``detected``
+        are seconds. For workers ``from_row`` and ``to_row`` are the rows at which the server did
+        not count them, the last exclusive. Values after the end are not a number.
         """
         spells = self.absences[SIDE_TABLES["spells"]].astype({"kind": str})
         return spells.assign(to_row=spells["to_row"].where(spells["worker"] >= 0))
@@ -292,7 +301,7 @@ class Trace:
     def read_visits(self) -> pd.DataFrame:
         """The reads that were separate visits, consumed or not, as rows of `reads`.
 
-        None of exchanges, and not the first of a worker, which no server served.
+        Empty for exchanges. A worker's first read is not included: no server served it.
         """
         if not self.source.separate_reads:
             return self.reads.head(0)
@@ -321,7 +330,7 @@ class Trace:
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
-        """How many rows of the same worker come before each row, ``[rows]``; its ``job`` if none was left out."""
+        """The number of earlier rows of the worker, ``[rows]``; its ``job`` if none is missing."""
         return self.steps.groupby("worker", sort=False).cumcount().to_numpy()
 
     @functools.cached_property
@@ -334,19 +343,19 @@ class Trace:
 
     @functools.cached_property
     def kept_after(self) -> np.ndarray:
-        """The share of the state after each row that its worker kept when it sent the rest, ``[rows]``."""
+        """The share of the state after each row that its worker did not send, ``[rows]``."""
         taken_up, in_flight = self.taken_up, self.in_flight
         sent = np.bincount(taken_up["source"], taken_up["weight"], len(self))
         return 1.0 - sent - np.bincount(in_flight["row"], in_flight["weight"], len(self))
 
     @property
     def takes_up(self) -> str:
-        """Without a server: whether messages are taken up at the ``"read"`` or at the ``"commit"``; else ``""``."""
+        """When messages are taken up without a server, ``"read"`` or ``"commit"``; else ``""``."""
         return self.source.takes_up
 
     @property
     def workers(self) -> int:
-        """How many workers took part."""
+        """The number of workers."""
         return self.source.workers
 
     @property
@@ -356,7 +365,7 @@ class Trace:
 
     @property
     def window(self) -> int:
-        """Local steps per commit; the most of a worker's where they differ."""
+        """Local steps per commit; the largest number if workers differ."""
         return self.source.window
 
     @functools.cached_property
@@ -371,22 +380,22 @@ class Trace:
 
     @property
     def cluster(self) -> Cluster | None:
-        """What was simulated; None for a trace that was prescribed or recorded."""
+        """The simulated cluster; None for a prescribed or recorded trace."""
         return self.source.cluster
 
     @property
     def discipline(self) -> str | None:
-        """Who of the waiting is served next; None for a trace without a cluster."""
+        """The order of service of waiting visits; None for a trace without a cluster."""
         return None if self.cluster is None else self.cluster.discipline
 
     @property
     def servers(self) -> int:
-        """How many servers each hold a shard of the parameters; 1 for a trace without a cluster."""
+        """The number of servers, each with a shard of the parameters; 1 without a cluster."""
         return self.source.servers
 
     @property
     def read_blocks(self) -> int:
-        """Number of blocks that a read is made of; 1 if it is whole."""
+        """The number of blocks of a read; 1 if it is whole."""
         return 1 if self.cluster is None else self.cluster.read_blocks
 
     @property
@@ -396,26 +405,29 @@ class Trace:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of the packages that made the trace."""
+        """Versions of the packages that produced the trace."""
         return self.source.versions
 
     def block_versions(self) -> np.ndarray:
         """Return the version of every block of every read; a torn read has blocks of several versions.
 
-        Without locks a read takes time. One that is made in ``read_blocks`` is spread evenly over its service: block
-        ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the last one at its end. A block
-        shows the commits by then. The blocks hold consecutive parameters, equally many; the last ones hold the rest.
+        Without locks a read takes time. Its ``read_blocks`` are spread evenly over the service:
+        block ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the
+        last one at its end. A block shows the commits up to its instant. Blocks are runs of equally
+        many parameters; the last ones hold the rest.
 
         Returns
         -------
         int array, shape ``[rows, blocks]``
-            Never decreasing along a row; the last column is ``read_version``, and the only one where reads are whole.
+            Non-decreasing along a row. The last column is ``read_version``; the only one of whole
+            reads.
 
         Notes
         -----
-        What is committed in the very instant in which a block is read is seen, unless the end of the read came before
-        it in the trace. Messages are written at one instant, the end of their visit: a write that is spread over the
-        same blocks as slowly as the reads would be seen by none of them in part, as neither overtakes the other.
+        A block sees a commit of the same instant, unless the read ended before it in the trace.
+        Messages are written at one instant, the end of their visit: a write spread over the same
+        blocks, as slow as the reads, would be seen either in full or not at all, as neither
+        overtakes the other.
 
         References
         ----------
@@ -450,11 +462,11 @@ class Trace:
         return self.rollouts
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
-        """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""
+        """Summarize the trace in numbers; see `asyncsim.traces.trace_summary.summary`."""
         return summary(self, warm_up)
 
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
-        """Return one row per worker; see `asyncsim.traces.trace_summary.per_worker`."""
+        """Summarize each worker; see `asyncsim.traces.trace_summary.per_worker`."""
         return per_worker(self, warm_up)
 
     def per_shard(self, warm_up: int | None = None) -> pd.DataFrame:
@@ -462,14 +474,14 @@ class Trace:
         return per_shard(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
-        """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`.
+        """Count the visits at the server over time; see `asyncsim.traces.trace_summary.queue`.
 
-        Without a server: how many messages are in flight.
+        Without a server: the messages in flight.
         """
         return queue(self)
 
     def waits(self) -> np.ndarray:
-        """Return who waited how long for whom without a server; see `asyncsim.traces.trace_summary.waits`."""
+        """Return the waits between workers (s); see `asyncsim.traces.trace_summary.waits`."""
         if self.protocol != GOSSIP:
             raise InputError(
                 f"protocol = {self.protocol!r}: workers wait for a server, not for each other; see summary()"
@@ -477,7 +489,7 @@ class Trace:
         return waits(self)
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write one parquet file with everything inside; the whole file or, on failure, nothing.
+        """Write one parquet file with all tables; on failure, nothing.
 
         The same trace gives the same bytes.
 
@@ -489,7 +501,7 @@ class Trace:
         Raises
         ------
         InputError
-            There is such a file already, or it cannot be written.
+            The file exists already, or cannot be written.
         """
         return save_trace(self, path)
 

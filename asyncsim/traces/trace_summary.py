@@ -3,9 +3,9 @@
 Commits are the messages that the server took up; discarded messages and cancelled computations are counted separately.
 
 The beginning of a run is unlike the rest: all workers read version 0 at once, and a queue has yet to
-form. So the first commits are left out, by default as many as there are workers (every gradient
-after them comes from a later read, if all are equally fast) but never more than half of the trace.
-With queues that fill slowly, or very unequal workers, leave out more: ``warm_up``.
+form. So the first commits are left out, by default one per worker (every gradient after them comes
+from a later read, if all are equally fast) but never more than half of the trace. With queues that
+fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
 from collections.abc import Collection
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
-    """Return how many commits are left out at the start: one per worker, at most half of all, if none are given."""
+    """Return the number of commits to leave out; by default one per worker, at most half of all."""
     commits = len(trace.accepted)
     if warm_up is None:
         return min(trace.workers, commits // 2)
@@ -41,12 +41,12 @@ def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
 
 
 def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
-    """Return a trace in some twenty numbers.
+    """Summarize a trace in some twenty numbers.
 
     Parameters
     ----------
     trace : Trace
-        What to summarize.
+        The trace.
     warm_up : int, optional
         Commits left out at the start; by default one per worker, at most half of all. Rates and time
         averages begin when the last of them is applied.
@@ -54,23 +54,24 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     Returns
     -------
     dict
-        - ``workers``, ``commits``, ``warm_up``: counts; ``commits`` are those measured.
-        - ``duration`` (s), ``throughput`` (commits/s; not of those at the very instant at which it begins).
+        - ``workers``, ``commits`` (the measured ones), ``warm_up``: counts.
+        - ``duration`` (s), ``throughput`` (commits/s, without those at the instant at which it begins).
         - ``staleness_mean``, ``_std``, ``_min``, ``_median``, ``_q90``, ``_q99``, ``_max``: over commits.
-        - ``staleness_mean_over_workers``: the mean over workers of each one's own mean. It exceeds
-          ``staleness_mean`` when some are slow.
+        - ``staleness_mean_over_workers``: the mean of the workers' means. It exceeds
+          ``staleness_mean`` if some workers are slow.
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
         - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``, ``held_share``,
-          ``returning_share``, ``away_share``: parts of the workers' time, as `Phases` tells them apart; together the
-          whole of a simulated trace. Sending counts as computing where departures are not recorded.
-        - ``lost_time_share``: part of the workers' time in which they computed and nothing came of it.
-        - ``counted_share``: the goodput, part of the workers' time that went into gradients that counted, or may still
-          count. What the rest was lost to: ``lost_to_waiting`` (at the server, being served, or held by the policy),
-          ``lost_to_sending`` (there and back), ``lost_to_discarded`` (computed, then discarded or stopped by the
-          policy), ``lost_to_failed`` (computed in vain because of a crash, a departure or a lost message, or away) and
-          ``lost_to_restoring`` (computed, then undone as the server went back to a checkpoint). Together one.
-        - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
-          came to nothing, at the server and before.
+          ``returning_share``, ``away_share``: parts of the workers' time, by `Phases`; they sum to
+          one for a simulated trace. Sending counts as computing where departures are not recorded.
+        - ``lost_time_share``: part of the workers' time spent on computations without effect.
+        - ``counted_share``: the goodput, part of the workers' time spent on gradients that counted, or
+          may still count. The rest: ``lost_to_waiting`` (at the server, in service, or held by the
+          policy), ``lost_to_sending`` (both ways), ``lost_to_discarded`` (computations discarded or
+          stopped by the policy), ``lost_to_failed`` (absences, and computations lost to a crash, a
+          departure or a lost message) and ``lost_to_restoring`` (computations undone as the server
+          restored a checkpoint). They sum to one.
+        - ``versions``: their number; ``discarded_share``, ``cancelled_share``: parts of all
+          computations, lost at the server and before it.
         - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
           service.
         - ``wait_mean`` (s): from a visit's arrival to the begin of its service.
@@ -82,17 +83,18 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         the largest queue; see `per_shard` for each. Shares of time follow the last part of each message; they are nan
         where reads are separate visits, for which `phases` is undefined.
 
-        Without a server these end with ``computing_share`` and ``waiting_share``, the rest of the workers' time: for
-        messages of others, for a partner, and for the exchange with it; there is no ``staleness_mean_over_workers``.
-        The staleness is the rows of others since the worker's own last one. There follow:
+        Without a server ``computing_share`` is followed by ``waiting_share``, the rest of the
+        workers' time: for messages, for a partner, and for the exchange with it; there is no
+        ``staleness_mean_over_workers``. The staleness is the number of other workers' rows since
+        the worker's last row. There follow:
 
-        - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``: rows between the one
-          that a message is of and the one that took it up. ``in_flight_mean``: messages sent and not yet taken up, over
-          time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares of
-          their rows' weights in push-sum (`push_weights`).
-        - With failures besides ``away_share``, of which no part is waiting; ``cancelled_share``: part of all
-          computations that ended with their workers; and ``counted_share``, ``lost_to_waiting`` and ``lost_to_failed``,
-          which sum to one.
+        - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``: rows
+          between the sender's row and the one that took the message up. ``in_flight_mean``:
+          messages sent and not yet taken up, over time. ``in_flight_end``, ``in_flight_mass``: the
+          messages in flight at the end, and their total weight in push-sum (`push_weights`).
+        - With failures also ``away_share``, which is no waiting; ``cancelled_share``: part of all
+          computations, ended with their workers; and ``counted_share``, ``lost_to_waiting`` and
+          ``lost_to_failed``, which sum to one.
     """
     warm_up = warm_up_of(trace, warm_up)
     workers, accepted = per_worker(trace, warm_up), trace.accepted.frame
@@ -127,27 +129,27 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
 
 
 def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
-    """Return one row per worker, also for those without a commit.
+    """Summarize each worker in one row, including workers without a commit.
 
     Parameters
     ----------
     trace : Trace
-        What to summarize.
+        The trace.
     warm_up : int, optional
         As in `summary`.
 
     Returns
     -------
     pandas.DataFrame
-        ``worker``, ``commits``, ``share`` (of all commits), ``mean_staleness``, and ``mean_wait`` (s) of the commits at
-        the server, or without one of the worker for others; means are nan without a commit. ``discarded`` and
-        ``cancelled``: how many of its computations came to nothing.
+        ``worker``, ``commits``, ``share`` (of all commits), ``mean_staleness``, and ``mean_wait``
+        (s) of the commits at the server, or without one of the worker for others; means are nan
+        without a commit. ``discarded`` and ``cancelled``: its numbers of lost computations.
     """
     warm_up = warm_up_of(trace, warm_up)
     rows = _measured(trace, warm_up)
     lost = {
-        what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
-        for what in ("discarded", "cancelled")
+        outcome: np.bincount(rows.loc[rows["outcome"] == outcome, "worker"], minlength=trace.workers)
+        for outcome in ("discarded", "cancelled")
     }
     commits = np.bincount(trace.accepted.steps["worker"].iloc[warm_up:], minlength=trace.workers)
     messages = counted_messages(trace, warm_up)
@@ -177,7 +179,7 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     Parameters
     ----------
     trace : Trace
-        What to summarize.
+        The trace.
     warm_up : int, optional
         As in `summary`.
 
@@ -199,11 +201,11 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
 
 
 def queue(trace: "Trace") -> pd.DataFrame:
-    """Return how many visits are at the server, waiting or in service, as a step function of time.
+    """Count the visits at the server, waiting or in service, as a step function of time.
 
     With several servers, the visits of parts of messages at all of them.
 
-    Without a server: how many messages were sent and not yet taken up.
+    Without a server: the messages that were sent and not yet taken up.
 
     Returns
     -------
@@ -230,7 +232,7 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 
 
 def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]]:
-    """Return how busy each server was in an interval, and how long visits waited."""
+    """Measure the load and the waits of each server in an interval."""
     visits, present = trace.visits, trace.present
     if trace.servers == 1:
         return [_station(trace, visits, present, begin, end)]
@@ -261,7 +263,7 @@ def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin:
 
 
 def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    """Return the parts of the workers' time, and its goodput."""
+    """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
         shares = [*Phases._fields, "lost_time", "counted"]
@@ -277,7 +279,8 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     is_accepted, failed, restoring = outcome <= BUFFERED, np.isin(failed_by, (CRASH, LEAVE, LOSS)), undone(trace)
     # The positions of discarded, failed and restoring, and one more for counted.
     fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
-    if (failed_by == RESENT).any():  # a message that is sent again has the fate of the last one
+    # A resent message has the fate of the last one; going backwards, each row sees its successor's.
+    if (failed_by == RESENT).any():
         previous = previous_rows(rows["worker"].to_numpy())
         for row in np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))[::-1]:
             fate[previous[row]] = fate[row]
@@ -295,25 +298,25 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 
 
 def undone(trace: "Trace") -> np.ndarray:
-    """Return whether each row's message went into a version that was undone as the server went back, ``[rows]``."""
+    """Return whether each row's message went into a version undone by a restore, ``[rows]``."""
     outages = trace.absences[(trace.absences["version"] >= 0) & (trace.absences["worker"] < 0)]
     outages = outages[outages["to_row"] < len(trace)]
     into = trace.steps["version"].to_numpy() + (trace.steps["outcome"] == "buffered").to_numpy()
-    # The checkpoint of the next restore is the oldest of all that come.
+    # The checkpoint of the next restore is the oldest of all later ones.
     following = np.searchsorted(outages["to_row"], np.arange(len(trace)), side="right")
     return into > np.append(outages["version"], np.inf)[following]
 
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
-    """Return the parts of the workers' time without a server, and their messages."""
+    """Summarize the workers' time and messages without a server."""
     lost, times = trace.frame[trace.frame["outcome"] == "cancelled"], phases(trace, range(trace.workers))
     has_failures, trace = trace.has_failures, trace.accepted
     row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
     (departed, taken_times), in_flight = flights(trace), arriving(trace)
 
-    def share(begun: Any, ended: Any) -> float:
-        """Return the part of the workers' time that intervals take; by clocks of several machines it may exceed one."""
-        return float(np.minimum(_ratio(_overlap(begun, ended, begin, end), trace.workers * (end - begin)), 1.0))
+    def share(begins: Any, ends: Any) -> float:
+        # The clocks of several machines may differ, so that the intervals of a worker overlap.
+        return float(np.minimum(_ratio(_overlap(begins, ends, begin, end), trace.workers * (end - begin)), 1.0))
 
     computed, away_share = (share(table["begin"], table["end"]) for table in (times.computing, times.away))
     flying = _overlap(departed, np.concatenate([taken_times, np.full(len(in_flight), end)]), begin, end)
@@ -340,22 +343,23 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
 
 
 def arriving(trace: "Trace") -> pd.DataFrame:
-    """Return the messages in flight at the end, without those that were lost with their takers."""
+    """Return the messages in flight at the end that were not lost with their takers."""
     return trace.in_flight[trace.in_flight["taker"] >= 0]
 
 
 def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
-    """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
+    """Return the time each message was sent, and taken up; those in flight are last."""
     taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
     taken_times = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
     return times[np.append(taken_up["source"], arriving(trace)["row"])], taken_times
 
 
 def push_weights(trace: "Trace") -> np.ndarray:
-    """Return the weight of each row in push-sum, ``[rows]``: its shares of the weights of all that it mixes.
+    """Return each row's weight in push-sum, ``[rows]``: its shares of the weights that it mixes.
 
-    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers; a crash
-    takes what its worker keeps and what the worker was sent, and each new life begins with 1.
+    The weights that workers keep after their last rows, and the weights in flight, sum to the
+    number of workers. A crash removes its worker's weight and the messages to it; each new life
+    begins with 1.
     """
     frame, weights = trace.frame, np.ones(len(trace.frame))
     keeps = frame["kept"].to_numpy()
@@ -367,9 +371,10 @@ def push_weights(trace: "Trace") -> np.ndarray:
 
 
 def waits(trace: "Trace") -> np.ndarray:
-    """Return for how long (s) each worker waited for each other, ``[workers, workers]``; the first index waits.
+    """Return the waits between workers (s), ``[workers, workers]``; the first index waits.
 
-    A wait is put down to the partner of an exchange, or else to the sender of the latest of the messages that ended it.
+    A wait counts for the partner of an exchange, or else for the sender of the last message
+    awaited.
     """
     frame, worker = trace.frame, trace.frame["worker"].to_numpy()
     blamed = frame["partner"].to_numpy(copy=True)
@@ -382,9 +387,10 @@ def waits(trace: "Trace") -> np.ndarray:
 
 
 def _waited(frame: pd.DataFrame) -> pd.Series:
-    """Return for how long each row's worker waited for others, before its computation and after it (s)."""
+    """Return each row's waiting time (s), before its computation and after it."""
     finish_time = frame["send_time"].fillna(frame["commit_time"])
-    waited_first = (frame["start_time"] - frame["read_arrive_time"]).clip(lower=0)  # by clocks that may differ
+    # Clocks of several machines may differ.
+    waited_first = (frame["start_time"] - frame["read_arrive_time"]).clip(lower=0)
     return waited_first + frame["commit_time"] - finish_time
 
 
@@ -397,7 +403,7 @@ def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _overlap(begins: Any, ends: Any, begin: float, end: float) -> float:
-    """Return the total length of the intervals within one."""
+    """Return the total length of intervals, each cut to the one from ``begin`` to ``end``."""
     begins, ends = np.asarray(begins), np.asarray(ends)
     return float(np.maximum(np.minimum(ends, end) - np.maximum(begins, begin), 0.0).sum())
 
@@ -410,25 +416,25 @@ def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
     return trace.frame.iloc[int(np.flatnonzero(accepted)[warm_up - 1]) + 1 :]
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else np.nan
+def _ratio(part: float, total: float) -> float:
+    return part / total if total > 0 else np.nan
 
 
 class Phases(NamedTuple):
     """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
 
     computing: pd.DataFrame  #: until the message sets off; to its arrival where its departure is not recorded
-    #: A message is on its way to the server, or waits for a link; with separate read_then_write visits the request to
-    #: read, and after that visit both ways between the two.
+    #: A message travels to the server, or waits for a link; with separate read_then_write visits
+    #: the request to read, and after that visit both ways in between.
     sending: pd.DataFrame
     waiting: pd.DataFrame  #: at the server, and then served
     served: pd.DataFrame
-    held: pd.DataFrame  #: after the service: a policy lets the worker wait for its reply
-    returning: pd.DataFrame  #: the server's reply is on its way to the worker
-    away: pd.DataFrame  #: crashed, or left, and no message of it is on its way or at the server
+    held: pd.DataFrame  #: after the service: a policy delays the reply
+    returning: pd.DataFrame  #: the reply travels to the worker
+    away: pd.DataFrame  #: crashed, or left, and no message of it travels or is at the server
 
 
-#: The same in words.
+#: The phases in words.
 IN_WORDS = {
     "computing": "computing",
     "sending": "sending",
@@ -441,12 +447,13 @@ IN_WORDS = {
 
 
 def phases(trace: "Trace", workers: Collection[int]) -> Phases:
-    """Return what some workers do, to the last commit of the trace.
+    """Return the phases of some workers up to the last commit of the trace.
 
-    Also what no commit came of: a worker that the server never serves waits to the end. A trace does not say when a
-    computation without a commit began; its reply is taken to travel as long as the others did (the median). Nor does it
-    say whether it had ended; it is taken to last to the end of the trace, or to the arrival of its message, which ends
-    the reply, too. With several servers the times are those of a message's last part.
+    Computations without a commit count, too: a worker that the server never serves waits to the
+    end. A trace does not record their begins; the reply is assumed to travel as long as the median
+    one. Nor does it record their ends; they are assumed to last to the end of the trace, or to the
+    arrival of the message, which also ends the reply. With several servers the times are those of a
+    message's last part.
     """
     if trace.servers > 1 and trace.source.separate_reads:
         raise InputError(
@@ -460,7 +467,8 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     )
     present = present.groupby("worker", as_index=False)["arrive_time"].max()
     worker, empty = frame["worker"], _table([])
-    if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
+    # Without a server, a worker waits for others whenever it does not compute.
+    if trace.protocol == GOSSIP:
         under_way = open_reads[open_reads["read_time"] <= last]
         waits = [
             (worker, frame["read_arrive_time"], frame["start_time"]),
@@ -478,10 +486,10 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     way = float(np.median((frame["start_time"].to_numpy() - ready)[follows])) if follows.any() else 0.0
     unfinished = _unfinished(frame, open_reads, present, way, last)
     unserved = (present["worker"], present["arrive_time"], np.full(len(present), last))
-    nobody_waits = trace.discipline == "lock_free"  # but is being served
-    held, away = _table(_let_wait(trace, frame, open_reads, present, last)), empty
+    all_are_served = trace.discipline == "lock_free"
+    gaps, away = _table(_let_wait(trace, frame, open_reads, present, last)), empty
     if trace.has_failures:
-        held, away = _without_absences(trace, held[held["worker"].isin(workers)], last)
+        gaps, away = _without_absences(trace, gaps[gaps["worker"].isin(workers)], last)
     return Phases(
         computing=_table([(worker, frame["start_time"], frame["until"]), unfinished["computing"]]),
         sending=_table(
@@ -495,34 +503,35 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
             [
                 (worker, frame["arrive_time"], frame["serve_time"]),
                 (reads["worker"], reads["arrive_time"], reads["serve_time"]),
-                *([] if nobody_waits else [unserved]),
+                *([] if all_are_served else [unserved]),
             ]
         ),
         served=_table(
             [
                 (worker, frame["serve_time"], frame["commit_time"]),
                 (reads["worker"], reads["serve_time"], reads["time"]),
-                *([unserved] if nobody_waits else []),
+                *([unserved] if all_are_served else []),
             ]
         ),
-        held=held,
+        held=gaps,
         returning=_table([(worker, ready, frame["start_time"]), unfinished["returning"]]),
         away=away,
     )
 
 
 def computations(trace: "Trace") -> pd.DataFrame:
-    """Return the frame of a trace with the end of each computation, ``until``, and the visits that followed it.
+    """Return the frame with the end of each computation, ``until``, and the visits after it.
 
-    ``asked`` is when its first message arrived: the end of the computation where that is not recorded. ``pulled``
-    is when its worker had read before its message was formed, where that was a visit of its own.
+    ``asked``: when its first message arrived, and the end of the computation if that is not
+    recorded. ``pulled``: the end of the read before its message was formed, if that is a separate
+    visit.
     """
     frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
     if (push_read < 0).all():
         pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
     else:
         arrive, pull_time = (trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time"))
-        # The next read of a computation that was stopped comes after it.
+        # The next read of a stopped computation comes after it.
         unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
         pull_time, request_time = np.where(unread, np.nan, pull_time), frame["arrive_time"].where(unread, arrive)
     return frame.assign(pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time))
@@ -531,14 +540,15 @@ def computations(trace: "Trace") -> pd.DataFrame:
 def _let_wait(
     trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, last: float
 ) -> list[tuple]:
-    """Return the intervals between a commit and the read that the server answers, or queues, only when it is time."""
+    """Return the intervals between a commit and the read that the policy delays."""
     if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
     reads = trace.reads[trace.reads["shard"] < 0]
     reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
     served = frame.loc[(trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]]
     follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
-    # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.
+    # A worker without a next read waits to the end, or to the arrival of the visit that asks for
+    # it.
     arrived = present.set_index("worker")["arrive_time"]
     unanswered = served.groupby("worker")["commit_time"].last()
     unanswered = unanswered[~unanswered.index.isin(open_reads["worker"])]
@@ -554,46 +564,46 @@ def _let_wait(
 
 
 def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Cut intervals between a worker's visits into those in which it was let wait, and those in which it was away."""
+    """Split the gaps between a worker's visits into waits for the policy and absences."""
     absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
     spells_of_worker = {worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")}
-    held, away = [], []
+    held_rows, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
         spells = spells_of_worker.get(worker, np.zeros((0, 2)))
         for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
             if spell_begin >= end:
                 break
             if spell_end > begin:
-                held.append((worker, begin, spell_begin))
+                held_rows.append((worker, begin, spell_begin))
                 away.append((worker, max(begin, spell_begin), min(end, spell_end)))
                 begin = min(end, spell_end)
-        held.append((worker, begin, end))
-    tables = [_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held, away)]
+        held_rows.append((worker, begin, end))
+    tables = [_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held_rows, away)]
     return tables[0], tables[1]
 
 
 def _unfinished(
     frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
 ) -> dict[str, tuple]:
-    """Return the last reply, computation and journey of the workers that have a read to compute from."""
+    """Return the last reply, computation and journey of workers with an open read."""
     is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
     reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
     pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
     ready = np.fmax(reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker))
     arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
-    # A visit that arrived before is another one, a read that the worker asks for meanwhile.
+    # An earlier arrival belongs to another visit, a read that the worker asks for meanwhile.
     end = np.where(arrived >= ready, arrived, last)
-    asked = np.fmin(end, pulls["read_arrive_time"])
-    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), asked)
+    request_time = np.fmin(end, pulls["read_arrive_time"])
+    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), request_time)
     return {
         "returning": (worker, ready, begin),
-        "computing": (worker, begin, asked),
+        "computing": (worker, begin, request_time),
         "sending": (worker, pulls["read_time"], end),
     }
 
 
 def _table(parts: list[tuple]) -> pd.DataFrame:
-    """Return the intervals of some duration of (worker, begin, end)."""
+    """Concatenate (worker, begin, end), without intervals of no duration."""
     empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     worker, begin, end = (np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3))
     lasting = end > begin

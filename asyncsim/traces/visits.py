@@ -45,11 +45,11 @@ def recorded(
     takes_up: str = "read",
     in_flight: Table | None = None,
 ) -> Trace:
-    """Return the trace of a real run, from what its server recorded of each visit.
+    """Build the trace of a real run from its server's record of each visit.
 
-    The smallest log has five numbers for each commit: ``worker``, ``start_time``, ``arrive_time``, ``serve_time`` and
-    ``commit_time``. Jobs, versions and staleness are counted from these: every worker holds version 0 at the begin,
-    and its job ``j`` computes from its own read ``j``.
+    The smallest log has five numbers for each commit: ``worker``, ``start_time``, ``arrive_time``,
+    ``serve_time`` and ``commit_time``. Jobs, versions and staleness are counted from these: every
+    worker holds version 0 at the begin, and its job ``j`` computes from its read ``j``.
 
     Parameters
     ----------
@@ -57,40 +57,41 @@ def recorded(
         A pandas DataFrame, a dict of columns or a list of dicts; one row per commit, in any order.
 
         ``worker``
-            From 0.
-        ``start_time``
-            When the worker began to compute, seconds. May be left out if ``begin`` is given, where workers have clocks
-            of their own: then it is when the read was served, and the way down counts as computing.
+            From 0. The begin of the computation, seconds. May be left out if ``begin`` is given,
+            when workers have separate clocks: then it is the end of the read's service, and the way
+            down counts as computing.
         ``send_time``
-            When its message set off. May be left out: then the way up counts as computing.
+            The departure of the message. May be left out: then the way up counts as computing.
         ``arrive_time``, ``serve_time``, ``commit_time``
-            When the message reached the server's queue, when the server took it up, and when it was applied.
+            When the message reached the server's queue, when its service began, and when it was
+            applied.
         ``outcome``
-            May be left out; ``"applied"``, or ``"cancelled"`` for a computation that was lost, of which the three
+            May be left out; ``"applied"``, or ``"cancelled"`` for a lost computation, whose three
             times above are when it was stopped.
 
-        Any other column of a trace may be there, and must agree with what is counted.
+        Other columns of a trace are allowed, and must agree with the counted values.
 
         Without a server (``protocol="gossip"``) workers record their own gradients, each with ``start_time``,
         ``commit_time``, ``sources``, ``weights`` and ``kept`` as a trace has them, and ``partner`` if they averaged in
         pairs. A source is a pair (worker, which of its gradients, from 0), or the number of a row of this table.
         ``job`` may be left out: a worker's gradients then come in the order of ``commit_time``.
     workers : int, optional
-        How many took part, numbered from 0; by default one more than the largest in ``visits``, of whom each then needs
-        a visit there.
+        The number of workers, numbered from 0; by default one more than the largest in ``visits``,
+        and then each needs a visit there.
     reads : table, optional
-        The reads, one row each, but the first of every worker: ``worker``, ``read_arrive_time``, ``read_serve_time``,
-        ``read_time``. Needed where they are visits of their own, and after a lost computation: then all reads.
-        ``read_version`` may be left out: it is the number of commits by ``read_time``. If it is there, it says which
-        came first where both have the same time.
+        All reads but the first of every worker, one row each: ``worker``, ``read_arrive_time``,
+        ``read_serve_time``, ``read_time``. Required if reads are separate visits, and after a lost
+        computation. ``read_version`` may be left out: it is the number of commits by ``read_time``.
+        If present, it decides which came first where a read and a commit have the same time.
     protocol, exclusive, window
-        What a visit was, and the local steps per commit, as `asyncsim.Cluster` has them; ``"gossip"`` where there was
-        no server.
+        The form of a visit, and the local steps per commit, as in `asyncsim.Cluster`; ``"gossip"``
+        without a server.
     begin : float, optional
-        The clock's reading when the workers had version 0; by default the first ``start_time``. All times are counted
-        from there.
+        The clock's reading when the workers had version 0; by default the first ``start_time``. The
+        trace's times are counted from it.
     seed : int
-        The seed that the run had, for the record; give it to `asyncsim.replay` as well, to draw the same batches.
+        The seed of the run, for the record; give it to `asyncsim.replay` as well, for the same
+        batches.
     present : table, optional
         ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit was applied.
     takes_up : str
@@ -103,16 +104,18 @@ def recorded(
     Returns
     -------
     Trace
-        Without a cluster; `asyncsim.calibrate` finds one. Without a server there is no order of all gradients; the
-        rows are in one that every worker's own and the sources agree with, by time where these leave it open. A
-        ``commit_time`` that is then before the row before's, as clocks of machines differ, is set to that.
+        Without a cluster; `asyncsim.calibrate` fits one. Without a server gradients have no total
+        order: the rows have one that agrees with each worker's order and with the sources, and else
+        with the times. A ``commit_time`` before the previous row's, as clocks of machines differ,
+        is set to that.
 
     Raises
     ------
     InputError
-        A column is missing; a worker has no visit, and ``workers`` is not given; a value is not finite, or passes
-        before the one that it follows; reads and commits do not fit together; a column that can be counted says
-        otherwise. Rows are told as they were given, from 0.
+        A column is missing; a worker has no visit, and ``workers`` is not given; a value is not
+        finite, or a time is before the one that it follows; reads and commits do not fit together;
+        a column contradicts the counted values. Row numbers in errors are those of the table, from
+        0.
 
     Examples
     --------
@@ -141,13 +144,13 @@ def recorded(
     waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
     last = float(commits["commit_time"].max())
     is_unique = ~waiting["worker"].duplicated().to_numpy()
-    _require("present", waiting, "worker", is_unique, "must be there once: nobody waits twice")
+    _require("present", waiting, "worker", is_unique, "must be there once: no worker waits twice")
     in_trace = (waiting["arrive_time"] <= last).to_numpy()
     rule = f"must not be after the last commit, at {last:g} from the begin"
     _require("present", waiting, "arrive_time", in_trace, rule)
-    made_by = _columns(commits, COMMIT_RECORD)
+    commit_columns = _columns(commits, COMMIT_RECORD)
     for name in optional:
-        made_by.setdefault(name, np.full(len(commits), np.nan))
+        commit_columns.setdefault(name, np.full(len(commits), np.nan))
     applied = _applied(commits)
     if reads is None and form.separate_reads:
         raise InputError(
@@ -157,16 +160,18 @@ def recorded(
         raise InputError(
             "reads: missing; after a lost computation the next read is no part of a commit: give all reads"
         )
-    made_by |= {"outcome": np.where(applied, APPLIED, CANCELLED), "version": np.cumsum(applied)}
+    commit_columns |= {"outcome": np.where(applied, APPLIED, CANCELLED), "version": np.cumsum(applied)}
     if reads is None:
-        read_by = reads_of_commits(form, made_by)
+        read_columns = reads_of_commits(form, commit_columns)
     else:
         served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
         _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
         served["read_version"] = _read_versions(form, served, commits[applied])
-        read_by = {name: served[column].to_numpy() for name, column in READ_COLUMNS.items()}
-        read_by = with_first(read_by | {"worker": served["worker"].to_numpy()}, form.workers)
-    trace = trace_of(form, seed, made_by, read_by, {name: waiting[name].to_numpy() for name in _PRESENT})
+        read_columns = {name: served[column].to_numpy() for name, column in READ_COLUMNS.items()}
+        read_columns["worker"] = served["worker"].to_numpy()
+        read_columns = with_first(read_columns, form.workers)
+    waits = {name: waiting[name].to_numpy() for name in _PRESENT}
+    trace = trace_of(form, seed, commit_columns, read_columns, waits)
     steps, source = trace.steps, replace(trace.source, cluster=None)
     if "start_time" not in commits:
         steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
@@ -179,7 +184,7 @@ def recorded(
 def _recorded_without_server(
     visits: Table, workers: int | None, window: int, begin: float | None, seed: int, takes_up: str, in_flight: Any
 ) -> Trace:
-    """Return the trace of workers that recorded their own gradients and what these took up."""
+    """Build the trace of workers that recorded their gradients and the messages mixed in."""
     require_choice("takes_up", takes_up, TAKES_UP)
     window, seed = require_count("window", window), require_count("seed", seed, minimum=0)
     table = _table("visits", visits, ("worker", "start_time", "commit_time", "sources", "weights", "kept"))
@@ -203,7 +208,7 @@ def _recorded_without_server(
     named |= {number: row for row, number in enumerate(rows["row"].tolist())}
 
     def row_of(argument: str, row: int, name: Any) -> int:
-        """Return where a source is, from a pair or the number of a row."""
+        """Return the row of a source, given as a pair (worker, job) or as a row's number."""
         try:
             return named[name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)]
         except (KeyError, TypeError, ValueError):
@@ -223,7 +228,7 @@ def _recorded_without_server(
     if uneven:
         raise InputError(f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one for each")
     earlier = [[row_of("visits", number, name) for number, name in names] for names in sources]
-    # Sources must come before, and whatever touched the same replica before.
+    # A row comes after its sources, and after the previous row that changed a replica it changes.
     sorter, touched = graphlib.TopologicalSorter[int](), [-1] * count
     order = sorted(range(len(time)), key=lambda row: (time[row], job[row])) if max(partner) >= 0 else range(len(time))
     for row in order:
@@ -287,28 +292,28 @@ def _count_workers(worker: np.ndarray) -> int:
     return count
 
 
-def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> pd.DataFrame:
-    """Return a table with the columns that it needs, and with each row's number as it was given, ``row``."""
+def _table(argument: str, rows: Any, required: tuple[str, ...]) -> pd.DataFrame:
+    """Build a table, check its required columns, and number its rows in ``row``."""
     try:
         table = pd.DataFrame(rows).reset_index(drop=True)
     except (TypeError, ValueError) as error:
         form = "give a DataFrame, a dict of columns or a list of dicts"
         raise InputError(f"{argument}: not a table ({error}); {form}") from None
-    missing = [name for name in needed if name not in table]
+    missing = [name for name in required if name not in table]
     if missing:
         hint = "; without start_time, give begin" if missing == ["start_time"] else ""
-        raise InputError(f"{argument}: misses {', '.join(missing)}; record {', '.join(needed)} of each{hint}")
+        raise InputError(f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each{hint}")
     return table.assign(row=np.arange(len(table)))
 
 
-def _side_table(argument: str, rows: Any, needed: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
-    """Return a table that may be left out, in order."""
-    table = _table(argument, {name: [] for name in needed} if rows is None else rows, needed)
-    return _in_order(argument, table, needed[1:], begin, workers)
+def _side_table(argument: str, rows: Any, required: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
+    """Return an optional table, in order; empty if it is missing."""
+    table = _table(argument, {name: [] for name in required} if rows is None else rows, required)
+    return _in_order(argument, table, required[1:], begin, workers)
 
 
 def _in_order(argument: str, table: pd.DataFrame, times: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
-    """Return the rows in the order in which they were served, their times counted from the begin."""
+    """Sort rows by the end of their service, with times counted from the begin."""
     listed = [name for name in times if name in table]
     table = table.assign(worker=_numbers(argument, table, "worker"))
     table = table.assign(**{name: _numbers(argument, table, name) - begin for name in listed})
@@ -328,7 +333,7 @@ def _columns(table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarra
 
 
 def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
-    if table[name].dtype.kind in "mM":  # whose numbers are of any unit
+    if table[name].dtype.kind in "mM":  # a date's number depends on its unit
         raise InputError(
             f"{argument}: {name} holds dates; give seconds, (dates - dates.min()).dt.total_seconds() with one minimum "
             "for all columns"
@@ -346,7 +351,7 @@ def _require(argument: str, table: pd.DataFrame, name: str, holds: np.ndarray, r
 
 
 def _applied(commits: pd.DataFrame) -> np.ndarray:
-    """Return which rows were applied and not cancelled, ``[rows]``."""
+    """Return the mask of applied rows, ``[rows]``; the others are cancelled."""
     if "outcome" not in commits:
         return np.ones(len(commits), bool)
     outcome = commits["outcome"].astype(str)
@@ -355,18 +360,19 @@ def _applied(commits: pd.DataFrame) -> np.ndarray:
     return (outcome == "applied").to_numpy()
 
 
-def _read_versions(form: Cluster, reads: pd.DataFrame, made: pd.DataFrame) -> np.ndarray:
-    """Return the versions read, counted by the times of the commits that ``made`` them, ``[reads]``.
+def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) -> np.ndarray:
+    """Return the versions read, counted by the times of the ``commits``, ``[reads]``.
 
-    Where a read and a commit share a clock's reading, ``read_version`` says which came first; else the commit did, or
-    in one visit with the read first, the read. The worker's own commit in the same visit came when the protocol says.
+    If a read and a commit have the same time, ``read_version`` decides which came first; without it
+    the commit did, or the read if one visit reads first. The protocol decides for the worker's own
+    commit in the same visit.
     """
-    times = made["commit_time"].to_numpy()
+    times = commits["commit_time"].to_numpy()
     lowest, highest = (np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right"))
     before_own = form.protocol == "read_then_write" and not form.separate_reads
     counted = lowest if before_own else highest
     if not form.separate_reads:
-        visits = set(zip(made["worker"], made["commit_time"], strict=True))
+        visits = set(zip(commits["worker"], commits["commit_time"], strict=True))
         is_own = np.array([visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)], int)
         lowest, highest = (lowest, highest - is_own) if before_own else (lowest + is_own, highest)
     if "read_version" in reads:
@@ -381,7 +387,7 @@ def _read_versions(form: Cluster, reads: pd.DataFrame, made: pd.DataFrame) -> np
 
 
 def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
-    """Raise InputError unless every job has its read, and no worker read twice for one."""
+    """Raise InputError unless every job has one read."""
     jobs, reads = (np.bincount(rows, minlength=form.workers) for rows in (worker, reader))
     # The first job computes from version 0. With the pull before its commit a job needs the next read as well.
     lowest = jobs if form.separate_reads and form.protocol == "read_then_write" else np.maximum(jobs - 1, 0)
@@ -395,7 +401,7 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
 
 
 def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
-    """Raise InputError if a computation begins before its read, or a given column says something else."""
+    """Raise InputError for a computation before its read, or a column unlike the count."""
     late = (frame["start_time"] >= frame["read_time"]).to_numpy()
     rule = f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
     _require("visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule)
