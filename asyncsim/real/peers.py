@@ -30,9 +30,9 @@ from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
 from asyncsim.real.server import KeyedActor, clock_zero
 from asyncsim.replays.central import Mass, Sent, initial_memory
 from asyncsim.replays.local import LocalResult
-from asyncsim.replays.programs import Same
+from asyncsim.replays.programs import IdentityKey
 from asyncsim.replays.state import WorkerRow
-from asyncsim.replays.step import Held, Place, begin, finish
+from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
 from asyncsim.traces.archive import write_trace
@@ -89,7 +89,7 @@ class Peer:
         self._memory = initial_memory(method, central)
         self._moved = np.zeros(central.shape)
         self._dtype = np.dtype(header.precision)
-        self._functions = _compiled(Same(method), workers, processes.window)
+        self._functions = _compiled(IdentityKey(method), workers, processes.window)
         with jax.enable_x64(self._computing.x64):
             known = self._known(0, 1.0)
             row = self._row()
@@ -297,7 +297,7 @@ class _Functions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
+def _compiled(same_method: IdentityKey, workers: int, window: int) -> _Functions:
     method: Any = same_method.value
 
     def visit_of(worker: Any, step: Any, key: Any, kept: Any) -> Any:
@@ -309,17 +309,17 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
     def mix(row, inbox, known):
         sees = method.sees_messages
         sent = inbox._replace(messages=Sent(inbox.messages, ())) if sees else Sent(inbox, ())
-        held, start = begin(method, None, Held(visit_of(*known), row, other=sent))
+        held, start = begin(method, None, StepInputs(visit_of(*known), row, received=sent))
         return held.row, start
 
     def commit(row, start, update, met, known):
         other, partner = met
-        held = Held(visit_of(*known), row, start, pulled=None, other=other, partner=partner)
+        held = StepInputs(visit_of(*known), row, start, pulled=None, received=other, partner=partner)
         local = LocalResult(update, jnp.zeros((), update.dtype), ())
-        left = finish(method, "none", Place(jnp.zeros_like(update)), held, start, local)
+        left = finish(method, "none", ServerState(jnp.zeros_like(update)), held, start, local)
         made = left.commit
         norm = jnp.sqrt(jnp.vdot(made.step, made.step))
-        return made.worker, made.memory, made.message, made.step, norm, left.other
+        return made.worker, made.memory, made.message, made.step, norm, left.partner_state
 
     return _Functions(*(jax.jit(whole_products()(function)) for function in (add, mix, commit)))
 

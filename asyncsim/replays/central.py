@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Applied, Array, Inbox, Method, State, Visit
 
-#: Weights below which nobody is left.
+#: Weights below which no worker is left.
 _NOTHING = 1e-6
 
 
@@ -49,7 +49,7 @@ def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
 def initial_memory(method: Method, central: Array) -> State:
     """Return a worker's memory before its first commit."""
     if method.mix is not None and method.last is None:
-        return Mass(central, _ones(method, central))
+        return Mass(central, _unit_weight(method, central))
     return () if method.mix is not None or method.meet is not None else method.init_memory(central)
 
 
@@ -73,29 +73,42 @@ def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
     return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
 
-def meet(method: Method, row: Any, other: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
+def meet(method: Method, row: Any, partner_state: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
     """Average a worker's row with its partner's state; return both.
 
     The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
-    partner's new one. ``other`` is the partner's state; under attacks that know all workers' states
-    a pair, of it and an `Inbox` of these states.
+    partner's new one. Under attacks that know all workers' states ``partner_state`` is a pair, of
+    the partner's state and an `Inbox` of these states.
     """
     assert method.meet is not None
-    everyone: Any = ()
+    all_states: Any = ()
     if method.sees_messages:
-        other, everyone = other
-    own = row.method
+        partner_state, all_states = partner_state
+    worker_state = row.method
     if method.presents is not None:
-        shown = method.presents(own, everyone, visit)
-        shown_by_partner = method.presents(other, everyone, visit._replace(worker=partner))
-        averaged = method.meet(own, shown_by_partner, visit)[0], method.meet(shown, other, visit)[1]
+        # Each averages its true state with the state that the partner presents.
+        presented = method.presents(worker_state, all_states, visit)
+        partner_visit = visit._replace(worker=partner)
+        presented_by_partner = method.presents(partner_state, all_states, partner_visit)
+        averaged = (
+            method.meet(worker_state, presented_by_partner, visit)[0],
+            method.meet(presented, partner_state, visit)[1],
+        )
     else:
-        averaged = method.meet(own, other, visit)
-    new, new_partner = jax.tree.map(lambda old, mean: jnp.where(partner < 0, old, mean), (own, other), averaged)
+        averaged = method.meet(worker_state, partner_state, visit)
+    # A worker without a partner commits alone: its state stays.
+    new, new_partner = jax.tree.map(
+        lambda old, mean: jnp.where(partner < 0, old, mean), (worker_state, partner_state), averaged
+    )
     mass, partner_mass, new_partner_mass = (
         honest_part(method, _mass(method, state), worker)
-        for state, worker in ((own, visit.worker), (other, partner), (new_partner, partner))
+        for state, worker in (
+            (worker_state, visit.worker),
+            (partner_state, partner),
+            (new_partner, partner),
+        )
     )
+    # The partner's difference first: without a partner it is exactly zero.
     memory = jax.tree.map(lambda a, b, c: a + (b - c), mass, partner_mass, new_partner_mass)
     return row._replace(method=new, memory=memory), new_partner
 
@@ -158,13 +171,13 @@ def _mass(method: Method, carrier: State) -> Mass:
     """Return the replica of a message or state, and under attack its weight."""
     replica = replica_of(method, carrier)
     if not isinstance(replica, tuple):
-        return Mass(replica, _ones(method, replica))
+        return Mass(replica, _unit_weight(method, replica))
     vector, weight = replica
     return Mass(vector, () if method.honest is None else weight)
 
 
-def _ones(method: Method, replica: Array) -> Any:
-    """Return the weight 1 for a replica without one, for each member of an ensemble."""
+def _unit_weight(method: Method, replica: Array) -> Any:
+    """Return a replica's weight of 1, for each member of an ensemble."""
     return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
 
 

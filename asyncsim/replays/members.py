@@ -57,7 +57,7 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
         visits = _VISIT._replace(**dict.fromkeys(OF_MESSAGE, 1))
         functions["combine"] = over(operator.attrgetter("method.combine"), 0, 0, 1, visits)
     local = over(operator.attrgetter("local"), None, 0, 0, 0, _VISIT, None, 0)
-    return Parts(method._replace(**functions), local, over(operator.attrgetter("anew")) if restarts else None)
+    return Parts(method._replace(**functions), local, over(operator.attrgetter("restart")) if restarts else None)
 
 
 def _axis(argument: Any) -> Any:

@@ -187,7 +187,7 @@ class Running:
         counted = self._counted if self._plan.changes else self._program.honest
         rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
         values: dict[str, Any] = {}
-        for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():
+        for name, each in self._program.evaluate_each(*jax.device_put((*rows, data), device)).items():
             if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best
                 ends = (each.min(), each.max())
                 best, worst = ends[::-1] if name.endswith("accuracy") else ends
