@@ -10,7 +10,7 @@ from asyncsim import Cluster, attacks, methods, problems, replay, simulate
 from asyncsim.base.errors import InputError
 from asyncsim.methods import METHODS, Applied, Method, gradient_steps, named_optimizer, shares_programs
 from asyncsim.methods.recipe import recipe_of
-from asyncsim.replays.programs import Keyed, IdentityKey, _traced_numbers
+from asyncsim.replays.programs import IdentityKey, Keyed, _traced_numbers
 
 #: Numbers on which the form of a method depends, so that each value has a program.
 CONSTANTS = {

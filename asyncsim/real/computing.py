@@ -118,7 +118,9 @@ class Computing:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled_steps(method: IdentityKey, problem: IdentityKey, workers: int, window: int, precision: str) -> Callable[..., Any]:
+def _compiled_steps(
+    method: IdentityKey, problem: IdentityKey, workers: int, window: int, precision: str
+) -> Callable[..., Any]:
     """Return the jitted local steps of a method and a problem, compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))

@@ -152,7 +152,7 @@ def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Me
 
 
 def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method whose workers take up messages that Byzantine senders form for each receiver.
+    """Return the method whose Byzantine workers form a message for each receiver.
 
     The senders know the latest message of each honest sender that the receiver takes up in the same
     step, and the receiver's last message.
@@ -182,7 +182,8 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
             is_present = jnp.zeros(workers, bool).at[latest].set(True, mode="drop")
             is_present = is_present.at[visit.worker].set(True)
             honest = is_present & ~is_bad
-            formed = change(states, honest, is_present & is_bad, visit.key).at[inbox.senders].get(mode="clip")
+            formed = change(states, honest, is_present & is_bad, visit.key)
+            formed = formed.at[inbox.senders].get(mode="clip")
             return jax.vmap(unravel)(jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors))
 
         # Most inboxes have no Byzantine sender: a conditional skips the attack for them.
@@ -231,7 +232,7 @@ def warn_of_weakness(attack: Attack | None, workers: int) -> None:
 
 
 def weakness_text(attack: Attack | None, workers: int) -> str:
-    """Return the reason why an attack has no effect on this number of workers; empty if it has one."""
+    """Return the reason why an attack has no effect on this number of workers, or ``""``."""
     reason = "" if attack is None else attack.weakness(workers)
     return f"attack = {attack.text!r}: {reason}" if attack is not None and reason else ""
 
@@ -305,7 +306,7 @@ class _Flipped(Problem):
     byzantine: tuple[bool, ...] = ()
 
     def batch_indices(self, seed: int, workers: int) -> Any:
-        """Return the problem's indices, shifted for Byzantine workers; see `Problem.batch_indices`."""
+        """Return the problem's indices, shifted for Byzantine workers."""
         shifts = self.honest.examples * np.array(self.byzantine, np.int32)
         return _FlippedRows(self.honest.batch_indices(seed, workers), shifts)
 

@@ -1,14 +1,15 @@
-"""The central variable without a server: the mean of the workers' replicas and of the messages in flight.
+"""The central variable without a server: the mean of workers' replicas and messages in flight.
 
-A worker's last message counts by the share that the worker keeps of it and by the shares in flight to its neighbours;
-before its first message, its initial replica counts whole. So each commit replaces the shares that its worker mixes by
-its new message::
+A worker's last message counts by the share that the worker keeps of it and by the shares in flight
+to its neighbours; before its first message, its initial replica counts whole. So each commit
+replaces the shares that its worker mixes by its new message::
 
     central <- central + (message - kept * last message - sum of share * message taken up) / workers
 
-Where workers meet in pairs, the replicas of both change. Under attack only honest workers' replicas and messages
-count. Their shares and the weights that they carry need not sum to the number of workers, so the sum is the server's
-state. The last message is the worker's memory, unless the method finds it in the worker's own state (``last``).
+Where workers meet in pairs, the replicas of both change. Under attack only honest workers' replicas
+and messages count. Their shares and the weights that they carry need not sum to the number of
+workers, so the sum is the server's state. The last message is the worker's memory, unless the
+method finds it in the worker's own state (``last``).
 """
 
 from typing import Any, NamedTuple
@@ -23,21 +24,21 @@ _NOTHING = 1e-6
 
 
 class Mass(NamedTuple):
-    """Replicas times their shares, and the sum of their weights times their shares; ``()`` without an attack."""
+    """Replicas, and their weights, times their shares."""
 
     vector: Array
-    weight: Any
+    weight: Any  #: ``()`` without an attack
 
 
 class Sent(NamedTuple):
-    """A message, and under attack or with failures its `Mass`, zero from a Byzantine worker; else ``()``."""
+    """A message and its mass."""
 
     message: State
-    mass: Any
+    mass: Any  #: a `Mass` under attack or with failures, zero from a Byzantine worker; else ``()``
 
 
 def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
-    """Return a method without a server whose central variable is the weighted mean of some workers' messages.
+    """Return the method without a server whose central variable is some workers' weighted mean.
 
     Messages may differ from their mass, which the replay keeps in its memory.
     """
@@ -54,7 +55,9 @@ def initial_memory(method: Method, central: Array) -> State:
 
 
 def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
-    """Mix an inbox into a worker's row; its memory becomes the `Mass` that the worker's next message replaces.
+    """Mix an inbox into a worker's row.
+
+    The row's memory becomes the `Mass` that the worker's next message replaces.
 
     ``inbox`` is a `Sent`, the weighted sum of messages, or of methods that see their messages an
     `Inbox` of `Sent`.
@@ -137,7 +140,8 @@ def commit_mean(
 
 
 def gain(method: Method, central: Array, total: Array, mass: Mass) -> tuple[Array, Array]:
-    """Add a mass to a weighted mean; return the mean, which stays where nothing is left, and its weight."""
+    """Add a mass to a weighted mean; return the mean and its weight."""
+    # Where no weight is left, the mean stays: the division below would be by about zero.
     total = total + mass.weight
     assert method.honest is not None
     # Messages of Byzantine workers may have negative weights.

@@ -1,9 +1,10 @@
 """The lives of workers without a server: their replicas and messages leave and join the mean.
 
-The central variable is the mean of the living workers' replicas and of the messages in flight, by their
-weights. These need not sum to the number of workers, so the sum is the server's state
-(`asyncsim.replays.central.weighed`). A death takes the share that the worker kept of its last message; a lost
-message takes its share. A returning worker adds the replica that it copied, with weight one.
+The central variable is the mean of the living workers' replicas and of the messages in flight, by
+their weights. These need not sum to the number of workers, so the sum is the server's state
+(`asyncsim.replays.central.weighed`). A death takes the share that the worker kept of its last
+message; a lost message takes its share. A returning worker adds the replica that it copied, with
+weight one.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ def lose_worker(method: Method, state: ReplayState, worker: Array, share: Array)
 
 
 def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array, initial: Array) -> ReplayState:
-    """Restart a worker with a copy of the source's replica; with the initial one if ``source`` is -1."""
+    """Restart a worker with a copy of the source's replica; -1: with the initial replica."""
     method, _, restart = parts
     assert restart is not None
     copied = _mass(method, state, jnp.maximum(source, 0))

@@ -1,4 +1,4 @@
-"""A worker's local steps, the only place where gradients are computed; and parameters as one flat vector."""
+"""A worker's local steps, the only place of gradients; and parameters as one flat vector."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -92,11 +92,11 @@ def build_local(method: Method, problem: Problem, flat: Flat, window: int, windo
         extra = {"visit": visit, "start": params}
 
         def key_at(index: Any) -> Array:
-            """Return the key of a local step's loss; the first step has the job's, for any window."""
+            """Return the key of a local step's loss; of the first, for any window, the job's."""
             return jnp.where(index == 0, key, jax.random.fold_in(jax.random.fold_in(key, _LOCAL_STEPS), index))
 
         def extra_at(index: Any) -> dict[str, Any]:
-            """Return the optimizer's arguments at a local step: with its own key, if visits have one."""
+            """Return the optimizer's arguments at a local step, with a key if visits have one."""
             if not method.needs_key:
                 return extra
             of_visit: Any = visit.key

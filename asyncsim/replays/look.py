@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.replays.local import Constants, Flat, MakeParts
 from asyncsim.replays.members import over_members
-from asyncsim.replays.observing import looked
+from asyncsim.replays.observing import require_vectors
 from asyncsim.replays.pieces import gather
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.state import Layout, Pieces, ReplayState, of_workers
@@ -70,7 +70,7 @@ def build_look(
         # Recorders come with those of shared states last.
         for recorder, state in zip(recorders, (*first.inputs.row.recorders, *first.recorders), strict=True):
             if recorder.look is not None:
-                vectors = over(functools.partial(looked, recorder))(state, commit)
+                vectors = over(functools.partial(require_vectors, recorder))(state, commit)
                 values.append({name: jax.tree.leaves(flat.unravel(value)) for name, value in vectors.items()})
         return values
 

@@ -1,8 +1,8 @@
-"""Commits in pieces, by one compiled loop: first all gradients of a piece, then its commits in order.
+"""Commits in pieces, by one compiled loop: all gradients of a piece, then its commits in order.
 
 A piece has room for ``piece_size`` commits. Its rows are gathered; its gradients are one batch; its
-commits, each of which depends on the one before, are an unrolled loop; recorders observe all of
-them; and its rows are scattered. For an accelerator XLA fuses the commits of a method that works
+commits, each dependent on the previous one, are an unrolled loop; recorders observe all of them;
+and its rows are scattered. For an accelerator XLA fuses the commits of a method that works
 element by element into one kernel. Padding is computed too, also by the method's functions, and
 dropped.
 
@@ -40,8 +40,9 @@ from asyncsim.replays.waves import Change
 class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
-    ``parts`` makes the functions of the method of numbers; ``make`` is `asyncsim.replays.state.initial_state`, or the
-    same of an ensemble, from numbers, parameters, the problem's state and sizes.
+    ``parts`` makes the functions of the method of numbers; ``make`` is
+    `asyncsim.replays.state.initial_state`, or the same of an ensemble, from numbers, parameters,
+    the problem's state and sizes.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class _Divided:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
     def of_state(self, state: ReplayState) -> Any:
-        """Return the shardings of a state: rows of workers and slots by worker, all else everywhere."""
+        """Return the shardings of a state: rows of workers and slots by worker, the rest copied."""
         if len(self.devices) == 1:
             return jax.tree.map(lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state)
         everywhere = jax.tree.map(lambda leaf: self._sharding(), state)
@@ -177,8 +178,10 @@ class _Carried(NamedTuple):
     """The states that the commits of a piece pass on to the next one."""
 
     server_state: ServerState
-    history: Any  #: the central variable before the piece and after each commit, if reads need it; else ``()``
-    memory: Any  #: the memories that commits of the piece have left, if the method sees all; else ``()``
+    #: The central variable before the piece and after each commit, if reads need it; else ``()``.
+    history: Any
+    #: The memories that commits of the piece have left, if the method sees all; else ``()``.
+    memory: Any
 
 
 def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) -> StepInputs:
@@ -259,7 +262,8 @@ def _build_piece(
     def commit_and_write(
         state: ReplayState, piece: Pieces, inputs: StepInputs, start: Array, result: LocalResult
     ) -> tuple[ReplayState, Array]:
-        # Padding beyond the piece's size: computed like commits, and masked wherever it would write.
+        # Padding beyond the piece's size: computed like commits, and masked wherever it would
+        # write.
         valid = jnp.arange(size, dtype=piece.size.dtype) < piece.size
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any, Any]]:
@@ -271,16 +275,15 @@ def _build_piece(
                 inputs = inputs._replace(pulled=jnp.where(offset < 0, inputs.pulled, in_piece))
             memories: tuple[Memories, ...] = ()
             if method.sees_memories:
-                # Rows of the state are those before the piece; earlier commits of the piece override
-                # theirs, and the number of workers, which is no worker's, marks the later ones.
+                # Rows of the state are those before the piece; earlier commits of the piece
+                # override theirs, and the number of workers, which is no worker's, marks the later
+                # ones.
                 is_earlier = jnp.arange(size, dtype=index.dtype) < index
                 newer = jnp.where(is_earlier, piece.visit.worker, inputs.visit.workers)
                 memories = (Memories(of_workers(state.workers.memory, layout.workers), before.memory, newer),)
             # A piece of one commit has no padding, and a select would copy the central variable.
             mask = is_valid if size > 1 else None
-            outputs = finish(
-                method, layout.reads, before.server_state, inputs, start, result, *memories, is_valid=mask
-            )
+            outputs = finish(method, layout.reads, before.server_state, inputs, start, result, *memories, is_valid=mask)
             server_state = outputs.server_state
             history, memory = before.history, before.memory
             if layout.keeps_history:
@@ -323,7 +326,8 @@ def _build_piece(
         row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
         if method.meet is not None:
-            # The partner's row first: without a partner it is the worker's row, written again below.
+            # The partner's row first: without a partner it is the worker's row, written again
+            # below.
             partner = jnp.where(inputs.partner < 0, piece.visit.worker, inputs.partner)
             workers = workers._replace(method=_put(workers.method, partner_states, partner, valid, single))
         if method.mix is not None:
@@ -376,7 +380,7 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
 
 
 def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
-    """Return the weighted sum of the messages that each commit takes up, or the messages themselves."""
+    """Return the weighted sum of the messages that each commit takes up, or the messages."""
     if one_by_one:
 
         def rows(leaf: Array) -> Array:

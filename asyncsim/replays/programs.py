@@ -33,18 +33,20 @@ class Program(NamedTuple):
     engine : InPieces
         Computes commits.
     first, look : function
-        The inputs of the first commit of some pieces, and the recorders' values of it; see `asyncsim.replays.look`.
+        The inputs of the first commit of some pieces, and the recorders' values of it; see
+        `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
-        Without a server, from the state and the method's numbers to the replicas, ``[workers, parameters]``, in an
-        ensemble ``[workers, members, parameters]``, and to the mean squared distance of those that count from the
-        central variable.
+        Without a server, from the state and the method's numbers to the replicas,
+        ``[workers, parameters]``, in an ensemble ``[workers, members, parameters]``, and to the
+        mean squared distance of those that count from the central variable.
     honest : bool array or slice
         Without a server, the workers that count in ``spread`` and in evaluations of replicas: all,
         or the honest ones.
     evaluate_each : function
-        From replicas, their workers' states of the problem, and data to the values of each, ``[workers]``.
+        From replicas, their workers' states of the problem, and data to the values of each,
+        ``[workers]``.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -92,7 +94,8 @@ def compiled(
     family = Keyed(IdentityKey(method), Family(lambda numbers: method, method))
     if recipe is not None:
         names = _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problem))
-        # The value of a constant may decide whether others can be traced: then it is part of the key.
+        # The value of a constant may decide whether others can be traced: then it is part of the
+        # key.
         if len(names) < len(recipe.numbers):
             names = _traced_numbers(Keyed((recipe.key, *recipe.numbers.values()), recipe), IdentityKey(problem))
         constants = {name: value for name, value in recipe.numbers.items() if name not in names}
@@ -130,7 +133,7 @@ def compiled_ensemble(
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return the training and the test data on the devices, moved there once for all runs of a study.
+    """Move the training and the test data to the devices, once for all runs of a study.
 
     Every device has all of the training data; the first one has the test data.
     """
@@ -205,7 +208,7 @@ def _build(
 def _of_problem(
     problem_key: IdentityKey, dtype: Any, device: Any
 ) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
-    """Return `Program.flat`, `Program.evaluate` and `Program.evaluate_each`, shared by all methods."""
+    """Return `Program.flat`, `evaluate` and `evaluate_each`, which all methods share."""
     problem = problem_key.value
     flat = _flatten(problem, dtype, device)
     return flat, jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
@@ -225,7 +228,7 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
 def _initial(
     parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
 ) -> Callable[..., ReplayState]:
-    """Return the function from numbers, parameters, the problem's state and sizes to the state at version zero."""
+    """Return the function from numbers, parameters, problem state and sizes to the first state."""
 
     def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
         sizes["version_messages"] = layout.version_messages
@@ -236,7 +239,7 @@ def _initial(
 
 @cached(maxsize=256)
 def _traced_numbers(keyed: Keyed, problem_key: IdentityKey) -> tuple[str, ...]:
-    """Return the names of a recipe's numbers that can be traced: the method's form does not change."""
+    """Return the names of a recipe's numbers whose tracing does not change the method's form."""
     recipe: Recipe = keyed.value
     params = jax.eval_shape(lambda: problem_key.value.init(jax.random.key(0)))
 

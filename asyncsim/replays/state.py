@@ -37,8 +37,8 @@ class Layout(NamedTuple):
     windows_differ : bool
         Whether some commits have fewer.
     members : int or None
-        Runs of an ensemble that are replayed as one: each vector then has shape ``[members, parameters]``, and each
-        number of a commit shape ``[members]``.
+        Runs of an ensemble that are replayed as one: each vector then has shape
+        ``[members, parameters]``, and each number of a commit shape ``[members]``.
     unrolled : int
         Commits of a piece that are unrolled.
     version_messages : int
@@ -124,11 +124,11 @@ class ReplayState(NamedTuple):
     push_read : Float[Array, "push_slots parameters"]
         Central variables that messages will be formed with, if they are read in another visit.
     workers : WorkerRow
-        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers are padding: cut
-        them before any mean (`of_workers`).
+        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers
+        are padding: cut them before any mean (`of_workers`).
     messages : tree
-        `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one row more than
-        slots: there the form "single" writes messages that no worker takes up.
+        `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one
+        row more than slots: there the form "single" writes messages that no worker takes up.
     waiting : Waiting
         Messages that wait for their version; ``()`` of methods without ``combine``.
     """
@@ -149,24 +149,24 @@ def of_workers(rows: Any, workers: int) -> Any:
 
 
 class ReadsOfPiece(NamedTuple):
-    """Separate reads that fall into a piece: how many, and for each the slot and the commits of the piece it sees."""
+    """The separate reads of a piece."""
 
-    size: Array
+    size: Array  # number of reads
     slot: Array  # [reads_size]
-    offset: Array  # [reads_size]
-    block: Any = ()  # [reads_size], which block of the parameters is read; () if all of them are
+    offset: Array  # [reads_size], commits of the piece before the read
+    block: Any = ()  # [reads_size], the block of the parameters; () if reads are whole
 
 
 class Pieces(NamedTuple):
-    """The plan of consecutive pieces, all leaves with leading axis ``pieces``; see `Layout` for the sizes."""
+    """The plan of consecutive pieces; leaves have a leading axis ``pieces``; see `Layout`."""
 
     size: Array  # commits in the piece
     slot: Array  # [piece_size]
     push_slot: Array  # [piece_size]
-    push_offset: Array  # [piece_size], commits of this piece that the read for the message saw; -1: before this piece
+    push_offset: Array  # [piece_size], commits of the piece before the message's read; -1: outside
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
-    rows: Array  # [piece_size, window, batch] examples; in an ensemble [piece_size, members, window, batch]
+    rows: Array  # examples, [piece_size, window, batch]; ensembles [piece_size, members, ...]
     reads: ReadsOfPiece
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server

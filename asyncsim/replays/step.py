@@ -85,7 +85,7 @@ def begin(
     if method.mix is not None:
         row = take_up(method, row, inputs.received, inputs.visit)
         assert resume is not None
-        # Without a server the worker reads its mixed replica: the read is the start of its steps.
+        # A worker that mixes reads no central variable: its mixed replica is read and start.
         read, resume = resume(row.method, None), None
     if restart is not None:
         row = restart_worker(restart, row, read, inputs.fresh)
