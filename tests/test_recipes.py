@@ -10,7 +10,7 @@ from asyncsim import Cluster, attacks, methods, problems, replay, simulate
 from asyncsim.base.errors import InputError
 from asyncsim.methods import METHODS, Applied, Method, gradient_steps, named_optimizer, shares_programs
 from asyncsim.methods.recipe import recipe_of
-from asyncsim.replays.programs import Keyed, Same, _traced_numbers
+from asyncsim.replays.programs import IdentityKey, Keyed, _traced_numbers
 
 #: Numbers on which the form of a method depends, so that each value has a program.
 CONSTANTS = {
@@ -87,7 +87,7 @@ def test_numbers_that_python_compares_remain_constants(trace):
 
     problem, _ = counting_problem()
     recipe = recipe_of(stepping(0.1, doubled=1.0))
-    assert _traced_numbers(Keyed(recipe.key, recipe), Same(problem)) == ("learning_rate",)
+    assert _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problem)) == ("learning_rate",)
     plain, doubled, twice = (
         replayed(trace, method, problem).commits["loss"]
         for method in (stepping(0.1), stepping(0.1, doubled=1.0), stepping(0.2))
@@ -133,7 +133,7 @@ def test_numbers_of_every_method_are_arguments(name):
         if parameter.default is inspect.Parameter.empty
     }
     recipe = recipe_of(factory(**needed))
-    traced = _traced_numbers(Keyed(recipe.key, recipe), Same(problems.quadratic(curvature=[0.1, 1.0])))
+    traced = _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problems.quadratic(curvature=[0.1, 1.0])))
     assert "learning_rate" in traced
     assert set(recipe.numbers) - set(traced) == CONSTANTS.get(name, set())
 

@@ -24,11 +24,11 @@ from asyncsim.real.recording import RECORDED, Account, Event, Header
 from asyncsim.replays.local import Learner, LocalResult, build_local, flatten
 from asyncsim.replays.observing import observe
 from asyncsim.replays.plan import method_key, visit_key
-from asyncsim.replays.programs import Same, as_data, cast
+from asyncsim.replays.programs import IdentityKey, as_data, cast
 from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow, no_messages
-from asyncsim.replays.step import Held, Place, begin, finish
+from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 
 #: Recorder of each commit's quantities besides its loss and the length of its step.
 RECORDER = energy()
@@ -82,7 +82,7 @@ class Computing:
             self._data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
             self._method = method
-            self._compute = _compiled_steps(Same(method), Same(problem), workers, self._window, precision)
+            self._compute = _compiled_steps(IdentityKey(method), IdentityKey(problem), workers, self._window, precision)
 
     def first_job(self) -> Computation:
         """Return a job with the shapes of any worker's first."""
@@ -118,7 +118,9 @@ class Computing:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled_steps(method: Same, problem: Same, workers: int, window: int, precision: str) -> Callable[..., Any]:
+def _compiled_steps(
+    method: IdentityKey, problem: IdentityKey, workers: int, window: int, precision: str
+) -> Callable[..., Any]:
     """Return the jitted local steps of a method and a problem, compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
@@ -159,7 +161,7 @@ class Parameters:
             self.state = State(central, method.init_server(central), (row,) * processes.workers, reads, reads)
         order = "before" if processes.protocol == "read_then_write" else "after"
         self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
-        self._begin, self._commit = _compiled_step(Same(method), order)
+        self._begin, self._commit = _compiled_step(IdentityKey(method), order)
 
     def job(self, worker: int, account: Account) -> Computation:
         """Return a worker's present job."""
@@ -180,17 +182,17 @@ class Parameters:
             typed |= {"place": np.int32(0), "messages": np.int32(1)}
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
             pulled = state.pulled[worker]
-            inputs = Held(visit, state.workers[worker]._replace(learner=()), state.read[worker])
+            inputs = StepInputs(visit, state.workers[worker]._replace(learner=()), state.read[worker])
             if self._processes.pulls:
                 inputs = inputs._replace(pulled=pulled)
             local = LocalResult(result.update, np.asarray(result.loss, self._dtype), ())
             memories = tuple(row.memory for row in state.workers) if self._sees_memories else ()
-            place = Place(state.central, state.server)
-            place, worker_row, reply, numbers = self._commit(place, inputs, start, local, memories)
+            server_state = ServerState(state.central, state.server)
+            server_state, worker_row, reply, numbers = self._commit(server_state, inputs, start, local, memories)
             _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
-            central=place.central,
-            server=place.server,
+            central=server_state.central,
+            server=server_state.server,
             workers=_put(state.workers, worker, worker_row._replace(learner=result.learner)),
             read=_put(state.read, worker, pulled if self._processes.pulls else reply),
         )
@@ -207,22 +209,22 @@ class Parameters:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled_step(same_method: Same, reads: str) -> tuple[Any, Any]:
+def _compiled_step(same_method: IdentityKey, reads: str) -> tuple[Any, Any]:
     """Return the jitted functions of a replay's step: the start of local steps, and a commit."""
     method = same_method.value
 
     def start(row, read):
         visit: Any = None  # known at the commit
-        return begin(method, None, Held(visit, row, read))[1]
+        return begin(method, None, StepInputs(visit, row, read))[1]
 
-    def commit(place, inputs, start, local, memories):
+    def commit(server_state, inputs, start, local, memories):
         # Each message makes a version.
-        place = place._replace(waiting=no_messages(method, inputs.row, place.central, 1))
+        server_state = server_state._replace(waiting=no_messages(method, inputs.row, server_state.central, 1))
         everyone = [_all_memories(memories)] if method.sees_memories else []
-        outputs = finish(method, reads, place, inputs, start, local, *everyone)
+        outputs = finish(method, reads, server_state, inputs, start, local, *everyone)
         recorders, numbers = observe([RECORDER], inputs.row.recorders, outputs.commit)
         row = WorkerRow(outputs.commit.worker, outputs.commit.memory, recorders, ())
-        return outputs.place._replace(waiting=()), row, outputs.read, numbers
+        return outputs.server_state._replace(waiting=()), row, outputs.read, numbers
 
     return jax.jit(start), jax.jit(whole_products()(commit))
 

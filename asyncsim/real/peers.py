@@ -30,9 +30,9 @@ from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
 from asyncsim.real.server import KeyedActor, clock_zero
 from asyncsim.replays.central import Mass, Sent, initial_memory
 from asyncsim.replays.local import LocalResult
-from asyncsim.replays.programs import Same
+from asyncsim.replays.programs import IdentityKey
 from asyncsim.replays.state import WorkerRow
-from asyncsim.replays.step import Held, Place, begin, finish
+from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
 from asyncsim.traces.archive import write_trace
@@ -89,7 +89,7 @@ class Peer:
         self._memory = initial_memory(method, central)
         self._moved = np.zeros(central.shape)
         self._dtype = np.dtype(header.precision)
-        self._functions = _compiled(Same(method), workers, processes.window)
+        self._functions = _compiled(IdentityKey(method), workers, processes.window)
         with jax.enable_x64(self._computing.x64):
             visit = self._visit_arguments(0, 1.0)
             row = self._row()
@@ -302,7 +302,7 @@ class _Functions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
+def _compiled(same_method: IdentityKey, workers: int, window: int) -> _Functions:
     method: Any = same_method.value
 
     def visit_of(worker: Any, step: Any, key: Any, kept: Any) -> Any:
@@ -314,18 +314,20 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
     def mix(row, inbox, visit):
         sees = method.sees_messages
         sent = inbox._replace(messages=Sent(inbox.messages, ())) if sees else Sent(inbox, ())
-        mixing, start = begin(method, None, Held(visit_of(*visit), row, other=sent))
+        mixing, start = begin(method, None, StepInputs(visit_of(*visit), row, received=sent))
         return mixing.row, start
 
     def commit(row, start, update, partner_state, visit):
         replica, partner = partner_state
         # Without a server there is no central variable to read: the place holds zeros.
-        meeting = Held(visit_of(*visit), row, start, pulled=None, other=replica, partner=partner)
+        meeting = StepInputs(
+            visit_of(*visit), row, start, pulled=None, received=replica, partner=partner
+        )
         local = LocalResult(update, jnp.zeros((), update.dtype), ())
-        end = finish(method, "none", Place(jnp.zeros_like(update)), meeting, start, local)
+        end = finish(method, "none", ServerState(jnp.zeros_like(update)), meeting, start, local)
         result = end.commit
         norm = jnp.sqrt(jnp.vdot(result.step, result.step))
-        return result.worker, result.memory, result.message, result.step, norm, end.other
+        return result.worker, result.memory, result.message, result.step, norm, end.partner_state
 
     return _Functions(*(jax.jit(whole_products()(function)) for function in (add, mix, commit)))
 

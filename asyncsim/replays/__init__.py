@@ -1,10 +1,10 @@
-"""The replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives.
+"""The replay: the real gradients of a trace, in batches, with the results of an event loop.
 
-From the outside in: `replay` and `ensemble` check their arguments; `tuning` says in which form to compute. `running`
-is the loop on the host: it takes chunks of pieces from the `plan` (cut by `waves`), starts them, and hands their
-numbers to the `recording`. Commits are computed in `pieces`, by the one `step` of
-a method and gradients from `local`; `look` repeats a commit now and then.
+From the outside in: `replay` and `ensemble` check their arguments; `tuning` chooses the form of
+computing. `running` is the loop on the host: it takes chunks of pieces from the `plan` (cut by
+`waves`), starts them, and hands their numbers to the `recording`. Commits are computed in `pieces`,
+by the one `step` of a method and gradients from `local`; `look` repeats a commit now and then.
 
-A *wave* is a run of commits that do not depend on each other; a *piece* is as much of it as is computed together; a
-*chunk* is the pieces that one call of a compiled program runs.
+A *wave* is a run of commits that do not depend on each other; a *piece* is a part of it that is
+computed together; a *chunk* is the pieces that one call of a compiled program runs.
 """

@@ -1,4 +1,4 @@
-"""Replays under attack: a method, and a problem, some of whose workers are Byzantine; see `asyncsim.attacks`."""
+"""Replays under attack: methods and problems with Byzantine workers; see `asyncsim.attacks`."""
 
 import dataclasses
 import warnings
@@ -19,12 +19,12 @@ from asyncsim.methods.method import Array, Memories, Method, State, present
 from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.central import summed, weighed
-from asyncsim.replays.programs import Same
+from asyncsim.replays.programs import IdentityKey
 from asyncsim.traces.trace import Trace
 
 
 def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
-    """Return a method and a problem of which some workers are Byzantine; the same objects for the same ones.
+    """Return a method and a problem with Byzantine workers; equal arguments give the same objects.
 
     Attacked methods that differ in numbers alone share a program, as they do without an attack.
     """
@@ -32,23 +32,23 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
         return method, problem
     byzantine = tuple(attack.byzantine(workers).tolist())
     if attack.labels:
-        problem = _flipped(Same(problem), attack.text, byzantine)
-    return _same_attacked(Same(method), Same(attack), byzantine), problem
+        problem = _flipped(IdentityKey(problem), attack.text, byzantine)
+    return _cached_attacked(IdentityKey(method), IdentityKey(attack), byzantine), problem
 
 
 def among_the_living(method: Method, trace: Trace, attack: Attack | None) -> Method:
-    """Return a method whose central variable is the mean of the living, if workers without a server are ever away.
+    """Return the method whose central variable is the mean of the living, if workers are ever away.
 
-    A method under attack has that mean already, of the honest.
+    This concerns traces without a server. A method under attack has the mean of the honest already.
     """
     if trace.protocol != "gossip" or trace.spells.empty or attack is not None:
         return method
-    return _same_weighed(Same(method), trace.workers)
+    return _cached_weighed(IdentityKey(method), trace.workers)
 
 
 @cached(maxsize=64)
-def _same_weighed(same_method: Same, workers: int) -> Method:
-    return recast(same_method.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers))
+def _cached_weighed(method_key: IdentityKey, workers: int) -> Method:
+    return recast(method_key.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers))
 
 
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
@@ -58,9 +58,9 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 
 
 @cached(maxsize=64)
-def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
-    method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
-    return recast(method, (same_attack, mask), lambda method: _attacked(method, attack, byzantine))
+def _cached_attacked(method_key: IdentityKey, attack_key: IdentityKey, mask: tuple[bool, ...]) -> Method:
+    method, attack, byzantine = method_key.value, attack_key.value, np.array(mask)
+    return recast(method, (attack_key, mask), lambda method: _attacked(method, attack, byzantine))
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
@@ -69,8 +69,10 @@ def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if attack.corrupt is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
-        own = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
-        method = method.rounds.attacked(byzantine)._replace(**own)
+        # The rule is rebuilt with the Byzantine workers, for its diagnostics; the changed message
+        # and its key stay.
+        functions = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
+        method = method.rounds.attacked(byzantine)._replace(**functions)
     if attack.change is None:
         return method
     return (
@@ -90,7 +92,7 @@ def _require_vectors(method: Method, attack: Attack, message: Any, shape: tuple[
 
 
 def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method whose Byzantine workers know the messages of the version and change theirs."""
+    """Return the method whose Byzantine workers see a version's messages and change theirs."""
     change, combined = attack.change, method.combine
     assert change is not None and combined is not None
 
@@ -98,10 +100,11 @@ def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> M
         rows = jax.tree.leaves(visits.worker)[0].shape[0]
         _require_vectors(method, attack, messages, (rows, *central.shape))
         is_bad = jnp.asarray(byzantine)
+        # A worker may have several messages in a version: attacks see the mean of each worker.
         means, number = group_means(messages, present(messages, visits), visits.worker, len(byzantine))
-        there = number > 0
-        changed = change(means, there & ~is_bad, there & is_bad, visits.key)
-        is_changed = is_bad[visits.worker] & jnp.any(there & ~is_bad)
+        is_present = number > 0
+        changed = change(means, is_present & ~is_bad, is_present & is_bad, visits.key)
+        is_changed = is_bad[visits.worker] & jnp.any(is_present & ~is_bad)
         messages = jnp.where(is_changed[:, None], changed[visits.worker], messages)
         return combined(server, central, messages, visits)
 
@@ -119,11 +122,11 @@ def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Metho
 
 
 def _changed_leaves(message: State, attack: Attack, is_bad: Array, key: Any) -> State:
-    """Return a message whose floating-point arrays a Byzantine worker has changed, each by itself."""
+    """Return a message whose floating-point arrays a Byzantine worker has changed separately."""
     assert attack.corrupt is not None
     leaves, tree = jax.tree.flatten(message)
     changed = [
-        jnp.where(is_bad, attack.corrupt(leaf, jax.random.fold_in(key, _OWN + i)), leaf)
+        jnp.where(is_bad, attack.corrupt(leaf, jax.random.fold_in(key, _ATTACK_DRAWS + i)), leaf)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
         else leaf
         for i, leaf in enumerate(leaves)
@@ -131,12 +134,12 @@ def _changed_leaves(message: State, attack: Attack, is_bad: Array, key: Any) -> 
     return jax.tree.unflatten(tree, changed)
 
 
-#: Folded into a visit's key for what attacks draw: none of the method's own draws.
-_OWN = 2**30
+#: Folded into a visit's key for draws of attacks: independent of the method's draws.
+_ATTACK_DRAWS = 2**30
 
 
 def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method without a server that an attack changes where workers mix or meet."""
+    """Return the method without a server under an attack on mixing or meeting workers."""
     changed, honest = method, tuple((~byzantine).tolist())
     if method.meet is not None and (attack.corrupt is not None or attack.change is not None):
         changed = _shown_changed(changed, attack, byzantine)
@@ -144,14 +147,15 @@ def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Me
         changed = _own_changed(changed, attack, byzantine)
     if method.mix is not None and attack.change is not None:
         changed = _inbox_changed(changed, attack, byzantine)
+    # Last, as it removes ``last``, which the attack on inboxes needs.
     return weighed(changed, honest)
 
 
 def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method whose workers take up messages that Byzantine senders form for each receiver.
+    """Return the method whose Byzantine workers form a message for each receiver.
 
-    The senders know the honest messages that the receiver takes up in the same step, of each sender
-    the latest, and the receiver's own last message.
+    The senders know the latest message of each honest sender that the receiver takes up in the same
+    step, and the receiver's last message.
     """
     mix, last = method.mix, method.last
     assert mix is not None and attack.change is not None
@@ -164,20 +168,25 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
 
     def attacked_mix(worker, inbox, visit):
         is_bad, workers = jnp.asarray(byzantine), len(byzantine)
+        # Rows beyond the inbox have a sender beyond the workers, which counts as honest.
         from_bad = is_bad.at[inbox.senders].get(mode="fill", fill_value=False)
 
         def formed_for_the_receiver() -> State:
             replica, unravel = ravel_pytree(last(worker))
             vectors = jax.vmap(lambda message: ravel_pytree(message)[0])(inbox.messages)
+            # Scatters with equal indices have no order: older messages of a sender are dropped.
             later = jnp.triu(inbox.senders[:, None] == inbox.senders, 1)
             latest = jnp.where(jnp.any(later, axis=1), workers, inbox.senders)
-            known = jnp.zeros((workers, replica.size), replica.dtype)
-            known = known.at[latest].set(vectors, mode="drop").at[visit.worker].set(replica)
-            present = jnp.zeros(workers, bool).at[latest].set(True, mode="drop").at[visit.worker].set(True)
-            honest = present & ~is_bad
-            formed = change(known, honest, present & is_bad, visit.key).at[inbox.senders].get(mode="clip")
+            states = jnp.zeros((workers, replica.size), replica.dtype)
+            states = states.at[latest].set(vectors, mode="drop").at[visit.worker].set(replica)
+            is_present = jnp.zeros(workers, bool).at[latest].set(True, mode="drop")
+            is_present = is_present.at[visit.worker].set(True)
+            honest = is_present & ~is_bad
+            formed = change(states, honest, is_present & is_bad, visit.key)
+            formed = formed.at[inbox.senders].get(mode="clip")
             return jax.vmap(unravel)(jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors))
 
+        # Most inboxes have no Byzantine sender: a conditional skips the attack for them.
         messages = jax.lax.cond(jnp.any(from_bad), formed_for_the_receiver, lambda: inbox.messages)
         inbox = inbox._replace(messages=messages)
         return mix(worker, inbox if method.sees_messages else summed(inbox), visit)
@@ -188,12 +197,13 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
 def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers show a changed state to the worker that they meet.
 
-    Those that know the honest states know all of them, at the instant of the meeting, but those of
-    workers that are away.
+    An attack that knows the honest states knows the states of all workers present at the instant of
+    the meeting.
     """
 
     def presents(state, inbox, visit):
         is_bad = jnp.asarray(byzantine)
+        # Both workers of a meeting present within one visit: the fold separates their draws.
         key = jax.random.fold_in(visit.key, visit.worker)
         if attack.corrupt is not None:
             state = _changed_leaves(state, attack, is_bad[visit.worker], key)
@@ -216,27 +226,27 @@ def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:
     """Warn of an attack without effect on this number of workers."""
     if attack is not None:
-        attack.byzantine(workers)  # its error says more
+        attack.byzantine(workers)  # raises a clearer error for too few workers
     if weakness := weakness_text(attack, workers):
         warnings.warn(weakness, WeakAttackWarning, stacklevel=3)
 
 
 def weakness_text(attack: Attack | None, workers: int) -> str:
-    """Return the reason why an attack has no effect on this number of workers; empty if it has one."""
+    """Return the reason why an attack has no effect on this number of workers, or ``""``."""
     reason = "" if attack is None else attack.weakness(workers)
     return f"attack = {attack.text!r}: {reason}" if attack is not None and reason else ""
 
 
 class LastMemory(NamedTuple):
-    """What is kept of a worker under an attack that knows the last messages."""
+    """A worker's memory under an attack that knows the last messages."""
 
-    own: State  #: of the method
+    method: State  #: the memory of the method
     last: Array  #: the last message as an honest worker sends it, shape ``[parameters]``
-    sent: Array  #: whether there is one
+    sent: Array  #: whether the worker has sent a message
 
 
 def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method whose Byzantine workers change their messages, knowing all workers' last ones."""
+    """Return the method whose Byzantine workers change messages by all workers' last ones."""
     assert attack.change is not None
     change = attack.change
 
@@ -249,16 +259,17 @@ def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Meth
 
         def changed() -> Array:
             messages = memories.of_all("last").at[visit.worker].set(message)
-            there = memories.of_all("sent").at[visit.worker].set(True)
-            made = change(messages, there & ~is_bad, there & is_bad, visit.key)
-            return jnp.where(jnp.any(there & ~is_bad), made[visit.worker], message)
+            has_sent = memories.of_all("sent").at[visit.worker].set(True)
+            forged = change(messages, has_sent & ~is_bad, has_sent & is_bad, visit.key)
+            return jnp.where(jnp.any(has_sent & ~is_bad), forged[visit.worker], message)
 
         sent = jax.lax.cond(is_bad[visit.worker], changed, lambda: message)
-        own: tuple[Memories, ...] = ()
+        method_memories: tuple[Memories, ...] = ()
         if method.sees_memories:
-            own = (Memories(memories.rows.own, memories.newer.own, memories.worker),)
-        made = method.apply(server, central, sent, memory.own, visit, *own)
-        return made._replace(memory=LastMemory(made.memory, message, jnp.bool_(True)))
+            method_memories = (Memories(memories.rows.method, memories.newer.method, memories.worker),)
+        applied = method.apply(server, central, sent, memory.method, visit, *method_memories)
+        # The honest message is remembered, so that attacks never build on their own forgeries.
+        return applied._replace(memory=LastMemory(applied.memory, message, jnp.bool_(True)))
 
     reply = method.reply
     return method._replace(
@@ -266,44 +277,44 @@ def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Meth
         init_memory=init_memory,
         reply=None
         if reply is None
-        else lambda server, central, memory, visit: reply(server, central, memory.own, visit),
+        else lambda server, central, memory, visit: reply(server, central, memory.method, visit),
         sees_memories=True,
         needs_key=True,
     )
 
 
-class Both(NamedTuple):
-    """Examples with their own labels, and then again with reversed ones."""
+class DoubledExamples(NamedTuple):
+    """All examples with the true labels, then all with reversed labels."""
 
     examples: Any
 
 
 class _FlippedRows:
-    """`BatchIndices` whose Byzantine workers draw from the second half of `Both`."""
+    """`BatchIndices` whose Byzantine workers draw from the second half of `DoubledExamples`."""
 
-    def __init__(self, own: BatchIndices, moved: np.ndarray):
-        self._own, self._moved = own, moved
+    def __init__(self, rows: BatchIndices, shifts: np.ndarray):
+        self._rows, self._shifts = rows, shifts
 
-    def rows(self, worker: Any, *given: Any) -> np.ndarray:
+    def rows(self, worker: Any, *arguments: Any) -> np.ndarray:
         """Return the example indices; see `BatchIndices.rows`."""
-        return self._own.rows(worker, *given) + self._moved[np.asarray(worker)][:, None, None]
+        return self._rows.rows(worker, *arguments) + self._shifts[np.asarray(worker)][:, None, None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Flipped(Problem):
-    own: Any = None  #: the problem with honest workers
+    honest: Any = None  #: the problem with honest workers
     byzantine: tuple[bool, ...] = ()
 
     def batch_indices(self, seed: int, workers: int) -> Any:
-        """Return those of the problem, moved to the other labels; see `Problem.batch_indices`."""
-        moved = self.own.examples * np.array(self.byzantine, np.int32)
-        return _FlippedRows(self.own.batch_indices(seed, workers), moved)
+        """Return the problem's indices, shifted for Byzantine workers."""
+        shifts = self.honest.examples * np.array(self.byzantine, np.int32)
+        return _FlippedRows(self.honest.batch_indices(seed, workers), shifts)
 
 
 @cached(maxsize=8)
-def _flipped(same: Same, text: str, byzantine: tuple[bool, ...]) -> Problem:
-    """Return the problem whose Byzantine workers compute with reversed labels, from data that are held twice."""
-    problem = same.value
+def _flipped(problem_key: IdentityKey, text: str, byzantine: tuple[bool, ...]) -> Problem:
+    """Return the problem whose Byzantine workers have reversed labels; its data are held twice."""
+    problem = problem_key.value
     label = problem.train.get("label") if isinstance(problem.train, Mapping) else None
     if label is None or np.asarray(label).dtype.kind not in "iu":
         raise InputError(f"attack = {text!r}: {problem.name} has no whole numbers in train['label'] to reverse")
@@ -311,16 +322,18 @@ def _flipped(same: Same, text: str, byzantine: tuple[bool, ...]) -> Problem:
     twice = {name: np.concatenate([array, array]) for name, array in problem.train.items()}
     twice["label"][examples:] = np.max(label) - np.asarray(label)
 
-    def loss(params: Any, *given: Any) -> Any:
-        *state, batch, key = given
+    def loss(params: Any, *arguments: Any) -> Any:
+        *state, batch, key = arguments
         return problem.loss(params, *state, batch.examples, key)
 
     def evaluate(params: Any, state: Any, data: Any) -> Any:
-        if isinstance(data, Both):
+        if isinstance(data, DoubledExamples):
+            # Evaluations see the true labels alone.
             data = jax.tree.map(lambda array: array[:examples], data.examples)
         return problem.evaluate(params, state, data)
 
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
-    # How examples are divided among workers is left to the problem itself.
-    changed = dict(loss=loss, evaluate=evaluate, train=Both(twice), sharded=False, shards=None, dirichlet=None)
-    return _Flipped(**(fields | changed), own=problem, byzantine=byzantine)
+    # The honest problem divides its examples among workers; the flipped one must not do it again.
+    undivided = {"sharded": False, "shards": None, "dirichlet": None}
+    changed = dict(loss=loss, evaluate=evaluate, train=DoubledExamples(twice), **undivided)
+    return _Flipped(**(fields | changed), honest=problem, byzantine=byzantine)

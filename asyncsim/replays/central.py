@@ -1,14 +1,15 @@
-"""The central variable without a server: the mean of the workers' replicas and of the messages in flight.
+"""The central variable without a server: the mean of workers' replicas and messages in flight.
 
-A worker's last message counts by the share that the worker keeps of it and by the shares in flight to its neighbours;
-before its first message, its initial replica counts whole. So each commit replaces the shares that its worker mixes by
-its new message::
+A worker's last message counts by the share that the worker keeps of it and by the shares in flight
+to its neighbours; before its first message, its initial replica counts whole. So each commit
+replaces the shares that its worker mixes by its new message::
 
     central <- central + (message - kept * last message - sum of share * message taken up) / workers
 
-Where workers meet in pairs, the replicas of both change. Under attack only honest workers' replicas and messages
-count. Their shares and the weights that they carry need not sum to the number of workers, so the sum is the server's
-state. The last message is the worker's memory, unless the method finds it in the worker's own state (``last``).
+Where workers meet in pairs, the replicas of both change. Under attack only honest workers' replicas
+and messages count. Their shares and the weights that they carry need not sum to the number of
+workers, so the sum is the server's state. The last message is the worker's memory, unless the
+method finds it in the worker's own state (``last``).
 """
 
 from typing import Any, NamedTuple
@@ -18,26 +19,26 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Applied, Array, Inbox, Method, State, Visit
 
-#: Weights below which nobody is left.
+#: Weights below which no worker is left.
 _NOTHING = 1e-6
 
 
 class Mass(NamedTuple):
-    """Replicas times their shares, and the sum of their weights times their shares; ``()`` without an attack."""
+    """Replicas, and their weights, times their shares."""
 
     vector: Array
-    weight: Any
+    weight: Any  #: ``()`` without an attack
 
 
 class Sent(NamedTuple):
-    """A message, and under attack or with failures its `Mass`, zero from a Byzantine worker; else ``()``."""
+    """A message and its mass."""
 
     message: State
-    mass: Any
+    mass: Any  #: a `Mass` under attack or with failures, zero from a Byzantine worker; else ``()``
 
 
 def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
-    """Return a method without a server whose central variable is the weighted mean of some workers' messages.
+    """Return the method without a server whose central variable is some workers' weighted mean.
 
     Messages may differ from their mass, which the replay keeps in its memory.
     """
@@ -49,12 +50,14 @@ def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
 def initial_memory(method: Method, central: Array) -> State:
     """Return a worker's memory before its first commit."""
     if method.mix is not None and method.last is None:
-        return Mass(central, _ones(method, central))
+        return Mass(central, _unit_weight(method, central))
     return () if method.mix is not None or method.meet is not None else method.init_memory(central)
 
 
 def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
-    """Mix an inbox into a worker's row; its memory becomes the `Mass` that the worker's next message replaces.
+    """Mix an inbox into a worker's row.
+
+    The row's memory becomes the `Mass` that the worker's next message replaces.
 
     ``inbox`` is a `Sent`, the weighted sum of messages, or of methods that see their messages an
     `Inbox` of `Sent`.
@@ -73,29 +76,42 @@ def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
     return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
 
-def meet(method: Method, row: Any, other: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
+def meet(method: Method, row: Any, partner_state: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
     """Average a worker's row with its partner's state; return both.
 
     The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
-    partner's new one. ``other`` is the partner's state; under attacks that know all workers' states
-    a pair, of it and an `Inbox` of these states.
+    partner's new one. Under attacks that know all workers' states ``partner_state`` is a pair, of
+    the partner's state and an `Inbox` of these states.
     """
     assert method.meet is not None
-    everyone: Any = ()
+    all_states: Any = ()
     if method.sees_messages:
-        other, everyone = other
-    own = row.method
+        partner_state, all_states = partner_state
+    worker_state = row.method
     if method.presents is not None:
-        shown = method.presents(own, everyone, visit)
-        shown_by_partner = method.presents(other, everyone, visit._replace(worker=partner))
-        averaged = method.meet(own, shown_by_partner, visit)[0], method.meet(shown, other, visit)[1]
+        # Each averages its true state with the state that the partner presents.
+        presented = method.presents(worker_state, all_states, visit)
+        partner_visit = visit._replace(worker=partner)
+        presented_by_partner = method.presents(partner_state, all_states, partner_visit)
+        averaged = (
+            method.meet(worker_state, presented_by_partner, visit)[0],
+            method.meet(presented, partner_state, visit)[1],
+        )
     else:
-        averaged = method.meet(own, other, visit)
-    new, new_partner = jax.tree.map(lambda old, mean: jnp.where(partner < 0, old, mean), (own, other), averaged)
+        averaged = method.meet(worker_state, partner_state, visit)
+    # A worker without a partner commits alone: its state stays.
+    new, new_partner = jax.tree.map(
+        lambda old, mean: jnp.where(partner < 0, old, mean), (worker_state, partner_state), averaged
+    )
     mass, partner_mass, new_partner_mass = (
         honest_part(method, _mass(method, state), worker)
-        for state, worker in ((own, visit.worker), (other, partner), (new_partner, partner))
+        for state, worker in (
+            (worker_state, visit.worker),
+            (partner_state, partner),
+            (new_partner, partner),
+        )
     )
+    # The partner's difference first: without a partner it is exactly zero.
     memory = jax.tree.map(lambda a, b, c: a + (b - c), mass, partner_mass, new_partner_mass)
     return row._replace(method=new, memory=memory), new_partner
 
@@ -124,7 +140,8 @@ def commit_mean(
 
 
 def gain(method: Method, central: Array, total: Array, mass: Mass) -> tuple[Array, Array]:
-    """Add a mass to a weighted mean; return the mean, which stays where nothing is left, and its weight."""
+    """Add a mass to a weighted mean; return the mean and its weight."""
+    # Where no weight is left, the mean stays: the division below would be by about zero.
     total = total + mass.weight
     assert method.honest is not None
     # Messages of Byzantine workers may have negative weights.
@@ -158,13 +175,13 @@ def _mass(method: Method, carrier: State) -> Mass:
     """Return the replica of a message or state, and under attack its weight."""
     replica = replica_of(method, carrier)
     if not isinstance(replica, tuple):
-        return Mass(replica, _ones(method, replica))
+        return Mass(replica, _unit_weight(method, replica))
     vector, weight = replica
     return Mass(vector, () if method.honest is None else weight)
 
 
-def _ones(method: Method, replica: Array) -> Any:
-    """Return the weight 1 for a replica without one, for each member of an ensemble."""
+def _unit_weight(method: Method, replica: Array) -> Any:
+    """Return a replica's weight of 1, for each member of an ensemble."""
     return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
 
 

@@ -52,35 +52,35 @@ def replay_ensemble(
     batched: bool | None = None,
     **hyperparameters: Any,
 ) -> list[Run]:
-    """Replay a trace once for every seed and every combination of hyper-parameter values.
+    """Replay a trace for every seed and every combination of hyper-parameter values.
 
     Parameters
     ----------
     trace : Trace
     factory : function
-        Makes the method from its hyper-parameters, `asyncsim.methods.gem` say.
+        Makes the method from its hyper-parameters, for example `asyncsim.methods.gem`.
     problem : Problem
     seeds : iterable of int
     precision, evaluate_every, attack, record, progress
         As in `asyncsim.replay`.
     batched : bool, optional
-        Whether all runs are computed as one, in batches over them; by default where that is faster: on accelerators,
-        and on a CPU for problems of few parameters. Else they run one after the other.
+        Whether all runs are computed as one, in batches over them; by default where that is faster:
+        on accelerators, and on a CPU for problems of few parameters. Else they run one by one.
     **hyperparameters
-        Of the factory. A list, tuple or array holds the values to combine; any other value is the same for all. If
-        batched, values to combine are numbers that the factory passes on to arithmetic alone.
+        Of the factory. A list, tuple or array holds the values to combine; any other value is the
+        same for all. If batched, values to combine are numbers used in arithmetic alone.
 
     Returns
     -------
     list of Run
-        Seeds vary slowest, the hyper-parameter named last fastest. Each is the run that `replay` would give, up to the
-        order of floating-point sums. A run that diverges ends there, and the others go on.
+        Seeds vary slowest, the last hyper-parameter fastest. Each is the run of `replay`, up to the
+        order of floating-point sums. A run that diverges ends there; the others continue.
 
     Raises
     ------
     InputError
-        As `replay` does; a factory that is no function or takes no such hyper-parameter; no seeds or values; values to
-        batch that are not numbers.
+        As in `replay`; a factory that is no function or lacks the hyper-parameter; no seeds or
+        values; values to batch that are not numbers.
 
     Examples
     --------
@@ -98,7 +98,8 @@ def replay_ensemble(
             require_switch(name, switch)
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
-    if has_samples(trace, grid.methods[0], problem):  # what is compiled serves all rates
+    # With rollouts the program serves all learning rates: runs one by one compile once.
+    if has_samples(trace, grid.methods[0], problem):
         options: dict[str, Any] = {"precision": precision, "evaluate_every": evaluate_every, "attack": attack}
         options |= {"record": record, "progress": progress}
         return [replay(trace, method, problem, seed, **options) for seed, method in grid.runs()]
@@ -123,21 +124,23 @@ def replay_ensemble(
             )
             for seed, method in grid.runs()
         ]
-    grid.numbers(jnp.float32)  # values that are no numbers are told one by one
+    grid.numbers(jnp.float32)  # first, for an error that names the values that are no numbers
     if not grid.can_be_batched(problem):
         names = " or ".join(grid.combinations[0])
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
     if attack is not None:
-        own, workers = grid.factory, trace.workers
+        honest_factory, workers = grid.factory, trace.workers
         warn_of_weakness(attack, workers)
         _, problem = under_attack(grid.methods[0], problem, attack, workers)
-        # Members are made from values that are traced: each time a method of its own.
-        grid = grid._replace(factory=lambda **values: under_attack(own(**values), learnt, attack, workers)[0])
+        # Members are made from traced values: each trace makes a new method, never a cached one.
+        grid = grid._replace(
+            factory=lambda **values: under_attack(honest_factory(**values), learnt, attack, workers)[0]
+        )
         grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
         recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     if any(among_the_living(method, trace, attack) is not method for method in grid.methods):
-        of_all = grid.factory
-        grid = grid._replace(factory=lambda **values: among_the_living(of_all(**values), trace, attack))
+        unweighted_factory = grid.factory
+        grid = grid._replace(factory=lambda **values: among_the_living(unweighted_factory(**values), trace, attack))
         grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         forget_other_precision()
@@ -187,7 +190,7 @@ class _Grid(NamedTuple):
         differing = {}
         for name in self.combinations[0]:
             values = [combination[name] for combination in self.combinations]
-            # A bool is for a choice, which cannot be one for all members.
+            # A bool is a choice between programs, and members share one program.
             if any(isinstance(value, bool) or not isinstance(value, int | float | np.number) for value in values):
                 raise InputError(
                     f"{name} = {values!r}: values of one batch must be numbers; run them with batched=False"
@@ -196,9 +199,9 @@ class _Grid(NamedTuple):
         return differing
 
     def can_be_batched(self, problem: Problem) -> bool:
-        """Return whether factory and method take values known only when they run: no counts, no choices."""
+        """Return whether factory and method accept traced values: no counts, no choices."""
 
-        def made(values: Any) -> int:
+        def check_member(values: Any) -> int:
             check_method(self.factory(**values), params)
             return 0
 
@@ -206,7 +209,7 @@ class _Grid(NamedTuple):
             return True
         try:
             params = jax.eval_shape(problem.init, jax.random.key(0))
-            jax.eval_shape(jax.vmap(made), self.numbers(jnp.float32))
+            jax.eval_shape(jax.vmap(check_member), self.numbers(jnp.float32))
         except (TypeError, InputError):
             return False
         return True
@@ -243,22 +246,23 @@ def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dic
 
 
 def _is_many(value: Any) -> bool:
-    # An optimizer of optax is a NamedTuple.
-    one = isinstance(value, str) or hasattr(value, "_fields")
-    return (isinstance(value, Sequence) and not one) or getattr(value, "ndim", 0) == 1
+    # An optimizer of optax is a NamedTuple: a tuple, but a single value.
+    is_single = isinstance(value, str) or hasattr(value, "_fields")
+    return (isinstance(value, Sequence) and not is_single) or getattr(value, "ndim", 0) == 1
 
 
 def _running(
     trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, recorders: tuple[Recorder, ...]
 ) -> Running:
-    """Return the replay of all members at its start."""
+    """Build the replay of all members, at its start."""
     device = default_devices(problem.parameter_count)[0]
-    runs, one = grid.runs(), grid.methods[0]
+    runs, first_method = grid.runs(), grid.methods[0]
     seeds = [seed for seed, _ in runs]
-    draws = any(method.needs_key for method in grid.methods)  # with a noise of zero one may not
+    # Not all members need draws: with a noise of zero a method has none.
+    draws = any(method.needs_key for method in grid.methods)
     plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", draws)
-    family = Family(lambda numbers: grid.factory(**numbers), one)
-    program = compiled_ensemble(family, recorders, problem, plan.layout(one), dtype, device)
+    family = Family(lambda numbers: grid.factory(**numbers), first_method)
+    program = compiled_ensemble(family, recorders, problem, plan.layout(first_method), dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
     key = jnp.stack([starts[seed][1] for seed, _ in runs])

@@ -1,6 +1,6 @@
 """The members of an ensemble as one method on ``[members, parameters]``.
 
-Vectors, losses and keys have an axis of members; members share all that the trace determines.
+Vectors, losses and keys have an axis of members; members share the trace and the plan.
 """
 
 import operator
@@ -14,7 +14,7 @@ from asyncsim.replays.local import MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
-#: Functions of a method that take one commit, of which members' commits are a batch.
+#: Functions of a method that take one commit; members' commits are a batch of it.
 _FUNCTIONS = ["message", "apply", "receive", "reply", "resume", "origin", "proxy"]
 _FUNCTIONS += ["mix", "meet", "replica", "last", "presents"]
 #: The axes of members in a visit: members share the trace, so that only loss and key differ.
@@ -23,12 +23,12 @@ _VISIT: Any = Visit(*_AXES_OF_VISIT)
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of one member's commit as a function of all members' commits."""
+    """Vectorise a function of one member's commit over all members' commits."""
 
-    def of_all(*arguments: Any) -> Any:
+    def function_of_members(*arguments: Any) -> Any:
         return jax.vmap(function, in_axes=tuple(map(_axis, arguments)))(*arguments)
 
-    return of_all
+    return function_of_members
 
 
 def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array], restarts: bool) -> Parts:
@@ -47,6 +47,7 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
 
         return function
 
+    # The method is built inside the vmap: there each member's numbers are scalars.
     functions: dict[str, Any] = {
         name: over(operator.attrgetter(f"method.{name}"))
         for name in _FUNCTIONS
@@ -57,7 +58,7 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
         visits = _VISIT._replace(**dict.fromkeys(OF_MESSAGE, 1))
         functions["combine"] = over(operator.attrgetter("method.combine"), 0, 0, 1, visits)
     local = over(operator.attrgetter("local"), None, 0, 0, 0, _VISIT, None, 0)
-    return Parts(method._replace(**functions), local, over(operator.attrgetter("anew")) if restarts else None)
+    return Parts(method._replace(**functions), local, over(operator.attrgetter("restart")) if restarts else None)
 
 
 def _axis(argument: Any) -> Any:
@@ -65,12 +66,12 @@ def _axis(argument: Any) -> Any:
     if isinstance(argument, Visit):
         return _VISIT
     if isinstance(argument, Commit):
-        every: Any = 0
-        return Commit(_VISIT, *[every] * (len(Commit._fields) - 1))
-    shared: Any = None
+        leading: Any = 0
+        return Commit(_VISIT, *[leading] * (len(Commit._fields) - 1))
+    unbatched: Any = None
     if isinstance(argument, Inbox):
-        return Inbox(messages=1, weights=shared, senders=shared)
-    return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
+        return Inbox(messages=1, weights=unbatched, senders=unbatched)
+    return Memories(rows=1, newer=1, worker=unbatched) if isinstance(argument, Memories) else 0
 
 
 #: Where the axis of members is: rows of workers and slots stay the leading axis.
@@ -81,7 +82,7 @@ _AXES |= dict.fromkeys(("read", "push_read", "workers", "messages", "waiting"), 
 def batched_state(
     make: Callable[..., ReplayState], numbers: Any, params: Any, *arguments: Any, **sizes: int
 ) -> ReplayState:
-    """Return the state at version zero; numbers and parameters have a leading axis of members, other arguments none."""
+    """Build the state at version zero; only numbers and parameters have an axis of members."""
 
     def of_member(values: Any, params: Any) -> ReplayState:
         return make(values, params, *arguments, **sizes)

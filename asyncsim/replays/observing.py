@@ -18,19 +18,20 @@ RECORDED = ("loss", "update_norm")
 def observe(
     recorders: Sequence[Recorder], states: Sequence[State], commit: Commit, base: bool = True
 ) -> tuple[tuple[State, ...], Array]:
-    """Return the recorders' states after a commit, and its numbers: of the `RECORDED`, if wanted, and of these."""
+    """Return recorders' states after a commit, and its numbers; with ``base`` `RECORDED` first."""
     dtype = commit.central.dtype
+    # One dtype for all, so that a commit's numbers are one vector.
     numbers = [commit.loss.astype(dtype), jnp.sqrt(jnp.vdot(commit.step, commit.step))] if base else []
     after = []
     for recorder, state in zip(recorders, states, strict=True):
-        new, found = _observed(recorder, state, commit)
+        new, values = _observed(recorder, state, commit)
         after.append(new)
-        numbers += [jnp.asarray(number).astype(dtype) for number in found]
+        numbers += [jnp.asarray(number).astype(dtype) for number in values]
     return tuple(after), jnp.stack(numbers) if numbers else jnp.zeros(0, dtype)
 
 
 def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, Sequence[Any]]:
-    """Return what a recorder observes of a commit; raise InputError, while it is traced, for anything else."""
+    """Call a recorder; raise InputError, while it is traced, for results of a wrong form."""
     call = f"record: observe(state, commit) of {', '.join(recorder.columns) or 'a recorder without columns'}"
     with naming_failures(call):
         returned = recorder.observe(state, commit)
@@ -48,18 +49,18 @@ def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, 
     return new, numbers
 
 
-def looked(recorder: Recorder, state: State, commit: Commit) -> Mapping[str, Array]:
-    """Return what a recorder shows of a commit; raise InputError, while it is traced, for anything but vectors."""
+def require_vectors(recorder: Recorder, state: State, commit: Commit) -> Mapping[str, Array]:
+    """Return a recorder's vectors of a commit; raise InputError, while traced, if it has others."""
     assert recorder.look is not None
     with naming_failures("record: look(state, commit)"):
-        found = recorder.look(state, commit)
+        vectors = recorder.look(state, commit)
     vector = jnp.shape(commit.central)
-    if not isinstance(found, Mapping) or any(jnp.shape(value) != vector for value in found.values()):
+    if not isinstance(vectors, Mapping) or any(jnp.shape(value) != vector for value in vectors.values()):
         raise InputError(
-            f"record: look(state, commit) returned {tree_text(found)}: must return a dict of vectors like the central "
-            f"variable, {tree_text(commit.central)}"
+            f"record: look(state, commit) returned {tree_text(vectors)}: must return a dict of "
+            f"vectors like the central variable, {tree_text(commit.central)}"
         )
-    return found
+    return vectors
 
 
 def require_recorders(record: Any) -> tuple[Recorder, ...]:
@@ -68,12 +69,12 @@ def require_recorders(record: Any) -> tuple[Recorder, ...]:
     Raises
     ------
     InputError
-        For what is no recorder, or for a column that is there twice.
+        For objects that are no recorders, or for a column of two recorders.
     """
     recorders = (record,) if isinstance(record, Recorder) else record
     if not isinstance(recorders, list | tuple):
         raise InputError(f"record = {record!r}: must be a list of recorders, [recorders.energy()] say")
-    taken = {"commit", "commit_time", "worker", "worker_step", "staleness", *RECORDED}
+    names = {"commit", "commit_time", "worker", "worker_step", "staleness", *RECORDED}
     for recorder in recorders:
         if not isinstance(recorder, Recorder):
             hint = f"; call it, recorders.{recorder.__name__}()" if hasattr(recorder, "__name__") else ""
@@ -83,12 +84,13 @@ def require_recorders(record: Any) -> tuple[Recorder, ...]:
                 f"record: columns = {recorder.columns!r}: must be a tuple of names, ({recorder.columns!r},)"
             )
         for column in recorder.columns:
-            if column in taken:
+            if column in names:
                 raise InputError(f"record: two columns are called {column!r}; give each recorder once")
-            taken.add(column)
+            names.add(column)
+    # A stable sort: the order of columns and states within each kind is the caller's.
     return tuple(sorted(recorders, key=lambda recorder: recorder.shared))
 
 
 def columns(recorders: Sequence[Recorder]) -> tuple[str, ...]:
-    """Return the names of all numbers that are recorded of each commit."""
+    """Return the names of all numbers recorded of a commit."""
     return (*RECORDED, *(column for recorder in recorders for column in recorder.columns))

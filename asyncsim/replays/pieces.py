@@ -1,17 +1,19 @@
-"""Commits in pieces, by one compiled loop: the gradients of a piece at once, then its commits one after the other.
+"""Commits in pieces, by one compiled loop: all gradients of a piece, then its commits in order.
 
-A piece has room for ``piece_size`` commits. Its rows are gathered, its gradients are one batch, its commits, each of
-which depends on the one before, an unrolled loop, what is recorded of them is taken of all, and its rows are scattered.
-For an accelerator XLA fuses the commits of a method that works element by element into one kernel. What a piece has
-room for and does not make is computed too, by the method's functions as well, and dropped.
+A piece has room for ``piece_size`` commits. Its rows are gathered; its gradients are one batch; its
+commits, each dependent on the previous one, are an unrolled loop; recorders observe all of them;
+and its rows are scattered. For an accelerator XLA fuses the commits of a method that works
+element by element into one kernel. Padding is computed too, also by the method's functions, and
+dropped.
 
-On a CPU, vectors of more than a few parameters have pieces of one commit (the form "single"), whose rows are moved by
-dynamic slices; gathers and scatters copy all of the state there. So does XLA wherever it fuses the read of a row with
-what comes after a write: hence reading, and committing and writing, are loops of one turn. XLA takes them for loops of
-unknown length, and fuses nothing across their ends.
+On a CPU, vectors of more than a few parameters have pieces of one commit (the form "single"), whose
+rows are moved by dynamic slices; gathers and scatters copy all of the state there. XLA also copies
+it wherever it fuses the read of a row with operations after a write: hence reading, and committing
+and writing, are loops of one turn. To XLA they are loops of unknown length, and it fuses nothing
+across their ends.
 
-On several devices the rows of the state and the gradients of a piece are divided by worker, its commits by parameter;
-what has to move between devices is left to JAX.
+On several devices the rows of the state and the gradients of a piece are divided by worker, its
+commits by parameter; JAX moves the rest between devices.
 """
 
 import functools
@@ -31,15 +33,16 @@ from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import columns, observe
 from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
-from asyncsim.replays.step import Held, Place, begin, finish
+from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 from asyncsim.replays.waves import Change
 
 
 class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
-    ``parts`` makes the functions of the method of numbers; ``make`` is `asyncsim.replays.state.initial_state`, or the
-    same of an ensemble, from numbers, parameters, the problem's state and sizes.
+    ``parts`` makes the functions of the method of numbers; ``make`` is
+    `asyncsim.replays.state.initial_state`, or the same of an ensemble, from numbers, parameters,
+    the problem's state and sizes.
     """
 
     def __init__(
@@ -59,33 +62,36 @@ class InPieces:
         def advance(state: ReplayState, data: Any, constants: Constants, pieces: Pieces, count: Array):
             run_piece = _build_piece(parts(constants.numbers), recorders, layout, self._divided)
 
-            def one(index: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
+            def run_one(index: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
                 state, numbers = carry
-                state, made = run_piece(state, data, constants.key, jax.tree.map(lambda leaf: leaf[index], pieces))
-                return state, jax.lax.dynamic_update_index_in_dim(numbers, made, index, 0)
+                piece = jax.tree.map(lambda leaf: leaf[index], pieces)
+                state, commit_numbers = run_piece(state, data, constants.key, piece)
+                return state, jax.lax.dynamic_update_index_in_dim(numbers, commit_numbers, index, 0)
 
+            # A traced count: a shorter last chunk runs the same program.
             numbers = jnp.zeros((pieces.size.shape[0], *shape), state.central.dtype)
-            return jax.lax.fori_loop(0, count, one, (state, numbers))
+            return jax.lax.fori_loop(0, count, run_one, (state, numbers))
 
-        #: From the state (used up), the training data, the constants of the run, some planned pieces and how many of
-        #: them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
+        #: From the state (donated), the training data, the constants of the run, planned pieces and
+        #: the number of them to run, to the state and the numbers of each commit,
+        #: ``[pieces, piece_size, columns]``. Not donated, the state would be copied at each chunk.
         self.advance = jax.jit(advance, donate_argnums=0)
 
-        def drop_message(state: ReplayState, *given: Any) -> ReplayState:
-            return lose_message(parts(given[0]).method, state, *given[1:])
+        def drop_message(state: ReplayState, *arguments: Any) -> ReplayState:
+            return lose_message(parts(arguments[0]).method, state, *arguments[1:])
 
-        def end_life(state: ReplayState, *given: Any) -> ReplayState:
-            return lose_worker(parts(given[0]).method, state, *given[1:])
+        def end_life(state: ReplayState, *arguments: Any) -> ReplayState:
+            return lose_worker(parts(arguments[0]).method, state, *arguments[1:])
 
-        def begin_life(state: ReplayState, *given: Any) -> ReplayState:
-            return return_worker(parts(given[0]), state, *given[1:])
+        def begin_life(state: ReplayState, *arguments: Any) -> ReplayState:
+            return return_worker(parts(arguments[0]), state, *arguments[1:])
 
         self._lose_message, self._end_life, self._begin_life = (
             jax.jit(function, donate_argnums=0) for function in (drop_message, end_life, begin_life)
         )
 
     def initial_state(self, numbers: Any, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
-        """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
+        """Build the state at version zero on its devices; rows are a multiple of their number."""
         sizes = {name: -(-count // len(self._devices)) * len(self._devices) for name, count in sizes.items()}
         key = tuple(sizes.values())
         if key not in self._initial:
@@ -95,22 +101,25 @@ class InPieces:
         return self._initial[key](numbers, params, problem_state)
 
     def from_whole(self, state: ReplayState) -> ReplayState:
-        """Return the state copied, as it is donated when it is gone on from."""
+        """Copy a state to the first device; the next `advance` donates the copy."""
         return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
 
     def server_of(self, state: ReplayState) -> Any:
-        """Return a copy of all that the server holds: what it restores after an outage."""
+        """Copy the server's states, which it restores after an outage."""
         return jax.tree.map(jnp.array, (state.central, state.server, state.workers.memory))
 
-    def with_server(self, state: ReplayState, held: Any, slots: np.ndarray, push_slots: np.ndarray) -> ReplayState:
-        """Return the state with what the server held, which some slots read then."""
-        central, server, memory = jax.tree.map(jnp.array, held)
+    def with_server(
+        self, state: ReplayState, checkpoint: Any, slots: np.ndarray, push_slots: np.ndarray
+    ) -> ReplayState:
+        """Restore the server's states from a checkpoint; some slots read the restored variable."""
+        # Copied again: the state is donated, and later restores may need the same checkpoint.
+        central, server, memory = jax.tree.map(jnp.array, checkpoint)
         read, push_read = state.read.at[slots].set(central), state.push_read.at[push_slots].set(central)
         workers = state.workers._replace(memory=memory)
         return state._replace(central=central, server=server, read=read, push_read=push_read, workers=workers)
 
     def changed(self, state: ReplayState, change: Change, numbers: Any, initial: Array) -> ReplayState:
-        """Return the state after a message is lost without a server, or a worker goes or is back.
+        """Apply a loss of a message, or the end or begin of a worker's life, without a server.
 
         ``initial`` is the initial replica.
         """
@@ -128,7 +137,7 @@ class InPieces:
 
 
 class _Divided:
-    """How arrays are divided among devices; with one, nothing is said of it."""
+    """The division of arrays among devices; without constraints on a single one."""
 
     def __init__(self, devices: tuple[Any, ...]):
         self.devices = devices
@@ -138,7 +147,7 @@ class _Divided:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
     def of_state(self, state: ReplayState) -> Any:
-        """Return the shardings of a state: rows of workers and slots by worker, all else everywhere."""
+        """Return the shardings of a state: rows of workers and slots by worker, the rest copied."""
         if len(self.devices) == 1:
             return jax.tree.map(lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state)
         everywhere = jax.tree.map(lambda leaf: self._sharding(), state)
@@ -166,150 +175,171 @@ _ROWS = ("read", "push_read", "workers", "messages")
 
 
 class _Carried(NamedTuple):
-    """What a commit finds of those before it in its piece."""
+    """The states that the commits of a piece pass on to the next one."""
 
-    place: Place
-    history: Any  #: the central variable before the piece and after each commit, if reads need it; else ``()``
-    memory: Any  #: what commits have left of their workers' memories, if the method sees all; else ``()``
+    server_state: ServerState
+    #: The central variable before the piece and after each commit, if reads need it; else ``()``.
+    history: Any
+    #: The memories that commits of the piece have left, if the method sees all; else ``()``.
+    memory: Any
 
 
-def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) -> Held:
-    """Read what the commits of a piece meet; leaves with an axis of commits."""
+def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) -> StepInputs:
+    """Gather the inputs of a piece's commits; leaves have an axis of commits."""
     single = layout.form == "single"
     meets = method.meet is not None
 
     def read(index: Any) -> tuple[WorkerRow, Any, Any, Any]:
         worker, slot, push_slot, gossip = index
-        other: Any = ()
+        received: Any = ()
         if method.mix is not None:
-            other = _inbox(state.messages, gossip, single, method.sees_messages)
+            received = _inbox(state.messages, gossip, single, method.sees_messages)
         elif meets:
-            other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
+            # Without a partner any row will do: `meet` drops it.
+            received = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
             if method.sees_messages:  # of all workers, for the one commit of the piece
                 states = of_workers(state.workers.method, layout.workers)
-                other = other, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
+                received = received, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
         pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
-        seen = _take(state.read, slot, single) if layout.reads != "none" else ()
-        return _take(state.workers, worker, single), seen, pulled, other
+        read_vector = _take(state.read, slot, single) if layout.reads != "none" else ()
+        return _take(state.workers, worker, single), read_vector, pulled, received
 
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
-    row, seen, pulled, other = _apart(single, piece.size, read, index)
-    return Held(piece.visit, row, seen, pulled, other, partner=piece.gossip.partner if meets else (), fresh=piece.fresh)
+    row, vectors, pulled, received = _in_own_loop(single, piece.size, read, index)
+    partner = piece.gossip.partner if meets else ()
+    return StepInputs(piece.visit, row, vectors, pulled, received, partner, piece.fresh)
 
 
 def _build_piece(
     parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
 ) -> Callable[..., tuple[ReplayState, Array]]:
-    """Return the function that runs a piece: to the state after it, and the numbers of its commits."""
-    (method, local, anew), size = parts, layout.piece_size
+    """Return the function that runs a piece; it returns the next state and the commits' numbers."""
+    (method, local, restart_function), size = parts, layout.piece_size
     # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
-    restart = None if layout.gossip else anew
+    restart = None if layout.gossip else restart_function
     single = layout.form == "single"
-    own = [one for one in recorders if not one.shared]
-    shared = [one for one in recorders if one.shared]
+    worker_recorders = [recorder for recorder in recorders if not recorder.shared]
+    shared_recorders = [recorder for recorder in recorders if recorder.shared]
     over = over_members if layout.members is not None else lambda function: function
-    observe_own = over(lambda states, commit: observe(own, states, commit))
-    observe_shared = over(lambda states, commit: observe(shared, states, commit, base=False))
+    observe_workers = over(lambda states, commit: observe(worker_recorders, states, commit))
+    observe_shared = over(lambda states, commit: observe(shared_recorders, states, commit, base=False))
     members = () if layout.members is None else (layout.members,)
     numbers_shape = (*members, len(columns(recorders)))
 
-    def each(function: Callable[..., Any], *given: Any) -> Any:
-        """Call a function of each commit: of all at once, or of the only one without an axis of one."""
+    def map_commits(function: Callable[..., Any], *arguments: Any) -> Any:
+        """Map a function over commits; a single one is computed without the axis of commits."""
+        # A batch of one would still make grouped convolutions and batched products, which are slow.
         if size > 1:
-            return jax.vmap(function)(*given)
-        return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], given)))
+            return jax.vmap(function)(*arguments)
+        return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], arguments)))
 
     def run_piece(state: ReplayState, data: Any, key: Array, piece: Pieces) -> tuple[ReplayState, Array]:
-        def compute(held: Held, job: Array, rows: Array) -> tuple[Held, Array, LocalResult]:
-            held, start = begin(method, restart, held)
-            return held, start, local(data, key, start, held.row.learner, held.visit, job, rows)
+        def compute(inputs: StepInputs, job: Array, rows: Array) -> tuple[StepInputs, Array, LocalResult]:
+            inputs, start = begin(method, restart, inputs)
+            return inputs, start, local(data, key, start, inputs.row.learner, inputs.visit, job, rows)
 
-        held = gather(method, layout, state, piece)
-        rows = divided.by_commit((held.row, held.read, held.pulled, held.other))
-        held = held._replace(**dict(zip(("row", "read", "pulled", "other"), rows, strict=True)))
-        held, start, result = each(compute, held, piece.job, piece.rows)
+        inputs = gather(method, layout, state, piece)
+        rows = divided.by_commit((inputs.row, inputs.read, inputs.pulled, inputs.received))
+        inputs = inputs._replace(**dict(zip(("row", "read", "pulled", "received"), rows, strict=True)))
+        inputs, start, result = map_commits(compute, inputs, piece.job, piece.rows)
         result = divided.by_commit(result)
-        row, *vectors = held.row, held.read, held.pulled, start, result.update
+        # Commits depend on each other, and most rules are elementwise: from here each device has a
+        # part of the parameters of all commits.
+        row, *vectors = inputs.row, inputs.read, inputs.pulled, start, result.update
         method_state, memory, *vectors = divided.by_parameter((row.method, row.memory, *vectors))
         row = row._replace(method=method_state, memory=memory)
-        held = held._replace(row=row, read=vectors[0], pulled=vectors[1])
-        given = piece, held, vectors[2], result._replace(update=vectors[3])
+        inputs = inputs._replace(row=row, read=vectors[0], pulled=vectors[1])
+        arguments = piece, inputs, vectors[2], result._replace(update=vectors[3])
         if not single:
-            return commit_and_write(state, *given)
-        none = jnp.zeros((size, *numbers_shape), state.central.dtype)
+            return commit_and_write(state, *arguments)
+        no_numbers = jnp.zeros((size, *numbers_shape), state.central.dtype)
 
         def turn(i: Array, carry: Any) -> Any:
-            return commit_and_write(carry[0], *_tied(given, i))
+            return commit_and_write(carry[0], *_tied(arguments, i))
 
-        return jax.lax.fori_loop(0, piece.size, turn, (state, none))
+        return jax.lax.fori_loop(0, piece.size, turn, (state, no_numbers))
 
     def commit_and_write(
-        state: ReplayState, piece: Pieces, held: Held, start: Array, result: LocalResult
+        state: ReplayState, piece: Pieces, inputs: StepInputs, start: Array, result: LocalResult
     ) -> tuple[ReplayState, Array]:
-        there = jnp.arange(size, dtype=piece.size.dtype) < piece.size
+        # Padding beyond the piece's size: computed like commits, and masked wherever it would
+        # write.
+        valid = jnp.arange(size, dtype=piece.size.dtype) < piece.size
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any, Any]]:
-            index, is_there, offset, held, start, result = of_commit
+            index, is_valid, offset, inputs, start, result = of_commit
             if layout.separate_pushes:
-                # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
+                # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read
+                # before the piece.
                 in_piece = jax.lax.dynamic_index_in_dim(before.history, jnp.maximum(offset, 0), keepdims=False)
-                held = held._replace(pulled=jnp.where(offset < 0, held.pulled, in_piece))
+                inputs = inputs._replace(pulled=jnp.where(offset < 0, inputs.pulled, in_piece))
             memories: tuple[Memories, ...] = ()
             if method.sees_memories:
-                newer = jnp.where(jnp.arange(size, dtype=index.dtype) < index, piece.visit.worker, held.visit.workers)
+                # Rows of the state are those before the piece; earlier commits of the piece
+                # override theirs, and the number of workers, which is no worker's, marks the later
+                # ones.
+                is_earlier = jnp.arange(size, dtype=index.dtype) < index
+                newer = jnp.where(is_earlier, piece.visit.worker, inputs.visit.workers)
                 memories = (Memories(of_workers(state.workers.memory, layout.workers), before.memory, newer),)
-            made = is_there if size > 1 else None
-            left = finish(method, layout.reads, before.place, held, start, result, *memories, made=made)
-            place = left.place
+            # A piece of one commit has no padding, and a select would copy the central variable.
+            mask = is_valid if size > 1 else None
+            outputs = finish(method, layout.reads, before.server_state, inputs, start, result, *memories, is_valid=mask)
+            server_state = outputs.server_state
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                history = jax.lax.dynamic_update_index_in_dim(history, place.central, index + 1, 0)
+                history = jax.lax.dynamic_update_index_in_dim(history, server_state.central, index + 1, 0)
             if method.sees_memories:
-                memory = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), memory, left.commit.memory)
-            return _Carried(place, history, memory), (left.commit, left.read, left.other)
+                memory = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory)
+            observed = outputs.commit, outputs.read, outputs.partner_state
+            return _Carried(server_state, history, memory), observed
 
         central = divided.by_parameter(state.central)
         first = _Carried(
-            Place(central, state.server, state.waiting),
+            ServerState(central, state.server, state.waiting),
             history=jnp.broadcast_to(central, (size + 1, *central.shape)) if layout.keeps_history else (),
-            memory=held.row.memory if method.sees_memories else (),
+            memory=inputs.row.memory if method.sees_memories else (),
         )
-        of_commits = (jnp.arange(size, dtype=piece.slot.dtype), there, piece.push_offset, held, start, result)
-        # To unroll all is to be without a loop, also of a single commit.
-        end, (commits, seen, other) = jax.lax.scan(step, first, of_commits, unroll=max(2, min(size, layout.unrolled)))
+        of_commits = (jnp.arange(size, dtype=piece.slot.dtype), valid, piece.push_offset, inputs, start, result)
+        # At least 2: unrolled whole, also a single commit, the scan becomes straight-line code.
+        unroll = max(2, min(size, layout.unrolled))
+        end, (commits, next_reads, partner_states) = jax.lax.scan(step, first, of_commits, unroll=unroll)
 
-        after, numbers = each(observe_own, held.row.recorders, commits)
+        after, numbers = map_commits(observe_workers, inputs.row.recorders, commits)
         recorder_states = state.recorders
-        if shared:
+        if shared_recorders:
 
             def next_shared(states: Any, of_commit: Any) -> Any:
-                is_there, commit = of_commit
+                is_valid, commit = of_commit
                 after, numbers = observe_shared(states, commit)
-                return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), after, states), numbers
+                return jax.tree.map(lambda new, old: jnp.where(is_valid, new, old), after, states), numbers
 
-            recorder_states, more = jax.lax.scan(next_shared, recorder_states, (there, commits))
-            numbers = jnp.concatenate([numbers, more], -1)
+            # In order, unlike the recorders above: each commit sees the state of the one before.
+            recorder_states, shared_numbers = jax.lax.scan(next_shared, recorder_states, (valid, commits))
+            numbers = jnp.concatenate([numbers, shared_numbers], -1)
 
         read, push_read = state.read, state.push_read
         if layout.reads not in ("separate", "none"):
-            read = _put(read, seen, piece.slot, there, single)
+            read = _put(read, next_reads, piece.slot, valid, single)
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
             push_read = _put_separate(push_read, end.history, piece.push_reads, layout._replace(read_blocks=1))
         row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
         if method.meet is not None:
-            partner = jnp.where(held.partner < 0, piece.visit.worker, held.partner)
-            workers = workers._replace(method=_put(workers.method, other, partner, there, single))
+            # The partner's row first: without a partner it is the worker's row, written again
+            # below.
+            partner = jnp.where(inputs.partner < 0, piece.visit.worker, inputs.partner)
+            workers = workers._replace(method=_put(workers.method, partner_states, partner, valid, single))
         if method.mix is not None:
+            # The form "single" writes unconditionally: messages without a taker go to a spare row.
             last = jax.tree.leaves(messages)[0].shape[0] - 1
-            taken = piece.gossip.message_slot >= 0
-            message_slot = jnp.where(taken, piece.gossip.message_slot, last)
+            is_sent = piece.gossip.message_slot >= 0
+            message_slot = jnp.where(is_sent, piece.gossip.message_slot, last)
             mass = jax.vmap(functools.partial(honest_part, method))(commits.memory, piece.visit.worker)
             sent = Sent(commits.message, () if method.honest is None else mass)
-            messages = _put(messages, sent, message_slot, there & taken, single)
-        workers = _put(workers, row, piece.visit.worker, there, single)
-        central, server, waiting = end.place
+            messages = _put(messages, sent, message_slot, valid & is_sent, single)
+        workers = _put(workers, row, piece.visit.worker, valid, single)
+        central, server, waiting = end.server_state
         state = ReplayState(central, server, recorder_states, read, push_read, workers, messages, waiting)
         return state, numbers
 
@@ -317,12 +347,14 @@ def _build_piece(
 
 
 def _tied(tree: Any, i: Array) -> Any:
-    """Return the tree, of which XLA cannot tell that it is the same in each turn of a loop over ``i``.
+    """Hide from XLA that the tree is the same in each turn of a loop over ``i``.
 
-    It would else take work out of the loop: to read a row of the state, which is then copied, or passes over memory.
+    Otherwise XLA moves work out of the loop: reads of rows of the state, which is then copied, or
+    passes over memory.
     """
 
     def tie(leaf: Array) -> Array:
+        # An index plus an opaque zero; a barrier keeps floats and keys unchanged to the last bit.
         if jnp.issubdtype(leaf.dtype, jnp.integer):
             return leaf + jnp.minimum(i, 0).astype(leaf.dtype)
         return jax.lax.optimization_barrier((leaf, i))[0]
@@ -330,23 +362,25 @@ def _tied(tree: Any, i: Array) -> Any:
     return jax.tree.map(tie, tree)
 
 
-def _apart(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
-    """Return what a function returns: where pieces have one commit, from a loop of one turn."""
+def _in_own_loop(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
+    """Call a function; in the form "single" within a loop of one turn, which XLA does not fuse."""
     if not single:
         return function(index)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, index))
-    return jax.lax.fori_loop(0, count, lambda i, _: function(_tied(index, i)), nothing)
+    kinds = jax.eval_shape(function, index)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kinds)
+    # The traced count, always 1 here, hides the length of the loop.
+    return jax.lax.fori_loop(0, count, lambda i, _: function(_tied(index, i)), zeros)
 
 
 def _take(tree: Any, index: Array, single: bool) -> Any:
-    """Return rows of the leaves."""
+    # A dynamic slice of one row; the gather below would copy all rows on a CPU.
     if single:
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[0], 1), tree)
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
-    """Return the sums of the messages that commits take up, each times its weight, or each message."""
+    """Return the weighted sum of the messages that each commit takes up, or the messages."""
     if one_by_one:
 
         def rows(leaf: Array) -> Array:
@@ -364,44 +398,45 @@ def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool)
     def add(j: Array, total: Any) -> Any:
         slot, weight = gossip.sources[0, j], gossip.weights[0, j]
 
-        def added(own: Array, leaf: Array) -> Array:
-            return own + weight.astype(leaf.dtype) * jax.lax.dynamic_slice_in_dim(leaf, slot, 1)
+        def add_message(partial_sum: Array, leaf: Array) -> Array:
+            return partial_sum + weight.astype(leaf.dtype) * jax.lax.dynamic_slice_in_dim(leaf, slot, 1)
 
-        return jax.tree.map(added, total, messages)
+        return jax.tree.map(add_message, total, messages)
 
-    nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), messages)
-    return jax.lax.fori_loop(0, gossip.taken[0], add, nothing)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), messages)
+    return jax.lax.fori_loop(0, gossip.source_count[0], add, zeros)
 
 
-def _put(tree: Any, rows: Any, index: Array, there: Array, single: bool) -> Any:
-    """Return the tree with the rows that are ``there``, each at another index."""
+def _put(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
+    """Write the ``valid`` rows into the tree; their indices differ."""
     if single:
-        return jax.tree.map(lambda leaf, own: jax.lax.dynamic_update_slice_in_dim(leaf, own, index[0], 0), tree, rows)
+        return jax.tree.map(lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, index[0], 0), tree, rows)
 
-    def write(leaf: Array, own: Array) -> Array:
-        # Beyond the end each at a place of its own: what is dropped, and that no two are the same.
-        places = jnp.where(there, index, leaf.shape[0] + jnp.arange(there.size, dtype=index.dtype))
-        return leaf.at[places].set(own, mode="drop", unique_indices=True)
+    def write(leaf: Array, row: Array) -> Array:
+        # Invalid rows get distinct indices beyond the end: they are dropped, and the promise of
+        # unique indices still holds.
+        places = jnp.where(valid, index, leaf.shape[0] + jnp.arange(valid.size, dtype=index.dtype))
+        return leaf.at[places].set(row, mode="drop", unique_indices=True)
 
     return jax.tree.map(write, tree, rows)
 
 
 def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Layout) -> Array:
-    """Write what separate reads saw: the central variable after as many commits of the piece as their offset."""
+    """Write separate reads: the central variable after ``offset`` commits of the piece."""
     if reads.slot.size == 0:
         return array
     if layout.read_blocks > 1 or layout.form == "single":
         return _copy_blocks(array, history, reads, layout.read_blocks)
-    there = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
-    # A slot that is free again within the piece comes twice: only its last read stays.
-    again = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & there, 1), axis=1)
-    return _put(array, history[reads.offset], reads.slot, there & ~again, single=False)
+    valid = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
+    # A slot that is freed within the piece may be written twice: only its last read stays.
+    is_overwritten = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & valid, 1), axis=1)
+    return _put(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)
 
 
 def _copy_blocks(array: Array, source: Array, reads: ReadsOfPiece, blocks: int) -> Array:
     """Copy blocks of rows of ``source`` into rows of ``array``, one read after the other.
 
-    The last axis is cut into ``blocks`` blocks of the same width, the last of which may be shorter or empty.
+    The last axis is cut into ``blocks`` blocks of equal width; the last may be shorter or empty.
     """
     columns = array.shape[-1]
     width = -(-columns // blocks)
@@ -410,12 +445,13 @@ def _copy_blocks(array: Array, source: Array, reads: ReadsOfPiece, blocks: int) 
 
     def copy(i: Array, array: Array) -> Array:
         begin = reads.block[i] * jnp.int32(width) if blocks > 1 else jnp.int32(0)
-        # A slice cannot reach over the end: the last one begins before its block, and leaves what is there.
+        # A slice cannot reach over the end: the last one begins before its block, and keeps the
+        # values there.
         at = jnp.minimum(begin, jnp.int32(columns - width))
-        seen = jax.lax.dynamic_slice(source, (reads.offset[i], *within, at), shape)
+        values = jax.lax.dynamic_slice(source, (reads.offset[i], *within, at), shape)
         if blocks > 1:
-            there = jax.lax.dynamic_slice(array, (reads.slot[i], *within, at), shape)
-            seen = jnp.where(at + jnp.arange(width, dtype=jnp.int32) < begin, there, seen)
-        return jax.lax.dynamic_update_slice(array, seen, (reads.slot[i], *within, at))
+            current = jax.lax.dynamic_slice(array, (reads.slot[i], *within, at), shape)
+            values = jnp.where(at + jnp.arange(width, dtype=jnp.int32) < begin, current, values)
+        return jax.lax.dynamic_update_slice(array, values, (reads.slot[i], *within, at))
 
     return jax.lax.fori_loop(0, reads.size, copy, array)

@@ -1,4 +1,4 @@
-"""The plan of a replay: a trace cut into pieces, as the arrays that programs run over; and the keys of its draws."""
+"""The plan of a replay: the arrays of a trace's pieces, and the keys of its draws."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ from asyncsim.traces.trace import Trace
 
 
 class Counted(NamedTuple):
-    """Which workers the server counts, of a trace from which some are away.
+    """The workers that the server counts, in a trace with absences.
 
     Attributes
     ----------
     row : int array, shape ``[changes]``
-        The commits from which on it is as below, ascending.
+        The first commits of the rows below, ascending.
     counted : bool array, shape ``[changes, workers]``
     """
 
@@ -33,7 +33,7 @@ class Counted(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace) -> "Counted | None":
-        """Return those of a trace; None where nobody is ever away."""
+        """Return the counted workers of a trace; None without absences."""
         away = trace.spells[trace.spells["from_row"].notna()].fillna({"to_row": len(trace)})
         if away.empty:
             return None
@@ -45,12 +45,12 @@ class Counted(NamedTuple):
         return cls(row, counted)
 
     def at(self, commit: np.ndarray) -> Any:
-        """Return who is counted at commits, ``[*commits, workers]``."""
+        """Return the counted workers at commits, ``[*commits, workers]``."""
         return self.counted[np.searchsorted(self.row, commit, side="right") - 1]
 
 
 class Plan:
-    """The whole trace cut into pieces, and their arrays chunk by chunk.
+    """The trace cut into pieces, and their arrays chunk by chunk.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Plan:
         Worker steps between two looks of each recorder that looks at whole vectors.
     dtype, devices
     form : {"batch", "single"}
-        See `asyncsim.replays.tuning`. Of a batch of one a CPU makes "single" commits.
+        See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
     needs_key : bool
         Whether visits have keys.
     """
@@ -82,57 +82,72 @@ class Plan:
     ):
         self.waves = waves = find_waves(trace)
         commits = len(trace)
-        #: Which commits each of the recorders looks at.
+        #: The commits that each of the recorders looks at.
         self.looks = np.zeros((len(look_every), commits), bool)
-        for looks, every in zip(self.looks, look_every, strict=True):
-            # One commit further each time: workers that are nearly in step take turns, and every n-th commit would
-            # always be of the same one.
-            looks[:: every * trace.workers + (trace.workers > 1)] = True
+        for looks, interval in zip(self.looks, look_every, strict=True):
+            # One commit further each time: workers that are nearly in step take turns, and every
+            # n-th commit would always be of the same worker.
+            looks[:: interval * trace.workers + (trace.workers > 1)] = True
         self.looked_at: np.ndarray = np.logical_or.reduce(self.looks, 0)
         starts = np.concatenate([np.flatnonzero(self.looked_at), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
         read = waves.read if waves.blocks is None else waves.blocks
-        made, pushed = np.full(commits, waves.reads == "separate"), np.full(commits, waves.separate_pushes)
-        if waves.apart is not None:
-            made = waves.apart
-        #: Of each restore the position, the commits that stay, and the slots and push slots that are read then.
+        is_separate = np.full(commits, waves.reads == "separate")
+        is_separate_push = np.full(commits, waves.separate_pushes)
+        if waves.separate_commits is not None:
+            is_separate = waves.separate_commits
+        #: For each restore its position, the position of its checkpoint, and the slots and push
+        #: slots that read the restored variable.
         self.restores: list[tuple[int, int, np.ndarray, np.ndarray]] = []
         if waves.restores is not None:
-            back = waves.restores
-            for at, stays in zip(back.position.tolist(), back.checkpoint.tolist(), strict=True):
-                slots = waves.slot[back.read & (waves.read == at)], waves.push_slot[back.push & (waves.push == at)]
-                self.restores.append((at, stays, np.unique(slots[0]), np.unique(slots[1])))
-            starts = np.concatenate([starts, back.position, back.checkpoint[back.checkpoint < commits]])
-            made, pushed = made & ~back.read, pushed & ~back.push
-        #: What changes before a commit without a server, by its position.
+            restores = waves.restores
+            for position, checkpoint in zip(restores.position.tolist(), restores.checkpoint.tolist(), strict=True):
+                slots = np.unique(waves.slot[restores.read & (waves.read == position)])
+                is_push = restores.push & (waves.push == position)
+                push_slots = np.unique(waves.push_slot[is_push])
+                self.restores.append((position, checkpoint, slots, push_slots))
+            # Pieces begin at checkpoints and restores: there the host copies the server's states.
+            checkpoints = restores.checkpoint[restores.checkpoint < commits]
+            starts = np.concatenate([starts, restores.position, checkpoints])
+            # Restored reads are written by the restore, not by a piece.
+            is_separate = is_separate & ~restores.read
+            is_separate_push = is_separate_push & ~restores.push
+        #: Lost messages, ends and begins of lives without a server, by the position of the next
+        #: commit.
         self.changes: dict[int, list[Change]] = {}
         for change in () if waves.gossip is None else waves.gossip.changes:
             self.changes.setdefault(change.position, []).append(change)
-        starts = np.concatenate([starts, [at for at in self.changes if at < commits]]).astype(int)
-        shared = waves.apart is None
-        self._reads = separate_reads(read[made], waves.slot[made], shared) if made.any() else empty
+        changed_at = [position for position in self.changes if position < commits]
+        starts = np.concatenate([starts, changed_at]).astype(int)
+        shared = waves.separate_commits is None
+        self._reads = self._push_reads = empty
+        if is_separate.any():
+            self._reads = separate_reads(read[is_separate], waves.slot[is_separate], shared)
         self._blocks = trace.read_blocks
-        self._push_reads = separate_reads(waves.push[pushed], waves.push_slot[pushed]) if pushed.any() else empty
+        if is_separate_push.any():
+            push, push_slot = waves.push[is_separate_push], waves.push_slot[is_separate_push]
+            self._push_reads = separate_reads(push, push_slot)
         self._counted = Counted.of(trace)
         kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
         platform = devices[0].platform
         self._tuning = tuning(platform, problem.parameter_count)
-        # Where workers meet, a commit touches the rows of two: one at a time.
+        # Where workers meet, a commit writes the rows of two workers: pieces of one commit.
         meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
         sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
         self.piece_size, self._cuts = self._best_cut(kinds, starts, [size * len(devices) for size in sizes])
         self._form: Form = "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
-        # A power of two, so that short traces that differ by a few pieces share what is compiled.
+        # A power of two, so that short traces that differ by a few pieces share a program.
         self._chunk = min(self._tuning.chunk, 1 << (int(between.max()) - 1).bit_length())
         seeds = [seed] if isinstance(seed, int) else seed
         self.members = None if isinstance(seed, int) else len(seed)
-        self._batches = [problem.batch_indices(one, trace.workers) for one in seeds]
+        self._batches = [problem.batch_indices(member_seed, trace.workers) for member_seed in seeds]
         self._keys: Array | None = None
         if needs_key:
-            self._keys = method_key(seed) if isinstance(seed, int) else jnp.stack([method_key(one) for one in seeds])
+            keys = [method_key(member_seed) for member_seed in seeds]
+            self._keys = keys[0] if isinstance(seed, int) else jnp.stack(keys)
         self._columns = {
             name: trace.frame[name].to_numpy()
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
@@ -140,8 +155,9 @@ class Plan:
         self._columns["worker_step"] = trace.worker_step
         before = trace.frame["read_version"].to_numpy() + self._columns["staleness"]
         completes = trace.frame["version"].to_numpy() > before
-        # A restore begins the next version anew.
-        ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), [at for at, *_ in self.restores], commits].astype(int))
+        # A restore drops the messages of an incomplete version: the next one begins there.
+        restored_at = [position for position, *_ in self.restores]
+        ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), restored_at, commits].astype(int))
         self._columns["completes"] = completes
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
@@ -152,7 +168,7 @@ class Plan:
         self._windows_differ = trace.windows_differ
 
     def layout(self, method: Method) -> Layout:
-        """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
+        """Return the program's layout; raise InputError if the method's reply cannot be exact."""
         require_replies(method, self.waves.reads)
         return Layout(
             form=self._form,
@@ -173,22 +189,24 @@ class Plan:
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
-        """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
+        """Yield the starts of a chunk's pieces, with the end of the last, and their arrays.
 
-        Commits that a recorder looks at are the first of a chunk, and those before which the server's state is kept, or
-        restored.
+        A chunk begins at each commit that a recorder looks at, and where the server's state is
+        copied or restored or a worker's life changes.
         """
         first, last = np.searchsorted(self._cuts, (start, stop))
         cuts = self._cuts[first + 1 : last]
-        alone = np.isin(cuts, [*self.changes, *(at for restore in self.restores for at in restore[:2])])
-        begins = first + 1 + np.flatnonzero(self.looked_at[cuts] | alone)
+        host_work = [*self.changes, *(at for restore in self.restores for at in restore[:2])]
+        begins_chunk = np.isin(cuts, host_work)
+        begins = first + 1 + np.flatnonzero(self.looked_at[cuts] | begins_chunk)
         for begin, end in itertools.pairwise([first, *begins.tolist(), last]):
-            for at in range(begin, end, self._chunk):
-                starts = self._cuts[at : min(at + self._chunk, end) + 1]
+            for index in range(begin, end, self._chunk):
+                starts = self._cuts[index : min(index + self._chunk, end) + 1]
                 yield starts, self._pieces(starts)
 
     def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray, sizes: Sequence[int]) -> tuple[int, np.ndarray]:
-        """Choose the size of pieces by the trace alone, so that what is recorded changes no result; then cut."""
+        """Choose the size of pieces, by the trace alone, and cut."""
+        # Recorders add starts of pieces, but do not change the size: they change no result.
         nowhere = np.empty(0, int)
 
         def cost(size: int) -> float:
@@ -199,7 +217,7 @@ class Plan:
         return size, cut(self.waves, size, kinds, self._reads_of(size), starts)
 
     def _reads_of(self, size: int) -> int:
-        """Return the room for separate reads in a piece of this size."""
+        # Reads of one position cannot be divided between pieces: a piece needs room for all.
         return max(size * self._blocks, self._most)
 
     def _room(self, reads: Reads) -> int:
@@ -212,6 +230,7 @@ class Plan:
         begin = np.full(self._chunk, starts[-1])
         begin[: len(starts) - 1] = starts[:-1]
         valid = np.arange(self.piece_size) < sizes[:, None]
+        # Padding repeats the trace's first commit: valid values, whose results are dropped.
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
         def column(name: str, dtype: Any = np.int32) -> Any:
@@ -226,7 +245,7 @@ class Plan:
             commit=column("commit"),
             time=column("commit_time", self._dtype),
             local_steps=column("local_steps"),
-            kept=() if waves.gossip is None else waves.gossip.kept[member].astype(self._dtype),
+            kept=() if waves.gossip is None else waves.gossip.kept_share[member].astype(self._dtype),
             completes=column("completes", np.bool_),
             place=column("place"),
             messages=column("messages"),
@@ -250,27 +269,28 @@ class Plan:
         )
 
     def _push_offset(self, member: np.ndarray, begin: np.ndarray) -> Any:
-        """Return how many commits of its piece the read saw that a message is formed with; -1: it was before."""
+        """Return the number of the piece's commits before each message's read; -1: before it."""
         offset = self.waves.push[member] - begin[:, None]
-        if self.waves.restores is not None:  # at a restore the piece begins with what was restored
+        if self.waves.restores is not None:
+            # At a restore the piece begins with the restored variable: an older read of the same
+            # position is in its slot.
             restored = np.isin(begin, self.waves.restores.position)[:, None]
             offset = np.where(restored & (offset == 0) & ~self.waves.restores.push[member], -1, offset)
         return np.maximum(offset, -1)
 
     def _gossip(self, gossip: Gossip, member: np.ndarray) -> Any:
-        """Return what the commits of pieces take up of other workers."""
-        numbers = gossip.sources, gossip.taken, gossip.message_slot, gossip.partner, gossip.senders
-        sources, taken, message_slot, partner, senders = (own[member].astype(np.int32) for own in numbers)
+        numbers = gossip.sources, gossip.source_count, gossip.message_slot, gossip.partner, gossip.senders
+        sources, source_count, message_slot, partner, senders = (table[member].astype(np.int32) for table in numbers)
         weights: Any = gossip.weights[member].astype(self._dtype)
-        return GossipOfPiece(sources, weights, taken, message_slot, partner, senders)
+        return GossipOfPiece(sources, weights, source_count, message_slot, partner, senders)
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""
         commits = member[valid]
         worker, job, steps = (self._columns[name][commits] for name in ("worker", "job", "local_steps"))
-        none = np.zeros((len(commits), self._window, 0), np.int32)
+        no_rows = np.zeros((len(commits), self._window, 0), np.int32)
         rows = np.stack(
-            [none if one is None else one.rows(worker, job, self._window, steps) for one in self._batches], 1
+            [no_rows if batch is None else batch.rows(worker, job, self._window, steps) for batch in self._batches], 1
         )
         if self.members is None:
             rows = rows[:, 0]
@@ -286,9 +306,9 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
     index = np.minimum(first[:, None] + np.arange(room), max(len(reads.position) - 1, 0))
     slot = reads.slot[index] if room else index
     offset = reads.position[index] - begin[:, None] if room else index
-    made = (last - first).astype(np.int32)
+    count = (last - first).astype(np.int32)
     block: Any = () if reads.block is None else reads.block[index].astype(np.int32)
-    return ReadsOfPiece(made, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32), block)
+    return ReadsOfPiece(count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32), block)
 
 
 def purpose_key(seed: int, purpose: str) -> Array:
@@ -297,18 +317,18 @@ def purpose_key(seed: int, purpose: str) -> Array:
 
 
 def method_key(seed: int) -> Array:
-    """Return the key of which a run's visits have theirs, see `visit_key`."""
+    """Return the key of a run's visits, see `visit_key`."""
     return purpose_key(seed, "method")
 
 
 def visit_key(key: Array, worker: Any, worker_step: Any) -> Array:
-    """Return the key of a visit, from that of `method_key`."""
+    """Derive the key of a visit from a run's `method_key`."""
     return jax.random.fold_in(jax.random.fold_in(key, worker), worker_step)
 
 
 @jax.jit
 def visit_keys(keys: Array, worker: Array, worker_step: Array) -> Array:
-    """Return the keys of many visits, ``[*visits, *runs]``, from that of one run, or from those of some."""
+    """Derive the keys of many visits, ``[*visits, *runs]``, from the key of a run or of several."""
     of_runs = visit_key if keys.ndim == 0 else jax.vmap(visit_key, (0, None, None))
-    of_all = jax.vmap(lambda *visit: of_runs(keys, *visit))(worker.reshape(-1), worker_step.reshape(-1))
-    return of_all.reshape(*worker.shape, *keys.shape)
+    keys_of_visits = jax.vmap(lambda *visit: of_runs(keys, *visit))(worker.reshape(-1), worker_step.reshape(-1))
+    return keys_of_visits.reshape(*worker.shape, *keys.shape)

@@ -1,4 +1,4 @@
-"""Compiled programs of the replay, and the data they work on: made once for all runs that share them."""
+"""Compiled programs of the replay and their data, shared by runs."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -16,8 +16,8 @@ from asyncsim.methods.method import Array, Method, add, send_update
 from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
-from asyncsim.replays.local import Flat, MakeParts, Parts, build_anew, build_local, flatten
-from asyncsim.replays.look import Met, build_first, build_look
+from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
+from asyncsim.replays.look import FirstCommit, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
 from asyncsim.replays.recorders import Recorder
@@ -33,29 +33,32 @@ class Program(NamedTuple):
     engine : InPieces
         Computes commits.
     first, look : function
-        The inputs of the first commit of some pieces, and the recorders' values of it; see `asyncsim.replays.look`.
+        The inputs of the first commit of some pieces, and the recorders' values of it; see
+        `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
-        Without a server, from the state and the method's numbers to the replicas, ``[workers, parameters]``, in an
-        ensemble ``[workers, members, parameters]``, and to the mean squared distance of those that count from the
-        central variable.
+        Without a server, from the state and the method's numbers to the replicas,
+        ``[workers, parameters]``, in an ensemble ``[workers, members, parameters]``, and to the
+        mean squared distance of those that count from the central variable.
     honest : bool array or slice
-        Without a server, the workers that count in ``spread`` and in evaluations of replicas: all, or the honest ones.
-    each : function
-        From replicas, their workers' states of the problem, and data to the values of each, ``[workers]``.
+        Without a server, the workers that count in ``spread`` and in evaluations of replicas: all,
+        or the honest ones.
+    evaluate_each : function
+        From replicas, their workers' states of the problem, and data to the values of each,
+        ``[workers]``.
     flat : Flat
     devices : tuple of jax.Device
     """
 
     engine: InPieces
-    first: Callable[[Any, Pieces], Met]
+    first: Callable[[Any, Pieces], FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
     replicas: Callable[[ReplayState, Any], Any] | None
     spread: Callable[[ReplayState, Any], Any] | None
     honest: Any
-    each: Callable[..., Any]
+    evaluate_each: Callable[..., Any]
     flat: Flat
     devices: tuple[Any, ...]
 
@@ -83,29 +86,31 @@ def compiled(
     dtype: Any,
     devices: tuple[Any, ...],
 ) -> tuple[Program, dict[str, Array]]:
-    """Return the program of a method, made once for all that differ in numbers alone, and the numbers of this one.
+    """Return the program of a method and the method's numbers; methods of one recipe share it.
 
-    Else it is made for these very objects: keep and reuse them to compile once.
+    A method without a recipe has a program for these very objects: reuse them to compile once.
     """
     recipe, numbers = recipe_of(method), {}
-    family = Keyed(Same(method), Family(lambda numbers: method, method))
+    family = Keyed(IdentityKey(method), Family(lambda numbers: method, method))
     if recipe is not None:
-        names = _traced_numbers(Keyed(recipe.key, recipe), Same(problem))
-        if len(names) < len(recipe.numbers):  # the value of a constant may decide about other numbers
-            names = _traced_numbers(Keyed((recipe.key, *recipe.numbers.values()), recipe), Same(problem))
+        names = _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problem))
+        # The value of a constant may decide whether others can be traced: then it is part of the
+        # key.
+        if len(names) < len(recipe.numbers):
+            names = _traced_numbers(Keyed((recipe.key, *recipe.numbers.values()), recipe), IdentityKey(problem))
         constants = {name: value for name, value in recipe.numbers.items() if name not in names}
         key = recipe.key, names, tuple(constants.values())
         family = Keyed(key, Family(lambda numbers: recipe.make({**constants, **numbers}), method))
         # Weakly typed, like Python's numbers: they never promote.
         numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
-    same_recorders = tuple(map(Same, recorders))
-    return _build(family, same_recorders, Same(problem), layout, dtype, devices), numbers
+    recorder_keys = tuple(map(IdentityKey, recorders))
+    return _build(family, recorder_keys, IdentityKey(problem), layout, dtype, devices), numbers
 
 
 def compiled_ensemble(
     family: Family, recorders: tuple[Recorder, ...], problem: Problem, layout: Layout, dtype: Any, device: Any
 ) -> Program:
-    """Build the program of an ensemble on one device; each ensemble is compiled separately."""
+    """Build the program of an ensemble on one device; it is not cached."""
     flat = _flatten(problem, dtype, device)
     of_member = _parts(family, problem, layout, flat, dtype)
 
@@ -115,24 +120,24 @@ def compiled_ensemble(
     evaluate = _evaluation(problem, flat)
 
     def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
-        # One after the other: what an evaluation holds at a time is sized for one.
-        return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
+        # One after the other: an evaluation's intermediate arrays are sized for one member.
+        return jax.lax.map(lambda member: evaluate(*member, train, test), (central, state))
 
     make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
     engine = InPieces(parts, recorders, layout, (device,), make)
     flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
     first, look = build_first(family.method, layout), build_look(parts, recorders, flat_members, layout)
-    each = _evaluation_of_each(problem, flat)
+    evaluate_each = _evaluation_of_each(problem, flat)
     replicas = _build_replicas(parts, family.method, layout)
-    return Program(engine, first, look, jax.jit(evaluate_all), *replicas, each, flat, (device,))
+    return Program(engine, first, look, jax.jit(evaluate_all), *replicas, evaluate_each, flat, (device,))
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return the training and the test data on the devices, moved there once for all runs of a study.
+    """Move the training and the test data to the devices, once for all runs of a study.
 
     Every device has all of the training data; the first one has the test data.
     """
-    return _move(Same(problem), dtype, devices)
+    return _move(IdentityKey(problem), dtype, devices)
 
 
 def cast(tree: Any, dtype: Any) -> Any:
@@ -140,8 +145,8 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
-def as_data(tree: Any, dtype: Any, what: str = "data") -> Any:
-    """Cast a problem's data, or what else of it has whole numbers, to the run's precision.
+def as_data(tree: Any, dtype: Any, part: str = "data") -> Any:
+    """Cast a problem's data or state to the run's precision.
 
     Raises
     ------
@@ -150,12 +155,12 @@ def as_data(tree: Any, dtype: Any, what: str = "data") -> Any:
     """
     for leaf in jax.tree.leaves(tree):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.integer):
-            _require_held(what, np.asarray(leaf))
+            _require_fits(part, np.asarray(leaf))
     return cast(tree, dtype)
 
 
-class Same:
-    """A key for a cache: equal only to itself wrapped again, so that methods and problems need no hash."""
+class IdentityKey:
+    """A key of a cache that compares its value by identity: methods and problems need no hash."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -164,11 +169,11 @@ class Same:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, IdentityKey) and self.value is other.value
 
 
 class Keyed:
-    """A value of a cache that is as good as another with the same key."""
+    """A value of a cache that equals any other value with the same key."""
 
     def __init__(self, key: Hashable, value: Any):
         self.key, self.value = key, value
@@ -183,26 +188,30 @@ class Keyed:
 @cached(maxsize=32)
 def _build(
     keyed: Keyed,
-    same_recorders: tuple[Same, ...],
-    same_problem: Same,
+    recorder_keys: tuple[IdentityKey, ...],
+    problem_key: IdentityKey,
     layout: Layout,
     dtype: Any,
     devices: tuple[Any, ...],
 ) -> Program:
-    family, problem = keyed.value, same_problem.value
-    recorders = tuple(same.value for same in same_recorders)
-    flat, evaluate, each = _of_problem(same_problem, dtype, devices[0])
+    family, problem = keyed.value, problem_key.value
+    recorders = tuple(key.value for key in recorder_keys)
+    flat, evaluate, evaluate_each = _of_problem(problem_key, dtype, devices[0])
     parts = _parts(family, problem, layout, flat, dtype)
     engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat, layout))
     first, look = build_first(family.method, layout), build_look(parts, recorders, flat, layout)
-    return Program(engine, first, look, evaluate, *_build_replicas(parts, family.method, layout), each, flat, devices)
+    replicas = _build_replicas(parts, family.method, layout)
+    return Program(engine, first, look, evaluate, *replicas, evaluate_each, flat, devices)
 
 
 @cached(maxsize=8)
-def _of_problem(same_problem: Same, dtype: Any, device: Any) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
-    """Return how parameters become vectors, and `Program.evaluate` and `Program.each`, which all methods share."""
-    flat = _flatten(same_problem.value, dtype, device)
-    return flat, jax.jit(_evaluation(same_problem.value, flat)), _evaluation_of_each(same_problem.value, flat)
+def _of_problem(
+    problem_key: IdentityKey, dtype: Any, device: Any
+) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
+    """Return `Program.flat`, `evaluate` and `evaluate_each`, which all methods share."""
+    problem = problem_key.value
+    flat = _flatten(problem, dtype, device)
+    return flat, jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
 
 
 def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any) -> MakeParts:
@@ -211,7 +220,7 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
     def parts(numbers: Any) -> Parts:
         method = family.make(numbers)
         local = build_local(method, problem, flat, layout.window, layout.windows_differ)
-        return Parts(method, local, build_anew(method, problem, flat, dtype) if layout.restarts else None)
+        return Parts(method, local, build_restart(method, problem, flat, dtype) if layout.restarts else None)
 
     return parts
 
@@ -219,7 +228,7 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
 def _initial(
     parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
 ) -> Callable[..., ReplayState]:
-    """Return the function from numbers, parameters, the problem's state and sizes to the state at version zero."""
+    """Return the function from numbers, parameters, problem state and sizes to the first state."""
 
     def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
         sizes["version_messages"] = layout.version_messages
@@ -229,10 +238,10 @@ def _initial(
 
 
 @cached(maxsize=256)
-def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
-    """Return the names of a recipe's numbers that may be traced without changing the form of the method."""
+def _traced_numbers(keyed: Keyed, problem_key: IdentityKey) -> tuple[str, ...]:
+    """Return the names of a recipe's numbers whose tracing does not change the method's form."""
     recipe: Recipe = keyed.value
-    params = jax.eval_shape(lambda: same_problem.value.init(jax.random.key(0)))
+    params = jax.eval_shape(lambda: problem_key.value.init(jax.random.key(0)))
 
     def may_be_traced(names: tuple[str, ...]) -> bool:
         def has_same_form(traced: Any) -> int:
@@ -248,6 +257,7 @@ def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
             return False
         return True
 
+    # All together in most cases; else each alone, and those together once more.
     names = tuple(recipe.numbers)
     if may_be_traced(names):
         return names
@@ -256,7 +266,7 @@ def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
 
 
 def _form(method: Method, params: Any) -> tuple[Any, ...]:
-    """Return the properties of a method on which a program depends: its switches, and the shapes of its states."""
+    """Return the properties of a method that shape its program: switches and shapes of states."""
     functions = [
         value if value in (None, send_update, add) else callable(value)
         for name, value in zip(Method._fields, method, strict=True)
@@ -288,7 +298,7 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
     def replicas(state: ReplayState, numbers: Any) -> Any:
         method, replicas = parts(numbers).method, state.workers.method
         if method.mix is not None:
-            resume: Any = method.resume  # which every method with ``mix`` has
+            resume: Any = method.resume  # present in every method with ``mix``
             replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
         else:
             replicas = jax.vmap(functools.partial(replica_of, method))(replicas)
@@ -300,15 +310,15 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
     return jax.jit(replicas), jax.jit(spread), honest
 
 
-def _require_held(what: str, numbers: np.ndarray) -> None:
-    """Raise InputError unless whole numbers fit into the type that JAX holds them in."""
-    held = jax.dtypes.canonicalize_dtype(numbers.dtype)
-    if held == numbers.dtype or not numbers.size:
+def _require_fits(part: str, numbers: np.ndarray) -> None:
+    """Raise InputError unless whole numbers fit into JAX's type for them."""
+    dtype = jax.dtypes.canonicalize_dtype(numbers.dtype)
+    if dtype == numbers.dtype or not numbers.size:
         return
-    least, most, room = numbers.min(), numbers.max(), np.iinfo(held)
-    if least < room.min or most > room.max:
+    smallest, largest, room = numbers.min(), numbers.max(), np.iinfo(dtype)
+    if smallest < room.min or largest > room.max:
         raise InputError(
-            f"problem: its {what} has whole numbers from {least} to {most}, which {held} cannot hold; use "
+            f"problem: its {part} has whole numbers from {smallest} to {largest}, which {dtype} cannot hold; use "
             "precision='float64', or give smaller numbers, or floats"
         )
 
@@ -324,8 +334,8 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
         parts = {"train": train} if test is None else {"train": train, "test": test}
         values: dict[str, Any] = {}
         for part, data in parts.items():
-            found = problem.evaluate(flat.unravel(central), state, data)
-            values |= {f"{part}_{name}": value for name, value in found.items()}
+            metrics = problem.evaluate(flat.unravel(central), state, data)
+            values |= {f"{part}_{name}": value for name, value in metrics.items()}
         return values
 
     return evaluate
@@ -333,21 +343,25 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
 
 def _evaluation_of_each(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
     @jax.jit
-    def each(replicas: Any, states: Any, data: Any) -> dict[str, Any]:
-        # One after the other, as what an evaluation holds at a time is sized for one.
-        return jax.lax.map(lambda own: problem.evaluate(flat.unravel(own[0]), own[1], data), (replicas, states))
+    def evaluate_each(replicas: Any, states: Any, data: Any) -> dict[str, Any]:
+        # One after the other: an evaluation's intermediate arrays are sized for one worker.
+        def evaluate_worker(worker: Any) -> Any:
+            replica, state = worker
+            return problem.evaluate(flat.unravel(replica), state, data)
 
-    return each
+        return jax.lax.map(evaluate_worker, (replicas, states))
+
+    return evaluate_each
 
 
 @cached(maxsize=2)
-def _move(problem: Same, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    train, test = (as_data(of, dtype) for of in (problem.value.train, problem.value.test))
+def _move(problem: IdentityKey, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
+    train, test = (as_data(tree, dtype) for tree in (problem.value.train, problem.value.test))
     if len(devices) == 1:
         return jax.device_put((train, test), devices[0])
     everywhere = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec())
     return jax.device_put(train, everywhere), jax.device_put(test, devices[0])
 
 
-def _float(own: Any, dtype: Any) -> Any:
-    return dtype if jnp.issubdtype(own, jnp.floating) else own
+def _float(dtype_of_leaf: Any, dtype: Any) -> Any:
+    return dtype if jnp.issubdtype(dtype_of_leaf, jnp.floating) else dtype_of_leaf

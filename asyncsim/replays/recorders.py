@@ -1,10 +1,11 @@
-"""Recorders: what a replay records of its commits, besides each one's loss and the length of its step.
+"""Recorders: quantities of commits that a replay records besides the loss and the step's length.
 
-A recorder is pure functions of what a commit met and left. It is computed in the same compiled piece as the commit, in
-every form of computing, on every device and in ensembles. What it returns of each commit are columns of `Run.commits`;
-whole vectors, which it shows of a commit now and then, are summarised in `Run.diagnostics`.
+A recorder is pure functions of a commit's inputs and outputs. It is computed in the same compiled
+piece as the commit, in every form of computing, on every device and in ensembles. Its numbers of
+each commit are columns of `Run.commits`; whole vectors, which it shows of a commit now and then,
+are summarised in `Run.diagnostics`.
 
-The cosine between consecutive steps of the central variable, as a recorder of one's own::
+A user's recorder of the cosine between consecutive steps of the central variable::
 
     def cosine():
         def observe(last, commit):
@@ -27,12 +28,13 @@ import jax.numpy as jnp
 from asyncsim.base.errors import InputError, require_count, require_fraction
 from asyncsim.methods.method import Array, Method, State, Visit
 
-#: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their ratio at each weight.
+#: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their
+#: ratio at each weight.
 ENERGIES, ENERGY_RATIO = ("central_energy", "proxy_energy"), "weight_energy_ratio"
 
 
 class Commit(NamedTuple):
-    """What a commit met and left; vectors have shape ``[parameters]``.
+    """The inputs and outputs of a commit; vectors have shape ``[parameters]``.
 
     Attributes
     ----------
@@ -41,25 +43,28 @@ class Commit(NamedTuple):
     loss : float
         Mean loss of the minibatches that the update comes from.
     read, start : Array
-        What the worker had read, and where its local steps began: the same unless its replica lives on. Without a
-        server both are its replica, mixed if it mixes.
+        The worker's read, and the start of its local steps: the same unless the worker keeps a
+        replica. Without a server both are its replica, mixed if it mixes.
     update : Array
         Sum of its local steps.
     message : tree
-        What it sent.
+        Its message.
     diagnostics : Mapping[str, Array]
-        What the method shows of the message.
+        The method's diagnostics of the message.
     origin : Array
-        The central variable that the worker measures the server's movement from: its read, unless the method has
-        another one.
+        The central variable that the worker measures the server's movement from: its read, unless
+        the method has another one.
     before, central : Array
         The central variable before and after the commit.
     step : Array
-        ``central - before``; where the server adds the update as it is, the update before the sum is rounded.
+        ``central - before``; where the server adds the unchanged update, the update, before the sum
+        is rounded.
     worker, memory, server : tree
-        The method's states after the commit: on this worker, of this worker on the server, and of the server.
+        The method's states after the commit: on this worker, of this worker on the server, and of
+        the server.
     proxy : Array
-        The momentum that the method keeps of a process to be matched (`Method.proxy`); ``()`` if it keeps none.
+        The momentum that the method keeps of a process to be matched (`Method.proxy`); ``()``
+        without one.
     """
 
     visit: Visit
@@ -88,7 +93,7 @@ def _nothing(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
 
 
 class Recorder(NamedTuple):
-    """What is recorded of commits, as pure functions.
+    """Quantities to record of commits, as pure functions.
 
     Attributes
     ----------
@@ -97,20 +102,21 @@ class Recorder(NamedTuple):
     observe : function
         ``observe(state, commit) -> (state, numbers)``: the new state, and a scalar for each column.
     init : function
-        ``init(method, central) -> state``: the state before the first commit, from the method and the initial central
-        variable; any tree of arrays.
+        ``init(method, central) -> state``: the state before the first commit, from the method and
+        the initial central variable; any tree of arrays.
     shared : bool
-        Whether all commits share one state. Else each worker has its own, which only its own commits see.
+        Whether all commits share one state. Else each worker has its own, which only its own
+        commits see.
     look : function, optional
-        ``look(state, commit) -> {name: vector}``, with the state before ``observe``: vectors of shape ``[parameters]``
-        whose quantiles (of booleans: whose shares) over all parameters and over each tensor are rows of
-        `Run.diagnostics`.
+        ``look(state, commit) -> {name: vector}``, with the state before ``observe``: vectors of
+        shape ``[parameters]``. Their quantiles (of booleans: their shares) over all parameters and
+        over each tensor are rows of `Run.diagnostics`.
     every : int
-        Worker steps between two looks, and one commit more if there are several workers.
+        Worker steps between two looks, plus one commit if there are several workers.
 
     Notes
     -----
-    A recorder is part of what is compiled: keep and reuse the object to compile once.
+    A recorder is part of the compiled program: keep and reuse the object to compile once.
     """
 
     columns: tuple[str, ...] = ()
@@ -127,20 +133,21 @@ def half_square(vector: Array) -> Array:
 
 
 def energy(momentum: float = 0.9, tensors: int = 0) -> Recorder:
-    """Record the energies of the central variable and of a proxy, the momentum process that it is compared with.
+    """Record the energies of the central variable and of a proxy, the momentum process to match.
 
-    ``central_energy`` is half the square of how far the central variable has moved since the worker's read, its own
-    commit included (with GEM since the worker's previous visit, as its rule has it). ``proxy_energy`` is half the
-    square of the proxy's momentum ``m <- momentum * m + update``, which each worker keeps of its own updates; a method
-    with a proxy of its own (GEM) is compared with that.
+    ``central_energy`` is half the square of the central variable's movement since the worker's
+    read, including the worker's commit (with GEM since the worker's previous visit, as its rule has
+    it). ``proxy_energy`` is half the square of the proxy's momentum ``m <- momentum * m + update``
+    over the worker's updates; a method that has a proxy (GEM) is compared with it.
 
     Parameters
     ----------
     momentum : float
         In [0, 1).
     tensors : int
-        Worker steps between two looks at single weights, 0 for none: of each tensor both energies, the distribution of
-        their ratio over the weights, and the share of weights whose update opposes the central variable's movement.
+        Worker steps between two looks at single weights, 0 for none: of each tensor both energies,
+        the distribution of their ratio over the weights, and the share of weights whose update
+        opposes the central variable's movement.
 
     References
     ----------
@@ -149,13 +156,13 @@ def energy(momentum: float = 0.9, tensors: int = 0) -> Recorder:
     return _energy(require_fraction("momentum", momentum), require_count("tensors", tensors, minimum=0))
 
 
-@functools.cache  # what is compiled is kept by the very object
+@functools.cache  # programs are cached by the recorder object: equal arguments need the same one
 def _energy(mu: float, tensors: int) -> Recorder:
     def init(method: Method, central: Array) -> State:
         return () if method.proxy else jnp.zeros_like(central)
 
     def proxy(state: State, commit: Commit) -> tuple[State, Array]:
-        """Return the state after the commit and the proxy's momentum."""
+        # A method with a proxy needs no state here: its momentum comes with the commit.
         if isinstance(state, tuple):
             return (), commit.proxy
         after = mu * state + commit.update
@@ -175,11 +182,11 @@ def _energy(mu: float, tensors: int) -> Recorder:
 
 
 def chosen() -> Recorder:
-    """Record how much Byzantine messages counted in the last version, of methods that combine one by a rule.
+    """Record the part of Byzantine messages in the last version, of methods that combine by a rule.
 
-    ``byzantine_share``: which part of what the rule made came from them (of selected messages the part that are
-    theirs, of coordinates the mean over them); ``byzantine_messages``: which part of the messages they were;
-    ``not_finite``: how many messages were not finite.
+    ``byzantine_share``: their part of the rule's result (the part of the selected messages, or the
+    mean over coordinates); ``byzantine_messages``: their part of the messages; ``not_finite``: the
+    number of messages that were not finite.
     """
     return _CHOSEN
 
@@ -199,12 +206,12 @@ _CHOSEN = Recorder(("byzantine_share", "byzantine_messages", "not_finite"), _obs
 
 
 def diagnostics(every: int = 5) -> Recorder:
-    """Record what the method itself shows of its messages (GEM: the scaling factors), of a commit now and then.
+    """Record the method's diagnostics of messages (GEM: scaling factors), of a commit now and then.
 
     Parameters
     ----------
     every : int
-        Worker steps between two recorded commits, and one commit more if there are several workers.
+        Worker steps between two recorded commits, plus one commit if there are several workers.
     """
     return _diagnostics(require_count("every", every))
 
@@ -215,21 +222,22 @@ def _diagnostics(every: int) -> Recorder:
 
 
 def show_diagnostics(state: State, commit: Commit) -> Mapping[str, Array]:
-    """Return what the method itself shows of a message."""
+    """Return the method's diagnostics of a message."""
     return commit.diagnostics
 
 
-#: Names of the numbers of `positions` begin so.
+#: Prefix of the columns of `positions`.
 POSITION = "position_"
 
 
 def positions(dimensions: int = 48) -> Recorder:
-    """Record where the central variable is, relative to its start, in few coordinates that keep distances.
+    """Record the central variable relative to its start, in few coordinates that keep distances.
 
-    Each coordinate is the sum of a part of the parameters with random signs, the same in all runs: the length of a
-    vector is kept in the mean of its square, with a relative deviation of about ``sqrt(1 / (2 dimensions))``. What a
-    worker read is the central variable of its version, so that these are enough for all distances between reads and the
-    central variable: `asyncsim animate` draws them.
+    Each coordinate is the sum of a part of the parameters with random signs, the same in all runs:
+    the mean square keeps a vector's length, with a relative deviation of about
+    ``sqrt(1 / (2 dimensions))``. A worker's read is the central variable of its version, so these
+    coordinates give all distances between reads and the central variable: `asyncsim animate` draws
+    them.
 
     Parameters
     ----------
@@ -242,6 +250,7 @@ def positions(dimensions: int = 48) -> Recorder:
 @functools.cache
 def _positions(dimensions: int) -> Recorder:
     def sketch(vector: Array, signs: Array) -> Array:
+        # Padded and folded, not multiplied by a matrix: one pass over the vector.
         signed = jnp.pad(vector * signs.astype(vector.dtype), (0, -vector.shape[0] % dimensions))
         return signed.reshape(-1, dimensions).sum(0)
 

@@ -1,4 +1,4 @@
-"""What one run records while it is replayed."""
+"""The records of one run during its replay."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from asyncsim.traces.trace import Trace
 #: Quantiles of each diagnostic that are recorded.
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 COLUMNS = ("commit", "quantity", "tensor", "quantile", "value")
-#: Values of an evaluation by which a run diverges; others, of the user's own, may be undefined now and then.
+#: Values of an evaluation by which a run diverges; a user's other values may be undefined at times.
 LOSSES = ("train_loss", "test_loss")
 
 
@@ -30,7 +30,7 @@ class Recording:
     position : int
         Commits recorded.
     diverged_at : int or None
-        The first commit of which a value is not finite; nothing is recorded after it.
+        The first commit with a value that is not finite; nothing is recorded after it.
     """
 
     def __init__(self, trace: Trace, tensors: Sequence[str], columns: Sequence[str]):
@@ -42,47 +42,48 @@ class Recording:
         self._diagnosed: list[tuple[int, str, str, float, float]] = []
         self._evaluations: list[dict[str, float]] = []
 
-    def take(self, starts: np.ndarray, numbers: np.ndarray, shown: Iterable[Mapping[str, Sequence[Any]]]) -> None:
-        """Keep a chunk's numbers, up to the first commit whose loss or step is not finite.
+    def take(self, starts: np.ndarray, numbers: np.ndarray, looks: Iterable[Mapping[str, Sequence[Any]]]) -> None:
+        """Append a chunk's numbers, up to the first commit whose loss or step is not finite.
 
-        ``numbers`` have shape ``[pieces, piece_size, columns]``; ``shown`` is what recorders show of the first commit.
+        ``numbers`` have shape ``[pieces, piece_size, columns]``; ``looks`` are the recorders'
+        values of the first commit.
         """
-        found = {name: values for one in shown for name, values in one.items()}
-        self._diagnosed += diagnostic_rows(int(starts[0]), found, self._tensors)
+        diagnostics = {name: values for look in looks for name, values in look.items()}
+        self._diagnosed += diagnostic_rows(int(starts[0]), diagnostics, self._tensors)
         sizes = np.diff(starts)
         valid = np.arange(numbers.shape[1]) < sizes[:, None]
         rows = numbers[: len(sizes)][valid]
-        # What recorders add may be undefined now and then, and must not decide where a run ends.
+        # Recorders' numbers may be undefined at times, and must not decide where a run ends.
         finite = np.isfinite(rows[:, : len(RECORDED)]).all(1)
-        kept = len(finite)
+        count = len(finite)
         if not finite.all():
             first = int(np.argmin(finite))
-            self.diverged_at, kept = int(starts[0]) + first, first + 1
-        self._recorded.append(rows[:kept])
-        self.position = int(starts[0]) + kept
+            self.diverged_at, count = int(starts[0]) + first, first + 1
+        self._recorded.append(rows[:count])
+        self.position = int(starts[0]) + count
 
     def evaluated(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Keep an evaluation of the central variable as it is now; return its row of `Run.evaluations`.
+        """Append an evaluation of the central variable; return its row of `Run.evaluations`.
 
         A loss that is not finite means that the run has diverged by the last commit.
         """
-        frame, done = self.trace.frame, self.position
+        frame, commits = self.trace.frame, self.position
         row = {
-            "commit": done,
-            "commit_time": float(frame["commit_time"].iloc[done - 1]) if done else 0.0,
-            "worker_step": done / self.trace.workers,
-            "gradients": int(frame["local_steps"].iloc[:done].sum()),
+            "commit": commits,
+            "commit_time": float(frame["commit_time"].iloc[commits - 1]) if commits else 0.0,
+            "worker_step": commits / self.trace.workers,
+            "gradients": int(frame["local_steps"].iloc[:commits].sum()),
             **values,
         }
-        if done and not np.isfinite([row[name] for name in LOSSES if name in row]).all():
-            self.diverged_at = done - 1
+        if commits and not np.isfinite([row[name] for name in LOSSES if name in row]).all():
+            self.diverged_at = commits - 1
         self._evaluations.append(row)
         return row
 
     def run(
         self, method: Method, problem: Problem, params: Any, config: Mapping[str, Any], replicas: Any = None
     ) -> Run:
-        """Return it as a Run, with the parameters as they are now."""
+        """Build the Run of the present records and parameters."""
         trace = self.trace
         return Run(
             commits=self._commits(),
@@ -120,28 +121,30 @@ def diagnostic_rows(
 ) -> list[tuple[int, str, str, float, float]]:
     """Return one commit's diagnostics in long form, a tuple for each of `COLUMNS`.
 
-    For each quantity its quantiles over all parameters (``tensor`` is empty) and the median of each tensor; for a
-    boolean one the share of true elements (``quantile`` is NaN). Of the energies each tensor's sum (``quantile`` is
-    NaN), and their ratio, ``weight_energy_ratio``, as a quantity of its own over the weights whose proxy has any.
-    Sorted on the host: numpy is far quicker there than XLA on a CPU, and with AVX-512 sorts five to ten times as
-    quickly as it selects (float32).
+    For each quantity its quantiles over all parameters (``tensor`` is empty) and the median of each
+    tensor; for a boolean quantity the share of true elements (``quantile`` is NaN). For the
+    energies each tensor's sum (``quantile`` is NaN), and a further quantity
+    ``weight_energy_ratio``, their ratio over the weights with a proxy energy above zero.
     """
-    given = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
+    # On the host, and sorted: numpy is far quicker than XLA on a CPU, and with AVX-512 it sorts
+    # five to ten times as quickly as it selects (float32).
+    quantities = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
     rows = []
-    if set(ENERGIES) <= given.keys():
-        central, proxy = energies = [given.pop(name) for name in ENERGIES]
+    if set(ENERGIES) <= quantities.keys():
+        central, proxy = energies = [quantities.pop(name) for name in ENERGIES]
         for quantity, values in zip(ENERGIES, energies, strict=True):
             rows += [(commit, quantity, name, np.nan, float(v.sum())) for name, v in zip(tensors, values, strict=True)]
-        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges here
-            given[ENERGY_RATIO] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
-    for quantity, values in given.items():
+        with np.errstate(over="ignore", invalid="ignore"):  # in a run that diverges here
+            quantities[ENERGY_RATIO] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
+    for quantity, values in quantities.items():
         if all(tensor.dtype == bool for tensor in values):
             share = sum(map(np.count_nonzero, values)) / sum(tensor.size for tensor in values)
             rows.append((commit, quantity, "", np.nan, share))
             continue
         ordered = [np.sort(tensor) for tensor in values]
         everything = np.concatenate(ordered)
-        everything.sort(kind="stable")  # merges what is in order already: a tenth of the time of sorting it anew
+        # The stable sort merges ordered parts: a tenth of the time of another sort.
+        everything.sort(kind="stable")
         quantiles = _quantiles(everything, QUANTILES)
         rows += [(commit, quantity, "", q, value) for q, value in zip(QUANTILES, quantiles, strict=True)]
         medians = [_quantiles(tensor, (0.5,))[0] for tensor in ordered]
@@ -150,9 +153,10 @@ def diagnostic_rows(
 
 
 def _quantiles(ordered: np.ndarray, quantiles: Sequence[float]) -> list[float]:
-    """Return the quantiles of a sorted array as numpy defines them, NaN if the array is empty or contains NaN.
+    """Return the quantiles of a sorted array as numpy defines them.
 
-    Between a finite and an infinite value they are infinite.
+    They are NaN if the array is empty or contains NaN, and infinite between a finite and an
+    infinite value.
     """
     if not len(ordered) or np.isnan(ordered[-1]):
         return [np.nan] * len(quantiles)
@@ -160,13 +164,14 @@ def _quantiles(ordered: np.ndarray, quantiles: Sequence[float]) -> list[float]:
     below = at.astype(int)
     low, high = (ordered[index].astype(float) for index in (below, np.minimum(below + 1, len(ordered) - 1)))
     share = at - below
-    with np.errstate(invalid="ignore"):  # of infinities: where not asked for, or between those of different signs
+    # Infinities make NaN where ``between`` is not used, or between infinities of different signs.
+    with np.errstate(invalid="ignore"):
         between = (1 - share) * low + share * high
     return np.where((share > 0) & (low != high), between, low).tolist()
 
 
 def diagnostics_table(rows: list[tuple[int, str, str, float, float]], trace: Trace) -> pd.DataFrame:
-    """Return the rows as a table, with time, worker and worker step of their commits from the trace."""
+    """Build the table of the rows, with time, worker and worker step from the trace."""
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"commit": int, "quantile": float, "value": float})
     index = table["commit"].to_numpy()
     commits = trace.frame.iloc[index]

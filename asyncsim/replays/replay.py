@@ -1,4 +1,4 @@
-"""Replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives."""
+"""Replay: the real gradients of a trace, in batches, with the results of an event loop."""
 
 import math
 import warnings
@@ -37,12 +37,12 @@ from asyncsim.traces.trace import Trace
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
-#: Evaluations to which there is no option: at the start and at the end.
+#: Evaluations that every run has: at the start and at the end.
 _LEAST_EVALUATIONS = 2
-#: Examples that are evaluated with the operations of the gradient of one, which goes forward and twice backward.
+#: Examples evaluated with the operations of one gradient: forward, and twice as much backward.
 _EXAMPLES_A_GRADIENT = 3
-#: Examples times parameters whose evaluation is worth a word: 9 s of MNIST's network on two cores, less of the thesis'
-#: perceptron (1.5 s), as a convolution uses its weights many times.
+#: Examples times parameters from which evaluations cause a warning: 9 s of MNIST's network on two
+#: cores, less of the thesis' perceptron (1.5 s), as a convolution uses its weights many times.
 _WORTH_A_WORD = 1e11
 
 
@@ -65,54 +65,58 @@ def replay(
     Parameters
     ----------
     trace : Trace
-        Simulated, prescribed, or recorded from real processes. Only messages that the server took up are replayed: a
-        run's commits are those of `Trace.accepted`.
+        Simulated, prescribed, or recorded from real processes. Only messages that the server took
+        up are replayed: a run's commits are the rows of `Trace.accepted`.
     method : Method
     problem : Problem
     seed : int
-        Of the initial parameters, the minibatches, the problem's own randomness and what methods draw: named streams,
-        so that two methods see the same ones.
+        Of the initial parameters, the minibatches, the problem's randomness and the methods' draws:
+        named streams, so that two methods see the same ones.
     precision : {"float32", "float64"}
-        Of products of matrices, too, on any device; unless ``jax_default_matmul_precision`` says otherwise.
+        Of products of matrices, too, on any device, unless ``jax_default_matmul_precision`` is set.
     evaluate_every : int, optional
-        Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
-        is always one at the start and one at the end. To evaluate three examples takes about as long as the gradient of
-        one: of a short run on much data a warning says that evaluations take longer than all else.
+        Worker steps (commits divided by workers) between evaluations on the whole data; else 20
+        evaluations. The start and the end are always evaluated. The evaluation of three examples
+        takes about as long as the gradient of one: a warning reports a short run on much data whose
+        evaluations take longer than its gradients.
     evaluate_replicas : bool
-        Without a server: evaluate each worker's replica, too, on the test data if the problem has any. Of each loss and
-        accuracy `Run.evaluations` has the best, the mean and the worst, ``test_accuracy_worst`` say.
+        Without a server: evaluate each worker's replica, too, on the test data if the problem has
+        any. Of each loss and accuracy `Run.evaluations` has the best, the mean and the worst, for
+        example ``test_accuracy_worst``.
     attack : Attack or str, optional
-        What some of the workers send in the place of their messages: ``asyncsim.attacks.alie(workers=3)``.
+        Replaces the messages of some workers: ``asyncsim.attacks.alie(workers=3)``.
     record : sequence of Recorder
-        What is recorded besides each commit's loss and the length of its step, `asyncsim.recorders`:
-        ``[recorders.energy(momentum=0.9), recorders.diagnostics(every=5)]`` say.
+        Quantities to record besides each commit's loss and step length, see `asyncsim.recorders`:
+        ``[recorders.energy(momentum=0.9), recorders.diagnostics(every=5)]``.
     devices : sequence of jax.Device, optional
-        Different ones of one kind, among which workers and gradients are divided. By default all accelerators that JAX
-        has, if there is enough to divide, and the CPU: see `asyncsim.replays.tuning`.
+        Different devices of one kind, among which workers and gradients are divided. By default all
+        accelerators of JAX if there is enough to divide, otherwise one device: see
+        `asyncsim.replays.tuning`.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
     Returns
     -------
     Run
-        If a value stops being finite, the run ends there and says so in ``diverged_at``.
+        If a value stops being finite, the run ends there; ``diverged_at`` is that commit.
 
     Raises
     ------
     InputError
-        For arguments outside their range, or a method that needs another timing than the trace has.
+        For arguments outside their range, or a trace without the timing that the method needs.
 
     Notes
     -----
-    A computation whose message was discarded, or that was cancelled, leaves nothing behind: its worker goes on with the
-    local optimizer's state, the replica and the method's own state that it had when it began, and draws other examples.
+    A computation that was cancelled, or whose message was discarded, leaves nothing behind: its
+    worker continues with the states of the local optimizer, the replica and the method from before
+    it, and draws other examples.
 
-    What a commit depends on decides which commits are computed together (see `asyncsim.replays.waves`); the numbers are
-    those of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they
-    repeat byte for byte, with the same recorders. Methods that amplify round-off (GEM) reproduce in law, not in value,
-    on another machine.
+    The dependencies of commits decide which are computed together (see `asyncsim.replays.waves`);
+    the numbers equal a loop over the events, up to the order of floating-point sums. On one machine
+    and one configuration they repeat byte for byte, with the same recorders. Methods that amplify
+    round-off (GEM) reproduce in law, not in value, on another machine.
 
-    A trace with rollouts is replayed by `asyncsim.replays.post_training.replay_members`, which says what its runs have.
+    Traces with rollouts: see `asyncsim.replays.post_training.replay_members`.
     """
     if has_samples(trace, method, problem):
         for name, value in (("attack", attack), ("devices", devices), ("evaluate_replicas", evaluate_replicas or None)):
@@ -145,20 +149,20 @@ def replay(
 
 
 class Replay:
-    """A replay that can be stopped at chosen commits, and whose state can be looked at there.
+    """A replay that stops at chosen commits, where its state can be read.
 
-    Parameters are those of `replay`; ``stops`` are the numbers of commits at which `advance` may stop, ``form`` is
-    another form of computing than that of `asyncsim.replays.tuning`. For float64, make and use it inside
-    ``jax.enable_x64(True)``.
+    Parameters as of `replay`. `advance` may stop at the numbers of commits in ``stops``; ``form``
+    overrides the form of computing that `asyncsim.replays.tuning` chooses. For float64, make and
+    use it inside ``jax.enable_x64(True)``.
 
     Attributes
     ----------
     devices : tuple of jax.Device
-        Those that it uses.
+        The devices that it uses.
     running : Running
         The loop on the host.
     state : ReplayState
-        After ``position`` commits. The next `advance` reuses its memory: copy what is to be kept.
+        After ``position`` commits. The next `advance` reuses its memory: copy arrays to keep.
     position : int
     diverged_at : int or None
     """
@@ -225,19 +229,19 @@ class Replay:
 
     @property
     def diverged_at(self) -> int | None:
-        """The first commit of which a value is not finite."""
+        """The first commit with a value that is not finite."""
         return self.running.recordings[0].diverged_at
 
     def advance(self, stop: int) -> None:
-        """Replay up to ``stop`` commits, or to the first commit of which a value is not finite."""
+        """Replay up to ``stop`` commits, or to the first commit with a value that is not finite."""
         self.running.advance(stop)
 
     def wait(self) -> None:
-        """Wait until the devices have made all commits so far."""
+        """Wait until the devices have computed all commits so far."""
         self.running.wait()
 
     def go_on_from(self, state: ReplayState) -> None:
-        """Go on from another state, as if the commits so far had led there: one that real processes were in, say.
+        """Continue from another state, for example of real processes, after the commits so far.
 
         Raises
         ------
@@ -247,7 +251,7 @@ class Replay:
         self.running.go_on_from(state)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the central variable on the training and the test data: the next row of `Run.evaluations`.
+        """Evaluate the central variable on all data; return the new row of `Run.evaluations`.
 
         A loss that is not finite means that the run has diverged by the last commit.
         """
@@ -257,13 +261,13 @@ class Replay:
         return rows[0]
 
     def result(self) -> Run:
-        """Return what has been replayed so far as a Run."""
+        """Build the Run of the commits so far."""
         (params,), (replicas,) = self.running.params(), self.running.replicas()
         return self.running.recordings[0].run(self.method, self.problem, params, self._config, replicas)
 
 
 def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:
-    """Advance from stop to stop, evaluate at each, and go on to the last commit; show how far it is."""
+    """Advance to the last commit, evaluate at each stop, and show the progress."""
     commits = len(running.trace)
     show = on_a_terminal() if progress is None else progress
     with tqdm(total=commits, desc=description, unit="commit", disable=not show, leave=False) as bar:
@@ -279,7 +283,7 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
         for stop in np.union1d(stops, commits):
             try:
                 running.advance(stop)
-            except jax.errors.UnexpectedTracerError as error:  # says nothing of where
+            except jax.errors.UnexpectedTracerError as error:  # does not name the place
                 raise InputError(
                     f"{description}: a function of the method or the problem keeps a value from one call to the next, "
                     "in a list or a global say; return it as its state instead"
@@ -292,7 +296,7 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
 
 
 def _require_finite(row: Mapping[str, float]) -> None:
-    """Raise InputError unless the losses of the evaluation at the start are finite: no commit is to blame for them."""
+    """Raise InputError unless the losses at the start, before any commit, are finite."""
     for name in LOSSES:
         if not math.isfinite(row.get(name, 0.0)):
             raise InputError(
@@ -302,15 +306,11 @@ def _require_finite(row: Mapping[str, float]) -> None:
 
 
 def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Recorder, ...]:
-    """Return the recorders; raise InputError unless the method can be replayed on this trace and problem.
-
-    Where a method shows nothing, to look at it is left out: it would begin a chunk, which costs as much as hundreds of
-    a small problem's commits.
-    """
+    """Return the recorders; raise InputError unless the method fits the trace and the problem."""
     require_kinds(trace, method, problem)
     recorders = require_recorders(record)
     params = jax.eval_shape(problem.init, jax.random.key(0))
-    shown = check_method(method, params, trace.workers)
+    has_diagnostics = check_method(method, params, trace.workers)
     require_one_server(trace.servers, problem.parameter_count)
     require_server(method, trace)
     require_timing(method, trace)
@@ -318,29 +318,31 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     if method.rounds is not None:
         method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)
-    return tuple(one for one in recorders if shown or one.look is not show_diagnostics)
+    # Without diagnostics a look shows nothing, but begins a chunk, which costs as much as hundreds
+    # of a small problem's commits.
+    return tuple(recorder for recorder in recorders if has_diagnostics or recorder.look is not show_diagnostics)
 
 
 def look_every(recorders: Sequence[Recorder]) -> list[int]:
     """Return the worker steps between two looks of each recorder that looks."""
-    return [one.every for one in recorders if one.look is not None]
+    return [recorder.every for recorder in recorders if recorder.look is not None]
 
 
 def require_kinds(trace: Any, method: Any, problem: Any) -> None:
-    """Raise InputError unless each is what its name says, and JAX can compute in this process."""
+    """Raise InputError unless each argument has its type, and JAX can compute in this process."""
     require_threads()
     if has_samples(trace, method, problem):
         require_rollouts(trace, method, problem, ())
         raise InputError("method = 'policy_gradient': cannot be stopped and looked at; use asyncsim.replay")
     for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
         if not isinstance(value, kind):
-            made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
-            hint = "; call it to make one" if callable(value) else f", which {made} returns"
+            maker = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
+            hint = "; call it to make one" if callable(value) else f", which {maker} returns"
             raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
 
 
 def has_samples(trace: Any, method: Any, problem: Any) -> bool:
-    """Return whether any of the three is for rollouts, of which then all must be."""
+    """Return whether any of the three is for rollouts; then all must be."""
     of_policies = isinstance(method, PolicyGradient) or isinstance(problem, PolicyProblem)
     return of_policies or (isinstance(trace, Trace) and trace.rollouts is not None)
 
@@ -355,19 +357,20 @@ def _check_outcomes(trace: Trace) -> None:
 
 
 def _check_windows(trace: Trace) -> None:
-    """Raise InputError unless each worker's jobs are alike: by their local steps its minibatches are counted."""
+    """Raise InputError unless each worker's jobs have equal local steps: they count minibatches."""
     steps = trace.frame.groupby("worker")["local_steps"].agg(["min", "max"])
     differing = steps[steps["min"] < steps["max"]]
     if len(differing):
-        worker, least, most = next(differing.itertuples())
+        worker, fewest, greatest = next(differing.itertuples())
         raise InputError(
-            f"trace: worker {worker} has jobs of {least} to {most} local_steps, so that minibatches would be drawn "
-            "twice or left out; give all jobs of a worker the same local_steps"
+            f"trace: worker {worker} has jobs of {fewest} to {greatest} local_steps, so that "
+            "minibatches would be drawn twice or left out; give all jobs of a worker the same "
+            "local_steps"
         )
 
 
 def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:
-    """Warn where evaluations take seconds, and longer than the gradients; not in studies, which say what they do."""
+    """Warn if evaluations take seconds, and longer than the gradients; not in studies."""
     data = [part for part in (problem.train, problem.test) if part is not None]
     if evaluations <= _LEAST_EVALUATIONS or not data or problem.batch_size is None or has_one_core():
         return
@@ -382,18 +385,18 @@ def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> No
 
 
 def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
-    """Return the numbers of commits after which a run is evaluated, of a trace of what was taken up.
+    """Return the numbers of commits after which a run is evaluated; the trace is an accepted one.
 
-    After each a version is complete: in between a server that waits for several messages may have moved the central
-    variable, which nobody reads before the version is there.
+    Each completes a version: in between a server that waits for several messages may have moved the
+    central variable, which no worker reads before the version is complete.
     """
     commits = len(trace)
     if evaluate_every is None:
-        wanted = np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)
+        targets = np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)
     else:
         step = require_count("evaluate_every", evaluate_every) * trace.workers
-        wanted = np.r_[np.arange(step, commits, step), commits]
+        targets = np.r_[np.arange(step, commits, step), commits]
     complete = 1 + np.flatnonzero(trace.frame["outcome"] == "applied")
-    before = np.searchsorted(complete, wanted, side="right")
-    # The start is evaluated in any case.
+    before = np.searchsorted(complete, targets, side="right")
+    # The start is always evaluated, and is no stop.
     return np.unique(complete[before[before > 0] - 1])

@@ -1,4 +1,4 @@
-"""What a replay brings back: one row per commit, one per evaluation, and the final parameters."""
+"""The result of a replay: a row per commit, a row per evaluation, and the final parameters."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ from asyncsim.base.files import (
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Raised by one whenever an older asyncsim could not read the files any more.
+#: Raised by 1 whenever an older asyncsim can no longer read the files.
 FORMAT = 2
 _TABLES = ("commits", "evaluations", "diagnostics")
 _FILES = (*(f"{name}.parquet" for name in _TABLES), "params.npz")
@@ -44,28 +44,33 @@ class Run:
     Attributes
     ----------
     commits : pandas.DataFrame
-        One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of
-        the worker's minibatches), ``update_norm`` (of the central variable's step; where the server adds a worker's
-        update as it is, of that, before the sum is rounded), and the columns of the recorders that the replay was asked
-        for. The step of a version that a death makes is at the last message that went into it, as in
-        `Trace.accepted`; a restore is no step: the ``update_norm`` of the commit after it is the step from what was
-        restored. A run that diverged ends with the commit at which it did.
+        One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``,
+        ``staleness``, ``loss`` (of the worker's minibatches), ``update_norm`` (of the central
+        variable's step; where the server adds a worker's unchanged update, of the update, before
+        the sum is rounded), and the columns of the replay's recorders. The step of a version that a
+        death completes is at its last message, as in `Trace.accepted`; a restore is no step: the
+        ``update_norm`` of the next commit is the step from the restored variable. A run that
+        diverged ends with the commit at which it did.
     evaluations : pandas.DataFrame
-        One row per evaluation, at the start and after commits that complete a version: ``commit`` (commits applied),
-        ``commit_time`` (s), ``worker_step`` (commits per worker), ``gradients`` (in what was taken up so far, without
-        those that were discarded or cancelled), and ``train_`` and ``test_`` with whatever the problem evaluates.
+        One row per evaluation, at the start and after commits that complete a version: ``commit``
+        (commits applied), ``commit_time`` (s), ``worker_step`` (commits per worker), ``gradients``
+        (in messages taken up so far, without discarded and cancelled ones), and ``train_`` and
+        ``test_`` with the problem's measures.
     diagnostics : pandas.DataFrame
-        What recorders show of whole vectors, one row per commit looked at, quantity, and quantile or tensor.
+        Recorders' summaries of whole vectors: a row per recorded commit, quantity, and quantile or
+        tensor.
     params : tree
-        The central variable after the last commit, NumPy arrays in the problem's own tree; where the server waits for
-        several messages, those of an incomplete version are included. If the run diverged, one of a few commits later.
+        The central variable after the last commit, NumPy arrays in the problem's tree; where the
+        server waits for several messages, messages of an incomplete version are included. If the
+        run diverged, the central variable of a few commits later.
     diverged_at : int or None
         The commit at which a value stopped being finite.
     config : dict
         Method, problem, cluster, seed, precision and package versions: plain values.
     replicas : tree or None
-        Without a server the replicas of all workers after the last commit, each array of ``params`` with a leading axis
-        of workers; of stochastic gradient push those at which gradients are computed. None with a server.
+        Without a server the replicas of all workers after the last commit, each array of ``params``
+        with a leading axis of workers; in stochastic gradient push the replicas at which gradients
+        are computed. None with a server.
     """
 
     commits: "pd.DataFrame"
@@ -77,11 +82,11 @@ class Run:
     replicas: Any = None
 
     def __repr__(self) -> str:
-        """Return one line; the tables and the parameters are thousands."""
-        what = " on ".join(str(self.config[name]) for name in ("method", "problem") if name in self.config)
+        """Describe the run in one line; its tables have thousands."""
+        title = " on ".join(str(self.config[name]) for name in ("method", "problem") if name in self.config)
         ended = self.status if self.diverged_at is None else f"diverged at commit {self.diverged_at}"
         seed = f", seed {self.config['seed']}" if "seed" in self.config else ""
-        return f"<Run{' of ' if what else ''}{what}: {counted(len(self.commits), 'commit')}, {ended}{seed}>"
+        return f"<Run{' of ' if title else ''}{title}: {counted(len(self.commits), 'commit')}, {ended}{seed}>"
 
     @property
     def status(self) -> str:
@@ -89,14 +94,14 @@ class Run:
         return "finished" if self.diverged_at is None else "diverged"
 
     def plot(self, measure: str = "train_loss", against: str = "time") -> Any:
-        """Draw a column of ``evaluations`` along simulated time ("time") or worker steps ("step"): a figure.
+        """Draw a column of ``evaluations`` along simulated time ("time") or worker steps ("step").
 
         `asyncsim.plots.compare` draws several runs on the same axes.
         """
         return hooks.plots().compare(self, measure, against)
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.
+        """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``, or nothing.
 
         The replicas of a run without a server are in ``replicas.npz``.
 
@@ -141,7 +146,8 @@ class Run:
     def load(cls, path: str | os.PathLike) -> "Run":
         """Read a run that `save` wrote.
 
-        The parameters' containers that are not dicts, lists or tuples come back as lists of leaves, keys as text.
+        Containers of the parameters other than dicts, lists and tuples become lists of leaves; keys
+        become text.
         """
         import pandas as pd
 
@@ -164,7 +170,7 @@ class Run:
                     stem, is_table = Path(name).stem, name.endswith(".parquet")
                     contents[stem] = pd.read_parquet(file) if is_table else _load_tree(file, header["params"])
             return cls(**contents, diverged_at=header["diverged_at"], config=dict(header["config"]))
-        except Exception as error:  # the files may hold anything
+        except Exception as error:  # files of any content raise any error
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
             ) from error
@@ -180,8 +186,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _checksum(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _save_tree(file: Path, tree: Any) -> Any:
@@ -194,7 +200,6 @@ def _save_tree(file: Path, tree: Any) -> Any:
 
 
 def _load_tree(file: BinaryIO, structure: Any) -> Any:
-    """Return the tree of this structure whose leaves `_save_tree` wrote."""
     with np.load(file) as arrays:
         return _rebuild(structure, arrays)
 

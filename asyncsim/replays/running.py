@@ -1,4 +1,4 @@
-"""The loop of a replay on the host: plan a chunk of pieces, start it on the devices, record the one before."""
+"""The loop of a replay on the host: plan a chunk, start it on the devices, record the previous."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from asyncsim.replays.state import ReplayState
 
 
 class Running:
-    """A replay, of one run or of the members of an ensemble, that can be stopped at the plan's stops.
+    """A replay of one run, or of the members of an ensemble, that can stop at the plan's stops.
 
     Attributes
     ----------
@@ -46,7 +46,8 @@ class Running:
         self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._constants = problem, plan, program, constants
-        # Positions of checkpoints and of the last restore of each; and what there is to restore where.
+        # The position of the last restore of each checkpoint, after which its copy is dropped; and
+        # the restores by position.
         self._checkpoints = {stays: at for at, stays, *_ in plan.restores}
         self._restores = {at: (stays, slots, pushes) for at, stays, slots, pushes in plan.restores}
         self._kept: dict[int, Any] = {}
@@ -67,14 +68,14 @@ class Running:
 
     @property
     def state(self) -> ReplayState:
-        """The replay after ``position`` commits; InputError if it was interrupted amid its commits."""
+        """The state after ``position`` commits; InputError after an interruption amid commits."""
         if self._state is None:
             raise InputError("replay: was interrupted amid its commits, and cannot go on; make a new one")
         return self._state
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left that is finite."""
+        """Whether all members have diverged."""
         return all(recording.diverged_at is not None for recording in self.recordings)
 
     @whole_products()
@@ -88,7 +89,8 @@ class Running:
         """
         if stop not in self._plan.stops:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
-        # Given back at the end: an interruption leaves commits that are made and not recorded.
+        # Stored again at the end: the donated state is gone after an interruption, and its commits
+        # are not recorded.
         state, self._state = self.state, None
         pending: tuple[np.ndarray, Any, Any] | None = None
         for starts, pieces in self._plan.chunks(self.position, stop):
@@ -103,34 +105,36 @@ class Running:
                     returns = change.kind == "begin"
                     self._counted[change.place] = returns and self._honest[change.place]
             looked_at = self._plan.looked_at[starts[0]]
-            met = self._program.first(state, pieces) if looked_at else None
-            given = self._train, self._constants, pieces
-            state, numbers = self._program.engine.advance(state, *given, np.int32(len(starts) - 1))
-            # While the devices work on a chunk, the host looks at the one before and plans the next.
+            # Before the piece runs, as it overwrites the state.
+            first_commit = self._program.first(state, pieces) if looked_at else None
+            inputs = self._train, self._constants, pieces
+            state, numbers = self._program.engine.advance(state, *inputs, np.int32(len(starts) - 1))
+            # While the devices work on a chunk, the host records the previous one and plans the
+            # next.
             if pending is not None:
                 self._take(*pending)
-            shown = self._program.look(met, *given) if looked_at else []
-            pending = (starts, numbers, shown)
+            looks = self._program.look(first_commit, *inputs) if looked_at else []
+            pending = (starts, numbers, looks)
         if pending is not None:
             self._take(*pending)
         self._state = state
 
-    def _restored(self, held: Any, position: int) -> Any:
-        """Keep what the server holds, if it is restored later; and restore what it held, if it is time."""
+    def _restored(self, state: Any, position: int) -> Any:
+        """Copy the server's states at a checkpoint, and restore them at a restore."""
         if position in self._checkpoints:
-            self._kept[position] = self._program.engine.server_of(held)
+            self._kept[position] = self._program.engine.server_of(state)
         if position in self._restores:
             checkpoint, slots, push_slots = self._restores[position]
-            held = self._program.engine.with_server(held, self._kept[checkpoint], slots, push_slots)
+            state = self._program.engine.with_server(state, self._kept[checkpoint], slots, push_slots)
             if position == self._checkpoints[checkpoint]:
                 del self._kept[checkpoint]
-        return held
+        return state
 
     @whole_products()
     def evaluate(self) -> list[dict[str, float]]:
-        """Evaluate the central variables on the training and the test data; return a row for each finite member."""
+        """Evaluate the central variables on all data; return a row for each finite member."""
         first = self._program.devices[0]
-        # On one device: the same program there for any number of them.
+        # On one device, so that the number of devices does not change the program.
         central, state, train, test = jax.device_put(
             (self.state.central, self._mean_problem_state(), self._train, self._test), first
         )
@@ -140,27 +144,27 @@ class Running:
         if self.evaluates_replicas:
             values |= self._of_replicas(first)
         return [
-            recording.evaluated({name: float(value) for name, value in own.items()})
-            for recording, own in zip(self.recordings, self._of_members(values), strict=True)
+            recording.evaluated({name: float(value) for name, value in metrics.items()})
+            for recording, metrics in zip(self.recordings, self._of_members(values), strict=True)
             if recording.diverged_at is None
         ]
 
     def params(self) -> list[Any]:
-        """Return the members' central variables in the problem's own tree, as numpy arrays."""
+        """Return the members' central variables as trees of the problem with numpy arrays."""
         central = jax.device_put(self.state.central, self._program.devices[0])
-        return [jax.tree.map(np.asarray, self._program.flat.unravel(own)) for own in self._of_members(central)]
+        return [jax.tree.map(np.asarray, self._program.flat.unravel(member)) for member in self._of_members(central)]
 
     def replicas(self) -> list[Any]:
-        """Return the members' replicas as trees of arrays with a leading axis of workers; None with a server."""
+        """Return the members' replicas, with a leading axis of workers; None with a server."""
         if self._program.replicas is None:
             return [None] * len(self.recordings)
-        found = np.asarray(self._program.replicas(self.state, self._constants.numbers))
+        replicas = np.asarray(self._program.replicas(self.state, self._constants.numbers))
         unravel = jax.vmap(self._program.flat.unravel)
-        members = np.moveaxis(found, 1, 0) if self._batched else [found]
-        return [jax.tree.map(np.asarray, unravel(jnp.asarray(own))) for own in members]
+        members = np.moveaxis(replicas, 1, 0) if self._batched else [replicas]
+        return [jax.tree.map(np.asarray, unravel(jnp.asarray(member))) for member in members]
 
     def _spread(self) -> Any:
-        """Return the mean squared distance of the living workers' replicas from the central variable."""
+        """Return the living replicas' mean squared distance from the central variable."""
         spread, replicas_of = self._program.spread, self._program.replicas
         assert spread is not None and replicas_of is not None
         if not self._plan.changes or not self._counted.any():
@@ -169,17 +173,17 @@ class Running:
         return jnp.mean(jnp.sum((replicas - self.state.central) ** 2, -1), 0)
 
     def wait(self) -> None:
-        """Wait until the devices have made all commits so far."""
+        """Wait until the devices have computed all commits so far."""
         jax.block_until_ready(self.state)
 
     def go_on_from(self, state: ReplayState) -> None:
-        """Go on from a state that a single device holds; raise InputError if there are several."""
+        """Continue from another state; raise InputError if there are several devices."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
         self._state = self._program.engine.from_whole(state)
 
     def _of_replicas(self, device: Any) -> dict[str, Any]:
-        """Return the best, mean and worst of the replicas' losses and accuracies on the test data, if there are any."""
+        """Return the replicas' best, mean and worst loss and accuracy, on test data if present."""
         part, data = ("train", self._train) if self._test is None else ("test", self._test)
         states = None if self._problem.init_state is None else self._program.engine.problem_states(self.state)
         assert self._program.replicas is not None
@@ -187,23 +191,25 @@ class Running:
         counted = self._counted if self._plan.changes else self._program.honest
         rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
         values: dict[str, Any] = {}
-        for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():
-            if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best
-                ends = (each.min(), each.max())
+        for name, metric in self._program.evaluate_each(*jax.device_put((*rows, data), device)).items():
+            # For other metrics it is unknown whether high or low values are best.
+            if name.endswith(("loss", "accuracy")):
+                ends = (metric.min(), metric.max())
                 best, worst = ends[::-1] if name.endswith("accuracy") else ends
-                found = {"best": best, "mean": each.mean(), "worst": worst}
-                values |= {f"{part}_{name}_{which}": value for which, value in found.items()}
+                summary = {"best": best, "mean": metric.mean(), "worst": worst}
+                values |= {f"{part}_{name}_{statistic}": value for statistic, value in summary.items()}
         return values
 
-    def _take(self, starts: np.ndarray, numbers: Any, shown: Any) -> None:
+    def _take(self, starts: np.ndarray, numbers: Any, shown_looks: Any) -> None:
         numbers = np.asarray(numbers)
-        if self._batched:  # members first
+        # From ``[pieces, piece_size, members, columns]`` to members first.
+        if self._batched:
             numbers = np.moveaxis(numbers, -2, 0)
         looks = self._plan.looks[:, starts[0]].tolist()
-        own = zip(self._of_members(numbers), self._of_members(shown), self.recordings, strict=True)
-        for own_numbers, own_shown, recording in own:
+        members = zip(self._of_members(numbers), self._of_members(shown_looks), self.recordings, strict=True)
+        for member_numbers, member_looks, recording in members:
             if recording.diverged_at is None:
-                recording.take(starts, own_numbers, itertools.compress(own_shown, looks))
+                recording.take(starts, member_numbers, itertools.compress(member_looks, looks))
         self.position = max(recording.position for recording in self.recordings)
 
     def _of_members(self, tree: Any) -> list[Any]:
@@ -214,7 +220,7 @@ class Running:
         return [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(self.recordings))]
 
     def _mean_problem_state(self) -> Any:
-        """Return the mean over the workers of the problem's non-trained state (None without one)."""
+        """Return the workers' mean of the problem's non-trained state; None without one."""
         if self._problem.init_state is None:
             return None
         return jax.tree.map(
@@ -224,7 +230,7 @@ class Running:
 
 
 def start(problem: Problem, seed: int, dtype: Any) -> tuple[Any, jax.Array]:
-    """Return a seed's initial parameters and the key of the problem's own randomness."""
+    """Return a seed's initial parameters and the key of the problem's randomness."""
     init_key, key = jax.random.split(purpose_key(seed, "problem"))
     return cast(problem.init(init_key), dtype), key
 

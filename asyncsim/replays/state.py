@@ -1,4 +1,4 @@
-"""What a replay carries from piece to piece, and the plan of the pieces."""
+"""The state that a replay carries from piece to piece, and the plan of the pieces."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from asyncsim.replays.recorders import Recorder
 
 
 class Layout(NamedTuple):
-    """What the compiled program depends on besides method, problem and recorders.
+    """The properties of a compiled program besides method, problem and recorders.
 
     Attributes
     ----------
@@ -37,8 +37,8 @@ class Layout(NamedTuple):
     windows_differ : bool
         Whether some commits have fewer.
     members : int or None
-        Runs of an ensemble that are replayed as one: each vector then has shape ``[members, parameters]``, and each
-        number of a commit shape ``[members]``.
+        Runs of an ensemble that are replayed as one: each vector then has shape
+        ``[members, parameters]``, and each number of a commit shape ``[members]``.
     unrolled : int
         Commits of a piece that are unrolled.
     version_messages : int
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     gossip : bool
         Whether there is no server: workers take up each other's messages, or meet.
     restarts : bool
-        Whether workers lose their state and start anew.
+        Whether workers lose their state and restart.
     """
 
     form: str
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """All that belongs to one worker; in the replay's state each leaf has a leading axis of workers."""
+    """The states of one worker; in the replay's state each leaf has a leading axis of workers."""
 
     method: State
     memory: State
@@ -81,7 +81,7 @@ class WorkerRow(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Messages that wait for the message that completes their version, by their places in it."""
+    """Messages of an incomplete version, by their places in it."""
 
     messages: Any  #: leaves with an axis of messages in front
     visits: Visit  #: the fields `OF_MESSAGE` with the same axis; the others are ``()``
@@ -104,6 +104,7 @@ def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> A
             message, _ = method.receive(row.memory, message, visit)
         return Waiting(message, of_message(visit))
 
+    # Traced, not computed: a message's shape depends on the method alone.
     kinds = jax.eval_shape(send, row, central, visit_kinds(method.sees_loss, method.needs_key))
     return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), kinds)
 
@@ -119,15 +120,15 @@ class ReplayState(NamedTuple):
     recorders : tuple of tree
         States of the recorders whose states are shared.
     read : Float[Array, "slots parameters"]
-        What was read and waits for its commits.
+        Reads that wait for their commits.
     push_read : Float[Array, "push_slots parameters"]
-        What messages will be formed with, if that is read apart.
+        Central variables that messages will be formed with, if they are read in another visit.
     workers : WorkerRow
-        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers are padding: cut
-        them before any mean (`of_workers`).
+        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers
+        are padding: cut them before any mean (`of_workers`).
     messages : tree
-        `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one row more than
-        slots: there the form "single" writes what nobody takes up.
+        `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one
+        row more than slots: there the form "single" writes messages that no worker takes up.
     waiting : Waiting
         Messages that wait for their version; ``()`` of methods without ``combine``.
     """
@@ -143,29 +144,29 @@ class ReplayState(NamedTuple):
 
 
 def of_workers(rows: Any, workers: int) -> Any:
-    """Return rows without those that fill up several devices."""
+    """Cut the padding of several devices off rows of workers."""
     return jax.tree.map(lambda leaf: leaf if leaf.shape[0] == workers else leaf[:workers], rows)
 
 
 class ReadsOfPiece(NamedTuple):
-    """Separate reads that fall into a piece: how many, and for each the slot and the commits of the piece it sees."""
+    """The separate reads of a piece."""
 
-    size: Array
+    size: Array  # number of reads
     slot: Array  # [reads_size]
-    offset: Array  # [reads_size]
-    block: Any = ()  # [reads_size], which block of the parameters is read; () if all of them are
+    offset: Array  # [reads_size], commits of the piece before the read
+    block: Any = ()  # [reads_size], the block of the parameters; () if reads are whole
 
 
 class Pieces(NamedTuple):
-    """The plan of consecutive pieces, all leaves with leading axis ``pieces``; see `Layout` for the sizes."""
+    """The plan of consecutive pieces; leaves have a leading axis ``pieces``; see `Layout`."""
 
     size: Array  # commits in the piece
     slot: Array  # [piece_size]
     push_slot: Array  # [piece_size]
-    push_offset: Array  # [piece_size], commits of this piece that the read for the message saw; -1: before this piece
+    push_offset: Array  # [piece_size], commits of the piece before the message's read; -1: outside
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
-    rows: Array  # [piece_size, window, batch] examples; in an ensemble [piece_size, members, window, batch]
+    rows: Array  # examples, [piece_size, window, batch]; ensembles [piece_size, members, ...]
     reads: ReadsOfPiece
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server
@@ -173,11 +174,11 @@ class Pieces(NamedTuple):
 
 
 class GossipOfPiece(NamedTuple):
-    """What the commits of a piece take up of other workers; see `asyncsim.replays.waves.Gossip`."""
+    """The messages that the commits of a piece take up; see `asyncsim.replays.waves.Gossip`."""
 
     sources: Array  # [piece_size, most]
     weights: Array  # [piece_size, most]
-    taken: Array  # [piece_size], how many of them
+    source_count: Array  # [piece_size], messages taken up
     message_slot: Array  # [piece_size]
     partner: Array  # [piece_size]
     senders: Array  # [piece_size, most]
@@ -195,16 +196,17 @@ def initial_state(
     message_slots: int = 0,
     version_messages: int = 1,
 ) -> ReplayState:
-    """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
+    """Build the replay's state at version zero from the problem's initial parameters and state."""
     central = flat.ravel(params)
     with naming_failures("record: init(method, central)"):
-        own, shared = (
-            tuple(one.init(method, central) for one in recorders if one.shared == shared) for shared in (False, True)
+        worker_states, shared_states = (
+            tuple(recorder.init(method, central) for recorder in recorders if recorder.shared == shared)
+            for shared in (False, True)
         )
     row = WorkerRow(
         method=method.init_worker(central),
         memory=initial_memory(method, central),
-        recorders=own,
+        recorders=worker_states,
         learner=Learner(method.optimizer.init(params), problem_state),
     )
 
@@ -219,10 +221,11 @@ def initial_state(
         sent = Sent(kinds, () if method.honest is None else row.memory)
         messages = jax.tree.map(lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), sent)
     return ReplayState(
-        # Copies: the state is donated, and neither its parts nor the user's own arrays may share memory with it.
+        # Copies: the state is donated, and neither its parts nor the user's arrays may share memory
+        # with it.
         central=jnp.array(central),
         server=jax.tree.map(jnp.array, method.init_server(central)),
-        recorders=jax.tree.map(jnp.array, shared),
+        recorders=jax.tree.map(jnp.array, shared_states),
         read=repeated(central, 0 if method.mix is not None else slots),
         push_read=repeated(central, push_slots),
         workers=jax.tree.map(lambda leaf: repeated(leaf, workers), row),

@@ -1,9 +1,8 @@
-"""The one step of a method: what precedes a worker's local steps, and what its commit does.
+"""The one step of a method: a worker's preparation before its local steps, and its commit.
 
 `begin` and `finish` are the only semantics of a method: of every form of replay, of looks at whole
 vectors and of real processes. Between them the worker takes its local steps
-(`asyncsim.replays.local`). A store gathers what a step meets, `Held`, and writes back what it
-leaves, `Left`.
+(`asyncsim.replays.local`). A store gathers the `StepInputs` and writes back the `StepOutputs`.
 """
 
 from collections.abc import Callable
@@ -14,12 +13,12 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, State, Visit, add, send_update
 from asyncsim.replays.central import commit_mean, meet, take_up
-from asyncsim.replays.local import LocalResult, start_anew
+from asyncsim.replays.local import LocalResult, restart_worker
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import Waiting, WorkerRow, of_message
 
 
-class Place(NamedTuple):
+class ServerState(NamedTuple):
     """The central variable, the method's state on the server and the messages that wait there."""
 
     central: Array
@@ -27,122 +26,128 @@ class Place(NamedTuple):
     waiting: Any = ()  #: `asyncsim.replays.state.Waiting` of methods with ``combine``; else ``()``
 
 
-class Held(NamedTuple):
-    """What a step meets besides the place.
+class StepInputs(NamedTuple):
+    """The inputs of a step besides the server's state.
 
     Attributes
     ----------
     visit : Visit
     row : WorkerRow
     read : Array
-        What the worker read; set by `begin` without a server.
+        The central variable as the worker read it; without a server, set by `begin`.
     pulled : Array
         The central variable that the message is formed with, if that is read in another visit.
-    other : tree
-        Without a server the messages that it takes up, summed, or the replica of its partner.
+    received : tree
+        Without a server the messages that it takes up, summed, or the state of its partner.
     partner : int
         The partner; negative without one.
     fresh : bool
-        Whether the worker starts anew.
+        Whether the worker restarts without its state.
     """
 
     visit: Visit
     row: WorkerRow
     read: Any = ()
     pulled: Any = ()
-    other: Any = ()
+    received: Any = ()
     partner: Any = ()
     fresh: Any = ()
 
 
-class Left(NamedTuple):
-    """What a commit leaves.
+class StepOutputs(NamedTuple):
+    """The outputs of a step.
 
     Attributes
     ----------
-    place : Place
+    server_state : ServerState
     commit : Commit
         With the worker's own states.
     read : Array
-        What the worker reads at this visit for its next computation; ``()`` if it does not.
-    other : tree
-        The partner's replica.
+        The worker's read at this visit for its next computation; ``()`` without such a read.
+    partner_state : tree
+        The partner's state after the meeting.
     """
 
-    place: Place
+    server_state: ServerState
     commit: Commit
     read: Any
-    other: Any
+    partner_state: Any
 
 
-def begin(method: Method, restart: Callable[[Array], tuple[State, Any]] | None, held: Held) -> tuple[Held, Array]:
+def begin(
+    method: Method, restart: Callable[[Array], tuple[State, Any]] | None, inputs: StepInputs
+) -> tuple[StepInputs, Array]:
     """Mix, restart and resume a worker; return it with the start of its local steps.
 
-    ``restart`` is `asyncsim.replays.local.build_anew`'s function; None if no worker starts anew.
+    ``restart`` is `asyncsim.replays.local.build_restart`'s function; None if no worker restarts.
     """
-    row, read, resume = held.row, held.read, method.resume
+    row, read, resume = inputs.row, inputs.read, method.resume
     if method.mix is not None:
-        row = take_up(method, row, held.other, held.visit)
+        row = take_up(method, row, inputs.received, inputs.visit)
         assert resume is not None
+        # A worker that mixes reads no central variable: its mixed replica is read and start.
         read, resume = resume(row.method, None), None
     if restart is not None:
-        row = start_anew(restart, row, read, held.fresh)
+        row = restart_worker(restart, row, read, inputs.fresh)
     start = read if resume is None else resume(row.method, read)
-    return held._replace(row=row, read=read), start
+    return inputs._replace(row=row, read=read), start
 
 
 def finish(
     method: Method,
     reads: str,
-    place: Place,
-    held: Held,
+    server_state: ServerState,
+    inputs: StepInputs,
     start: Array,
     local: LocalResult,
     *memories: Memories,
-    made: Array | None = None,
-) -> Left:
-    """Make the commit of a worker that has taken its local steps.
+    is_valid: Array | None = None,
+) -> StepOutputs:
+    """Apply the commit of a worker that has taken its local steps.
 
     ``reads``: when the worker reads for its next computation, see `asyncsim.replays.waves`.
-    ``memories``: those of all workers, if the method sees them. ``made``: whether there is a commit;
-    without one the place stays as it is.
+    ``memories``: all workers' memories, if the method sees them. ``is_valid``: false for padding
+    of a piece, which leaves the server's state unchanged.
     """
-    visit, row, other = held.visit, held.row, held.other
-    central, server, waiting = place
+    visit, row, received = inputs.visit, inputs.row, inputs.received
+    central, server, waiting = server_state
     gossips = method.mix is not None or method.meet is not None
     if method.meet is not None:
-        row, other = meet(method, row, other, held.partner, visit)
+        row, received = meet(method, row, received, inputs.partner, visit)
+    # The plan knows no losses: only here, after the local steps, has the visit one.
     if method.sees_loss:
         visit = visit._replace(loss=local.loss.astype(visit.time.dtype))
-    pulled = central if isinstance(held.pulled, tuple) else held.pulled
+    pulled = central if isinstance(inputs.pulled, tuple) else inputs.pulled
     message, worker, diagnostics = method.message(row.method, local.update, start, pulled, visit)
     if gossips:
         applied = commit_mean(method, server, central, message, worker, row.memory, visit)
     elif method.combine is not None:
-        applied, waiting = _wait(method, place, message, row.memory, visit, made)
+        applied, waiting = _wait(method, server_state, message, row.memory, visit, is_valid)
     else:
         applied = method.apply(server, central, message, row.memory, visit, *memories)
-    seen: Any = ()
+    next_read: Any = ()
     if reads == "message":
-        seen = message
+        next_read = message
     elif reads == "after":
         states = applied.server, applied.central, applied.memory
-        seen = applied.central if method.reply is None else method.reply(*states, visit)
+        next_read = applied.central if method.reply is None else method.reply(*states, visit)
     elif reads == "before":
+        # The server answers before it applies: the reply sees the states of before the commit.
         states = server, central, row.memory
-        seen = central if method.reply is None else method.reply(*states, visit)
-    # A server that adds the update steps by just that: to subtract, XLA would copy the central variable.
+        next_read = central if method.reply is None else method.reply(*states, visit)
+    # Where the server adds the update, the step is the update: a subtraction of the old central
+    # variable would keep it alive, and XLA would copy it.
     adds_update = method.message is send_update and method.apply is add
     adds_update = adds_update and not gossips and method.combine is None
     commit = Commit(
         visit=visit,
         loss=local.loss,
-        read=held.read,
+        read=inputs.read,
         start=start,
         update=local.update,
         message=message,
         diagnostics=diagnostics,
-        origin=method.origin(row.method, held.read) if method.origin else held.read,
+        origin=method.origin(row.method, inputs.read) if method.origin else inputs.read,
         before=central,
         central=applied.central,
         step=local.update if adds_update else applied.central - central,
@@ -152,36 +157,44 @@ def finish(
         proxy=method.proxy(worker) if method.proxy else (),
     )
     after = applied.central, applied.server
-    if made is not None:
-        after = jax.tree.map(lambda new, old: jnp.where(made, new, old), after, (central, server))
-    return Left(Place(*after, waiting), commit, seen, other)
+    if is_valid is not None:
+        after = jax.tree.map(lambda new, old: jnp.where(is_valid, new, old), after, (central, server))
+    return StepOutputs(ServerState(*after, waiting), commit, next_read, received)
 
 
 def _wait(
-    method: Method, place: Place, message: State, memory: State, visit: Visit, made: Array | None
+    method: Method,
+    server_state: ServerState,
+    message: State,
+    memory: State,
+    visit: Visit,
+    is_valid: Array | None,
 ) -> tuple[Applied, Waiting]:
-    """Let a message wait; if it completes a version, combine the messages of the version."""
+    """Store a message among the waiting ones; if it completes a version, combine them."""
     combine: Any = method.combine
     if method.receive is not None:
         message, memory = method.receive(memory, message, visit)
 
     def put(rows: Array, row: Array) -> Array:
-        row = jnp.broadcast_to(row, rows.shape[1:])  # of an ensemble
-        if made is not None:
+        row = jnp.broadcast_to(row, rows.shape[1:])  # an ensemble's members share the visit
+        if is_valid is not None:
+            # One row, not all: a select over the whole buffer would copy it at every commit.
             old = jax.lax.dynamic_index_in_dim(rows, visit.place, 0, keepdims=False)
-            row = jnp.where(made, row, old)
+            row = jnp.where(is_valid, row, old)
         return jax.lax.dynamic_update_index_in_dim(rows, row, visit.place, 0)
 
-    waiting = jax.tree.map(put, place.waiting, Waiting(message, of_message(visit)))
+    waiting = jax.tree.map(put, server_state.waiting, Waiting(message, of_message(visit)))
 
     def complete() -> tuple[Array, State]:
         shared = {name: getattr(visit, name) for name in Visit._fields if name not in OF_MESSAGE}
-        applied = combine(place.server, place.central, waiting.messages, waiting.visits._replace(**shared))
+        central, server, _ = server_state
+        visits = waiting.visits._replace(**shared)
+        applied = combine(server, central, waiting.messages, visits)
         return applied.central, applied.server
 
     completes = jnp.asarray(visit.completes)
-    if made is not None:
-        completes &= made
-    # A branch that is not taken costs nothing but the copy of what it returns.
-    central, server = jax.lax.cond(completes, complete, lambda: (place.central, place.server))
+    if is_valid is not None:
+        completes &= is_valid
+    # A conditional, not a select: an incomplete version then costs only a copy of the results.
+    central, server = jax.lax.cond(completes, complete, lambda: (server_state.central, server_state.server))
     return Applied(central, server, memory), waiting

@@ -1,4 +1,4 @@
-"""Check that a trace is one that a method can be replayed on: its server, its timing and its workers."""
+"""Check that a trace suits a method: its server, its timing and its workers."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from asyncsim.traces.trace import Trace
 
 
 def require_replies(method: Method, reads: str) -> None:
-    """Raise InputError if a method replies to its workers, and reads (those of `Waves`) are not part of commits."""
+    """Raise InputError if a method replies to its workers, and `Waves.reads` are separate."""
     if method.reply is not None and reads == "separate":
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central variable, and not every read "
@@ -24,7 +24,7 @@ def require_replies(method: Method, reads: str) -> None:
 
 
 def require_server(method: Method, trace: Trace) -> None:
-    """Raise InputError unless a method has a server where its trace has one, and none where not."""
+    """Raise InputError unless method and trace both have a server, or both have none."""
     gossips = method.mix is not None or method.meet is not None
     if gossips == (trace.protocol == "gossip"):
         meets = gossips and bool((trace.frame["partner"] >= 0).any())
@@ -36,15 +36,15 @@ def require_server(method: Method, trace: Trace) -> None:
             )
         return
     remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
-    has = "no server" if gossips else "a server"
+    required = "no server" if gossips else "a server"
     raise InputError(
-        f"method = {method.name!r}: needs a trace of a cluster with {has}, this one is of a cluster with "
+        f"method = {method.name!r}: needs a trace of a cluster with {required}, this one is of a cluster with "
         f"{'a server' if gossips else 'none'}; simulate {remedy}"
     )
 
 
 def require_arrived(method: Method, trace: Trace, params: Any) -> None:
-    """Raise InputError if gradients depend on messages, and messages of the trace arrive while they are computed."""
+    """Raise InputError if gradients depend on messages that arrive during their computation."""
     mix, resume = method.mix, method.resume
     if mix is None or resume is None or trace.takes_up != "commit":
         return
@@ -55,6 +55,7 @@ def require_arrived(method: Method, trace: Trace, params: Any) -> None:
     worker = jax.eval_shape(method.init_worker, central)
     inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
     inbox = inbox_kinds(inbox) if method.sees_messages else inbox
+    # The method's functions may be any: the traced program shows whether messages reach gradients.
     traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
     messages = len(jax.tree.leaves(inbox))
     if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
@@ -66,9 +67,10 @@ def require_arrived(method: Method, trace: Trace, params: Any) -> None:
 
 
 def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
-    """Return which outputs of a traced function depend on some of its inputs."""
+    """Return the flags of a traced function's outputs that depend on flagged inputs."""
     reached = {variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input}
     for equation in jaxpr.eqns:
+        # Literals have a value and no hash.
         dependent = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
         if equation.primitive.name in ("jit", "pjit"):
             outputs = _depends(equation.params["jaxpr"].jaxpr, dependent)
@@ -95,27 +97,27 @@ def require_one_server(servers: int, parameters: int) -> None:
 def require_timing(method: Method, trace: Trace) -> None:
     """Raise InputError unless a trace has the timing that a method needs."""
     require_enough(method.name, method.timing, trace.workers)
-    for name, needed in vars(method.timing).items():
+    for name, required in vars(method.timing).items():
         if name in OF_JOURNEYS or name == "fewest_workers":
             continue
-        has = getattr(trace, name)
+        actual = getattr(trace, name)
         if name == "window" and trace.windows_differ:
-            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
-        if needed is None or has == needed:
+            actual = tuple(sorted(set(trace.frame["local_steps"].tolist())))
+        if required is None or actual == required:
             continue
         if name == "policy" and trace.cluster is None and trace.protocol == "gossip":
-            # Recorded: its rows say who waited for whom, and this is left of the policy.
-            mixed = "commit" if needed.mix == "beside" or needed.name == "handshake" else "read"
+            # A recorded trace has no policy: its rows alone show when messages were taken up.
+            mixed = "commit" if required.mix == "beside" or required.name == "handshake" else "read"
             if trace.takes_up == mixed:
                 continue
             raise InputError(
-                f"method = {method.name!r}: with {needed} messages are taken up at the {mixed}, and in this recorded "
+                f"method = {method.name!r}: with {required} messages are taken up at the {mixed}, and in this recorded "
                 f"trace they were at the {trace.takes_up}; choose another method, or correct takes_up"
             )
-        how = needed.call if isinstance(needed, Policy) else repr(needed)
+        call = required.call if isinstance(required, Policy) else repr(required)
         raise InputError(
-            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
-            f"simulate one with Cluster({name}={how})"
+            f"method = {method.name!r}: needs a trace with {name} = {_value_text(required)}, this one "
+            f"has {_value_text(actual)}; simulate one with Cluster({name}={call})"
         )
 
 
@@ -128,5 +130,5 @@ def require_enough(name: str, timing: Timing, workers: int) -> None:
         )
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return str(value) if isinstance(value, Policy) else repr(value)

@@ -1,10 +1,11 @@
-"""In which form, on which devices and in which sizes a replay is computed: constants, never tuned while running.
+"""The form, devices and sizes of a replay's computation: constants, never tuned at run time.
 
-On a CPU problems of fewer than 2,000 parameters have the form ``batch``, pieces of a few commits, and longer vectors
-``single``, one commit after the other. Accelerators, and several devices, have ``batch``.
+On a CPU problems of fewer than 2,000 parameters have the form ``batch``, pieces of a few commits,
+and longer vectors ``single``, one commit after the other. Accelerators, and several devices, have
+``batch``.
 
-Sizes for the CPU are measured; an accelerator's are a guess until somebody measures them. A size changes the order of
-floating-point sums: hence constants, and one machine, one result.
+Sizes for the CPU are measured; an accelerator's are guesses without measurements. A size changes
+the order of floating-point sums: constants give one result on one machine.
 """
 
 import os
@@ -28,7 +29,7 @@ class Tuning(NamedTuple):
     piece_sizes : tuple of int
         Commits that a piece may have room for on each device.
     piece_overhead : float
-        What a piece costs beside its commits, in commits.
+        The cost of a piece beside its commits, in commits.
     chunk : int
         Most pieces planned and sent to the devices at once.
     unrolled : int
@@ -41,31 +42,34 @@ class Tuning(NamedTuple):
     unrolled: int
 
 
-#: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
+#: Below this number of parameters a piece's overhead outweighs the cache that its vectors take.
 _FEW_PARAMETERS = 2_000
 #: Parameters from which one gradient keeps several cores busy.
 _LONG_VECTOR = 100_000
-#: Replays of fewer parameters that are computed at a time, as Python plans for one of them at a time.
+#: Replays of fewer parameters that are computed at a time, as Python plans for one of them at a
+#: time.
 _MOST_AT_ONCE = 4
-#: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
+#: Elements of all workers' vectors up to which replays are computed at a time: with three vectors
+#: 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25
 #: Parameters from which a vector is written in parts.
 _VERY_LONG_VECTOR = 1_000_000
 
-# CPU: two cores; quadratics of 16 to 2,000 parameters. Batches of longer vectors are no quicker there than one gradient
-# after the other, and what a piece holds of several commits leaves the cache. Four commits unrolled run as fast as all,
-# and compile in half the time.
+# CPU: two cores; quadratics of 16 to 2,000 parameters. Batches of longer vectors are no quicker
+# there than one gradient after the other, and the vectors of several commits leave the cache. Four
+# commits unrolled run as fast as all, and compile in half the time.
 _CPU = Tuning(piece_sizes=(1, 2, 4, 8, 16, 32), piece_overhead=0.5, chunk=512, unrolled=4)
-#: Elements of the vectors of a piece on a CPU: of 16 parameters pieces of 32 are 1.3 times as quick as those of 8 (the
-#: methods GEM and DOWNPOUR), of 1,000 half as quick.
+#: Elements of the vectors of a piece on a CPU: with 16 parameters pieces of 32 are 1.3 times as
+#: quick as pieces of 8 (the methods GEM and DOWNPOUR), with 1,000 half as quick.
 _PIECE_ELEMENTS = 2**13
-# An accelerator makes one kernel of the commits that are unrolled. Pieces of several devices have more, and twice as
-# many take four times as long to compile (MNIST's network, GEM, for an H100: 8 s, 33 s).
+# An accelerator makes one kernel of the unrolled commits. Pieces of several devices have more, and
+# twice the number takes four times as long to compile (MNIST's network, GEM, for an H100: 8 s,
+# 33 s).
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256, unrolled=32)
 
 
 def tuning(platform: str, parameters: int) -> Tuning:
-    """Return the sizes for a kind of device, "cpu", "gpu" or "tpu", and a problem of so many parameters."""
+    """Return the sizes for a kind of device, "cpu", "gpu" or "tpu", and a number of parameters."""
     if platform != "cpu":
         return _ACCELERATOR
     sizes = tuple(size for size in _CPU.piece_sizes if size * parameters <= _PIECE_ELEMENTS)
@@ -79,12 +83,12 @@ def form_of(problem: Problem, devices: Sequence[Any]) -> Form:
 
 
 def default_devices(parameters: int) -> tuple[Any, ...]:
-    """Return the devices on which a problem of so many parameters is replayed unless others are given.
+    """Return the default devices of a replay of a problem with this number of parameters.
 
-    All accelerators that JAX has; only the chosen device if the user has set a default one, and only the first if there
-    is too little work to divide. The cores of a CPU are one device, and work together in any case.
+    All accelerators of JAX; only the user's default device if one is set, and only the first if
+    there is too little work to divide. The cores of a CPU are one device, and always work together.
     """
-    # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
+    # From an array, as jax.default_backend() ignores a default device of the user.
     (device,) = jnp.zeros(()).devices()
     config: Any = jax.config
     if device.platform == "cpu" or config.jax_default_device is not None or parameters < _FEW_PARAMETERS:
@@ -93,14 +97,18 @@ def default_devices(parameters: int) -> tuple[Any, ...]:
 
 
 def require_devices(devices: Any) -> tuple[Any, ...]:
-    """Return the devices that were asked for; raise InputError unless they are different ones of one kind."""
-    found = tuple(devices) if isinstance(devices, Sequence) else ()
-    kinds = {device.platform for device in found if isinstance(device, jax.Device)}
-    if len(kinds) != 1 or len(set(found)) < len(found) or not all(isinstance(one, jax.Device) for one in found):
+    """Return the devices as a tuple; raise InputError unless they differ and are of one kind."""
+    chosen = tuple(devices) if isinstance(devices, Sequence) else ()
+    kinds = {device.platform for device in chosen if isinstance(device, jax.Device)}
+    if (
+        len(kinds) != 1
+        or len(set(chosen)) < len(chosen)
+        or not all(isinstance(device, jax.Device) for device in chosen)
+    ):
         raise InputError(
             f"devices = {devices!r}: must be one or more different devices of one kind, as in jax.devices()"
         )
-    return found
+    return chosen
 
 
 def batches_members(parameters: int) -> bool:
@@ -109,10 +117,11 @@ def batches_members(parameters: int) -> bool:
 
 
 def writes_slices(platform: str, parameters: int) -> bool:
-    """Return whether a vector of so many elements is made by writing its parts into it one after the other.
+    """Return whether a vector of this length is built by writing its parts one after the other.
 
-    Otherwise they are concatenated, which XLA does element by element on a CPU: 50 ms for the perceptron of the thesis
-    (4,798,010), which takes 2 ms in parts. MNIST's network (163,790) takes the same either way.
+    Otherwise they are concatenated, which XLA does element by element on a CPU: 50 ms for the
+    perceptron of the thesis (4,798,010), which takes 2 ms in parts. MNIST's network (163,790) takes
+    the same either way.
     """
     return platform == "cpu" and parameters >= _VERY_LONG_VECTOR
 
@@ -125,11 +134,12 @@ def cores() -> int:
 
 
 def replays_at_once(problem: Problem, workers: int) -> int:
-    """Return how many replays of a problem are computed at a time where there are many: those that keep one core busy.
+    """Return the number of replays to compute at a time: above 1 if each keeps a single core busy.
 
-    Larger ones use all cores, or devices that each of them needs, or much memory; smaller ones mostly wait for Python,
-    which works for one thread at a time. Two at a time have 1.8 times the rate of one after the other (digits, 100
-    workers; 1.5 with 10), MNIST's network 0.8 times, and the short runs of quadratics in the study ``momentum`` 0.7.
+    Larger replays use all cores, or devices that each of them needs, or much memory; smaller ones
+    mostly wait for Python, which works for one thread at a time. Two at a time have 1.8 times the
+    rate of one after the other (digits, 100 workers; 1.5 with 10), MNIST's network 0.8 times, and
+    the short runs of quadratics in the study ``momentum`` 0.7.
     """
     on_cpu = default_devices(0)[0].platform == "cpu"
     one_core = on_cpu and _FEW_PARAMETERS <= problem.parameter_count < _LONG_VECTOR

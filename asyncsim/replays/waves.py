@@ -1,16 +1,19 @@
 """Cutting a trace into pieces whose gradients can be computed at once, exactly.
 
-A commit can be computed at position ``a`` of the trace if the read that its gradient comes from, and its worker's
-commit before, both lie before ``a``. A *wave* is the longest run of such commits; a *piece* is as much of the wave from
-its own start as ``piece_size`` allows, and the unit that the replay computes. Positions count commits: a read at
-position ``p`` sees the central variable after the first ``p`` commits.
+A commit can be computed at position ``a`` of the trace if the read of its gradient and its worker's
+previous commit both lie before ``a``. A *wave* is the longest run of such commits; a *piece* is the
+part of the wave from its start that ``piece_size`` allows, and the unit that the replay computes.
+Positions count commits: a read at position ``p`` sees the central variable after the first ``p``
+commits.
 
-Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit, atomic with it
-(read, then write); and separate ones, which fall anywhere between two commits. What was read waits in a *slot*
-until the last commit that uses it: the worker's own for the atomic kinds, else any that is free then.
+Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit,
+atomic with it (read, then write); and separate ones, anywhere between two commits. A read waits in
+a *slot* until the last commit that uses it: the worker's slot for the atomic kinds, else any free
+slot.
 
-Without a server a commit depends on its worker's commit before and on the commits whose messages it takes up, and on
-nothing else. A worker reads its own message, of methods that mix nothing (`asyncsim.replays.plan.Plan.layout`).
+Without a server a commit depends only on its worker's previous commit and on the commits whose
+messages it takes up. Where methods mix nothing, a worker reads its own message
+(`asyncsim.replays.plan.Plan.layout`).
 """
 
 import heapq
@@ -25,12 +28,12 @@ from asyncsim.traces.trace import Trace
 
 
 class Waves(NamedTuple):
-    """How a trace's commits depend on its reads. Arrays of shape ``[commits]`` unless said otherwise.
+    """The dependencies of a trace's commits; arrays have shape ``[commits]`` unless noted.
 
     Attributes
     ----------
     read, push : int array
-        Positions of the read that the gradient comes from, and of the one that the message is formed with.
+        Positions of the read of the gradient, and of the read that the message is formed with.
     slot, push_slot : int array
         Where these reads wait.
     slots, push_slots : int
@@ -41,15 +44,15 @@ class Waves(NamedTuple):
     depends_on : int array
         Running maximum of the first position at which the commit can be computed; never decreases.
     blocks : int array, shape ``[commits, blocks]``, or None
-        Positions of the blocks of reads that are torn; the last of each is ``read``.
+        Positions of the blocks of torn reads; the last of each is ``read``.
     gossip : Gossip or None
-        Without a server, what commits take up of each other.
-    apart : bool array, or None
-        With failures, the reads that are not part of a commit although others are: ``reads`` speaks of these.
+        Without a server, the messages that commits take up.
+    separate_commits : bool array, or None
+        With failures, the commits whose reads are separate although ``reads`` is "after".
     fresh : bool array, or None
-        With failures, the commits whose worker has lost its state before.
+        With failures, the commits of restarted workers.
     restores : Restores or None
-        With outages, when the server goes back to which commit.
+        With outages, the server's restores of checkpoints.
     """
 
     read: np.ndarray
@@ -63,20 +66,21 @@ class Waves(NamedTuple):
     depends_on: np.ndarray
     blocks: np.ndarray | None = None
     gossip: "Gossip | None" = None
-    apart: np.ndarray | None = None
+    separate_commits: np.ndarray | None = None
     fresh: np.ndarray | None = None
     restores: "Restores | None" = None
 
 
 class Restores(NamedTuple):
-    """When the server goes back to a checkpoint.
+    """The restores of checkpoints by the server.
 
-    What is then read, before another commit, is at the position of the restore, as what was read just before it.
+    Reads between a restore and the next commit have the position of the restore, as have reads just
+    before it; ``read`` and ``push`` distinguish them.
 
     Attributes
     ----------
     position, checkpoint : int array, shape ``[restores]``
-        Commits made before, ascending; and of these those that stay.
+        The number of commits before each restore, ascending; and the number of these that stay.
     read, push : bool array, shape ``[commits]``
         Whether the reads of `Waves` are of a restored state.
     """
@@ -88,35 +92,35 @@ class Restores(NamedTuple):
 
 
 class Gossip(NamedTuple):
-    """What the commits of a trace without a server take up of each other; the first axis is of commits.
+    """The messages of a trace without a server; the first axis is of commits.
 
     Attributes
     ----------
     sources : int array, shape ``[commits, most]``
         Slots in which the messages wait that a commit takes up.
     weights : float array, shape ``[commits, most]``
-        Its share of each; zero beyond ``taken``.
-    taken : int array
-        How many it takes up.
+        Its share of each; zero beyond ``source_count``.
+    source_count : int array
+        The number of messages that it takes up.
     message_slot : int array
-        Where the commit's own message waits; -1 if nobody takes it up.
+        The slot of the commit's message; -1 if no worker takes it up.
     slots : int
-    kept : float array
-        What the worker kept of its own state when it sent it.
+    kept_share : float array
+        The share of its state that the worker kept when it sent its message.
     partner : int array
         The worker that a commit meets; -1 if none.
     senders : int array, shape ``[commits, most]``
-        The workers that sent the messages; the number of workers beyond ``taken``.
+        The workers that sent the messages; the number of workers beyond ``source_count``.
     changes : tuple of Change
         With absences, the lives and messages that end, and the lives that begin, in order.
     """
 
     sources: np.ndarray
     weights: np.ndarray
-    taken: np.ndarray
+    source_count: np.ndarray
     message_slot: np.ndarray
     slots: int
-    kept: np.ndarray
+    kept_share: np.ndarray
     partner: np.ndarray
     senders: np.ndarray
     changes: "tuple[Change, ...]" = ()
@@ -128,15 +132,15 @@ class Change(NamedTuple):
     Attributes
     ----------
     position : int
-        Commits made before.
+        The number of commits before it.
     kind : {"message", "end", "begin"}
         A message is lost; a worker's life ends; or one begins.
     place : int
         The slot of the message, or the worker.
     share : float
-        Of the message; or of its last message that the worker has kept.
+        Of the message; or the share of its last message that the worker has kept.
     source : int
-        Whose replica a returning worker copies; -1: the initial one.
+        The worker whose replica a returning worker copies; -1: the initial replica.
     """
 
     position: int
@@ -147,9 +151,9 @@ class Change(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Separate reads in the order of their positions, shape ``[reads]``; of torn ones each block is a read.
+    """Separate reads in the order of their positions, shape ``[reads]``; a torn block is a read.
 
-    Of several that see the same, as after a barrier, there is one.
+    Reads of the same position, as after a barrier, are one.
     """
 
     position: np.ndarray
@@ -158,12 +162,13 @@ class Reads(NamedTuple):
 
 
 def find_waves(trace: Trace) -> Waves:
-    """Find what each commit of a trace depends on."""
+    """Find the dependencies of a trace's commits."""
     columns = {name: trace.frame[name].to_numpy() for name in ("worker", "read_version", "push_version", "version")}
     commits = np.arange(len(trace))
     if trace.protocol == "gossip":
         return _find_gossip(trace)
-    # With server buffers several commits share a version: a read is as new as the commit that made its version.
+    # With server buffers several commits share a version: a read has the position right after the
+    # commit that made its version.
     read = _first_position(columns["read_version"], columns["version"])
     push = _first_position(columns["push_version"], columns["version"])
     before = columns["read_version"] + trace.frame["staleness"].to_numpy()
@@ -180,6 +185,7 @@ def find_waves(trace: Trace) -> Waves:
     else:
         slot, slots = columns["worker"], trace.workers
     push_slot, push_slots = _share_slots(push) if separate_pushes else (np.zeros_like(commits), 0)
+    # The running maximum: pieces are contiguous, so a commit waits for all commits before it.
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
     return Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
 
@@ -187,39 +193,40 @@ def find_waves(trace: Trace) -> Waves:
 def _with_failures(
     trace: Trace, read: np.ndarray, push: np.ndarray, separate_pushes: bool, previous: np.ndarray, before: np.ndarray
 ) -> Waves:
-    """Find what each commit depends on where workers come back and the server goes back."""
+    """Find the dependencies of a trace with crashes and restores."""
     frame, commits = trace.frame, len(trace)
     worker, version, incarnation = (frame[name].to_numpy() for name in ("worker", "version", "incarnation"))
     fresh = incarnation != np.where(previous >= 0, incarnation[previous], 0)
     restored = np.zeros(commits, bool), np.zeros(commits, bool)
     restores = None
-    if (at := np.flatnonzero(frame["restores"])).size:
-        # A version between two rows is a restored one: the position of a read is then that of the row after it.
+    if (rows := np.flatnonzero(frame["restores"])).size:
+        # A restored version lies between two rows: its position is searched as the next row's, one
+        # too many.
         kinds = zip((read, push), ("read_version", "push_version"), restored, strict=True)
         for position, name, flags in itertools.islice(kinds, 1 + separate_pushes):
             after = np.maximum(position - 1, 0)
             flags[:] = (frame[name] > 0) & (frame[name].to_numpy() <= before[after])
             position -= flags
-        restores = Restores(at, _first_position(frame["restored"].to_numpy()[at], version), *restored)
+        restores = Restores(rows, _first_position(frame["restored"].to_numpy()[rows], version), *restored)
     blocks = _first_position(trace.block_versions(), version) if trace.read_blocks > 1 else None
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
     push_slot, push_slots = _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
     if trace.protocol == "exchange" and trace.policy == asynchronous():
-        # Workers that come back read apart, and so do those that gave up a message.
-        apart = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
+        # Workers that return, or that gave up a message, read between commits.
+        is_separate = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
         slot, slots, reads = worker, trace.workers, "after"
     else:
-        apart, reads = None, "separate"
+        is_separate, reads = None, "separate"
         slot, slots = _share_slots(2 * read + restored[0] if blocks is None else blocks, 2 if blocks is None else 1)
     waves = Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
-    return waves._replace(apart=apart, fresh=fresh if fresh.any() else None, restores=restores)
+    return waves._replace(separate_commits=is_separate, fresh=fresh if fresh.any() else None, restores=restores)
 
 
 def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) -> Reads:
-    """Return the reads that the replay has to make, in order; those of version zero are there from the start.
+    """Return the separate reads in order, without version zero, which all slots hold at the start.
 
-    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads. Those that see the same share a slot,
-    or not.
+    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads. ``shared``: reads
+    of the same position share a slot, and are one read.
     """
     _, first = np.unique(position, axis=0, return_index=True)
     if not shared:
@@ -263,19 +270,20 @@ def cut(
     forced = np.r_[np.unique(starts), commits]
     end = np.minimum(end, forced[np.searchsorted(forced, position, side="right")])
     for kind in reads:
-        made = np.searchsorted(kind.position, position, side="right")
+        reads_before = np.searchsorted(kind.position, position, side="right")
         padded = np.r_[kind.position, np.full(reads_size + 1, commits + 1)]
-        end = np.minimum(end, padded[made + reads_size] - 1)
+        end = np.minimum(end, padded[reads_before + reads_size] - 1)
+    # A list: the loop below reads one element at a time, slow from an array.
     following = end.tolist()
-    cuts, at = [0], 0
-    while at < commits:
-        at = following[at]
-        cuts.append(at)
+    cuts, start = [0], 0
+    while start < commits:
+        start = following[start]
+        cuts.append(start)
     return np.array(cuts)
 
 
 def most_at_one_position(reads: Reads) -> int:
-    """Return how many reads at most see the same state: a piece must have room for them."""
+    """Return the largest number of reads at one position: a piece must have room for them."""
     return int(np.bincount(reads.position).max()) if len(reads.position) else 0
 
 
@@ -284,11 +292,11 @@ def _first_position(version: np.ndarray, version_after: np.ndarray) -> np.ndarra
 
 
 def _previous_commit(worker: np.ndarray) -> np.ndarray:
-    """Return the position of the same worker's commit before, -1 for the first."""
+    """Return the position of the same worker's previous commit, -1 for its first."""
     order = np.argsort(worker, kind="stable")
-    same = worker[order][1:] == worker[order][:-1]
+    is_same_worker = worker[order][1:] == worker[order][:-1]
     previous = np.full(len(worker), -1)
-    previous[order[1:][same]] = order[:-1][same]
+    previous[order[1:][is_same_worker]] = order[:-1][is_same_worker]
     return previous
 
 
@@ -303,25 +311,27 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
 
 
 def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
-    """Give what each commit has read a slot until the last commit that has read the same, using as few as possible.
+    """Assign a slot to each distinct read until its last commit, using as few slots as possible.
 
-    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first; positions times ``scale``.
+    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first;
+    positions times ``scale``.
     """
-    distinct, which = np.unique(read, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    made = (distinct if distinct.ndim == 1 else distinct[:, 0]) // scale
-    last = np.zeros(len(made), int)
-    last[which] = np.arange(len(read))  # of equal ones, the assignment that comes last stays
-    slot, slots = _allocate(made, last)
-    return slot[which], slots
+    distinct, group = np.unique(read, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    read_at = (distinct if distinct.ndim == 1 else distinct[:, 0]) // scale
+    last = np.zeros(len(read_at), int)
+    last[group] = np.arange(len(read))  # of equal indices the last assignment stays
+    slot, slots = _allocate(read_at, last)
+    return slot[group], slots
 
 
-def _allocate(made: np.ndarray, freed: np.ndarray) -> tuple[np.ndarray, int]:
-    """Give each thing that is made a slot until it is freed, using as few as possible; ``made`` never decreases."""
-    slot = np.empty(len(made), int)
+def _allocate(begin_at: np.ndarray, end_at: np.ndarray) -> tuple[np.ndarray, int]:
+    """Assign slots to intervals, using as few as possible; ``begin_at`` never decreases."""
+    slot = np.empty(len(begin_at), int)
     busy: list[tuple[int, int]] = []  # (when the slot is freed, slot)
     slots = 0
-    for row, (begin, end) in enumerate(zip(made.tolist(), freed.tolist(), strict=True)):
+    for row, (begin, end) in enumerate(zip(begin_at.tolist(), end_at.tolist(), strict=True)):
+        # A read at position p follows commit p - 1: a slot whose last commit is p - 1 is free.
         if busy and busy[0][0] < begin:
             free = heapq.heappop(busy)[1]
         else:
@@ -332,13 +342,13 @@ def _allocate(made: np.ndarray, freed: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _find_gossip(trace: Trace) -> Waves:
-    """Find what commits without a server depend on: their workers' commits before, and the messages they take up."""
+    """Find the dependencies without a server: workers' previous commits, and messages taken up."""
     frame, commits = trace.frame, len(trace)
     worker = frame["worker"].to_numpy()
     count = frame["sources"].map(len).to_numpy()
     rows = np.repeat(np.arange(commits), count)
     flat = np.concatenate([*frame["sources"], np.empty(0)]).astype(int)
-    # A message waits until it is taken up for the last time.
+    # A message waits until it is taken up for the last time, or is lost.
     last = np.full(commits, -1)
     np.maximum.at(last, flat, rows)
     lost = trace.in_flight[trace.in_flight["taker"] < 0]
@@ -349,27 +359,28 @@ def _find_gossip(trace: Trace) -> Waves:
     slot, slots = _allocate(sent, last[sent])
     message_slot = np.full(commits, -1)
     message_slot[sent] = slot
-    there = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
-    sources, weights, newest = np.zeros(there.shape, int), np.zeros(there.shape), np.full(commits, -1)
-    sources[there] = message_slot[flat]
-    senders = np.full(there.shape, trace.workers)
-    senders[there] = worker[flat]
-    weights[there] = np.concatenate([*frame["weights"], np.empty(0)])
+    in_use = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
+    sources, weights, newest = np.zeros(in_use.shape, int), np.zeros(in_use.shape), np.full(commits, -1)
+    sources[in_use] = message_slot[flat]
+    senders = np.full(in_use.shape, trace.workers)
+    senders[in_use] = worker[flat]
+    weights[in_use] = np.concatenate([*frame["weights"], np.empty(0)])
     np.maximum.at(newest, rows, flat)
     previous = _previous_commit(worker)
-    own = previous + 1
-    kept, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
+    own_read = previous + 1
+    kept_share, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
     messages = zip(lost_at.tolist(), message_slot[lost_row].tolist(), lost["weight"], strict=True)
     changes = [Change(at, "message", slot, share) for at, slot, share in messages] + _lives(trace)
     changes.sort(key=lambda change: change.position)
-    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner, senders, tuple(changes))
-    depends_on = np.maximum.accumulate(np.maximum(own, newest + 1))
+    gossip = Gossip(sources, weights, count, message_slot, slots, kept_share, partner, senders, tuple(changes))
+    depends_on = np.maximum.accumulate(np.maximum(own_read, newest + 1))
     nowhere = np.zeros(commits, int)
-    return Waves(own, own, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)
+    return Waves(own_read, own_read, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)
 
 
 def _positions(trace: Trace, times: pd.Series) -> np.ndarray:
-    """Return how many commits are made before some failures: those of an instant come before its commits."""
+    """Return the numbers of commits before some failures."""
+    # At an instant failures come before commits: the left side.
     return np.searchsorted(trace.frame["commit_time"].to_numpy(), times.to_numpy(), side="left")
 
 
@@ -378,15 +389,15 @@ def _lives(trace: Trace) -> list[Change]:
     if trace.spells.empty:
         return []
     spells = trace.spells.sort_values("begin", kind="stable")
-    gone, back = _positions(trace, spells["begin"]), _positions(trace, spells["end"])
+    begin_position, end_position = _positions(trace, spells["begin"]), _positions(trace, spells["end"])
     frame, kept_after = trace.frame, trace.kept_after
     number = spells.groupby("worker").cumcount().to_numpy()
     last = {life: row for row, life in enumerate(zip(frame["worker"], frame["incarnation"], strict=True))}
-    # The version that a life begins from is told by its first computation, whatever became of it.
+    # A life's first computation, finished or not, has the version from which it begins.
     reads = pd.concat([frame, trace.open_reads])[["worker", "read_arrive_time", "read_version"]]
     version = {(worker, time): version for worker, time, version in reads[::-1].itertuples(index=False)}
     timed = []
-    positions = zip(spells.itertuples(), number.tolist(), gone.tolist(), back.tolist(), strict=True)
+    positions = zip(spells.itertuples(), number.tolist(), begin_position.tolist(), end_position.tolist(), strict=True)
     for spell, before, begin, end in positions:
         row = last.get((spell.worker, before))
         timed.append((spell.begin, Change(begin, "end", spell.worker, 1.0 if row is None else kept_after[row])))
