@@ -7,7 +7,7 @@ import pytest
 import asyncsim.__main__ as command
 from asyncsim import Cluster, InputError, Rollouts, simulate, study
 from asyncsim.calibration.rollouts import calibrate_rollouts
-from asyncsim.traces.samples import binding_limit, rollout_summary
+from asyncsim.traces.samples import binding_limit
 
 post_training = study.load("post_training")
 SMALL = {"slots": 8, "batch": 8, "group": 2, "steps": 20, "seeds": 2, "tune": (0.3, 1.0)}
@@ -23,12 +23,12 @@ def test_a_small_study(tmp_path, capsys):
         by_length=True,
         out=tmp_path / "results",
     )
-    summary = post_training.run(config)
+    summary = post_training.run(config).summary
     assert len(summary) == 2 * 2 * 2 * 2
     queues = pd.read_csv(tmp_path / "results" / "queues.csv").set_index("queue")
-    assert queues.loc["pace(0)", ["staleness", "staleness_max", "lost"]].tolist() == [0, 0, 0]
+    assert queues.loc["pace(0)", ["staleness_mean", "staleness_max", "samples_lost"]].tolist() == [0, 0, 0]
     assert queues.loc["discard(1)", "staleness_max"] <= 1
-    assert queues.loc["discard(1)", "lost"] > 0.2
+    assert queues.loc["discard(1)", "lost_share"] > 0.2
     assert queues.loc["discard(1)", "length_trained"] < 0.95 * queues.loc["discard(1)", "length_started"]
     rewards = pd.read_csv(tmp_path / "results" / "rewards.csv")
     synchronous = rewards[rewards["queue"] == "pace(0)"]
@@ -59,9 +59,9 @@ def test_clocks_alone_and_a_recording(tmp_path):
     config = post_training.Config(
         recording=tmp_path / "log.parquet", queues=("pace(2)",), corrections=(), out=tmp_path / "results"
     )
-    measured = post_training.run(config).iloc[0]
-    original = rollout_summary(trace.rollouts, trace.frame, 6)
-    for name in ("update_time", "learner_busy", "slots_busy", "staleness"):
+    measured = post_training.run(config).summary.iloc[0]
+    original = trace.summary()
+    for name in ("update_time", "learner_busy", "slots_busy", "staleness_mean"):
         assert measured[name] == pytest.approx(original[name], rel=0.05), name
     assert not (tmp_path / "results" / "rewards.png").exists()
     with pytest.raises(InputError, match="has no column slot; log these as well"):
@@ -72,7 +72,7 @@ def test_clocks_alone_and_a_recording(tmp_path):
 def test_mixed_groups(tmp_path):
     """All conditions have the stated mean staleness, and only those by sample or token mix versions within groups."""
     mixed = study.load("mixed_groups")
-    summary = mixed.run(mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results"))
+    summary = mixed.run(mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results")).summary
     assert len(summary) == 13 * 3 * 2
     pairs = summary.groupby("mix")["mixed_pairs"].max()
     assert pairs["batch"] == pairs["group"] == 0 and pairs["sample"] > 0.3 and pairs["token"] > 0.3
@@ -89,10 +89,10 @@ def test_shares_by_hand():
     """Two slots and samples of 1 s, batches of two, updates of 0.5 s: a version per second."""
     rollouts = Rollouts(2, 1.0, batch=2, queue="keep()")
     trace = simulate(Cluster(1, 0.5, rollouts=rollouts), 10, progress=False)
-    found = rollout_summary(trace.rollouts, trace.frame, 2)
-    assert found["update_time"] == 1.0 and found["slots_busy"] == 1.0 and found["learner_busy"] == 0.5
-    assert found["staleness"] == 1.0 and found["lost"] == 0.0
-    assert binding_limit(found["slots_busy"], found["learner_busy"]) == "slots"
+    numbers = trace.summary()
+    assert numbers["update_time"] == 1.0 and numbers["slots_busy"] == 1.0 and numbers["learner_busy"] == 0.5
+    assert numbers["staleness_mean"] == numbers["staleness_tokens_mean"] == 1.0 and numbers["samples_lost"] == 0
+    assert binding_limit(numbers["slots_busy"], numbers["learner_busy"]) == "slots"
     assert binding_limit(0.9, 1.0) == "learner" and binding_limit(0.5, 0.5) == "queue"
 
 
