@@ -10,8 +10,11 @@ of uncorrected updates along the gradient of the reward, measured, by the law of
 by that law without its drift.
 """
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds, wrapped
@@ -21,7 +24,7 @@ from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import CONFIDENCE
 
 #: Characters of a line beside an axis.
-_NAME_WIDTH = 22
+_NAME_WIDTH = 24
 
 
 def mixed_groups(finished: Finished) -> Figure:
@@ -31,33 +34,37 @@ def mixed_groups(finished: Finished) -> Figure:
     rewards = finished.table("rewards.csv", columns)
     uncorrected = rewards[rewards["method"] == "none"].reset_index(drop=True)
     figure, (top, bottom) = look.new_figure(
-        look.SINGLE, 5.2, rows=2, height_ratios=(1.2 * len(contrasts), len(uncorrected))
+        look.SINGLE, 5.6, rows=2, height_ratios=(2 * len(contrasts), len(uncorrected))
     )
     _draw_contrasts(top, contrasts)
     _draw_ascents(bottom, uncorrected)
+    fresh = 1 - 1 / finished.config["group"]
+    bottom.set_xlabel(f"update along the gradient (fresh: {fresh:.2f})")
     layout.legend_below(figure, *bottom.get_legend_handles_labels(), 1)
     config = finished.config
     staleness = f"token bandit, mean staleness {config['staleness']}, groups of {config['group']}"
-    title_parts = [staleness, over_seeds(int(finished.summary["seed"].nunique())), "each at its best rate"]
+    seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
+    intervals = f"contrasts, with their predictions: intervals that hold together with {CONFIDENCE:.0%}"
+    title_parts = [staleness, seeds, "each at its best rate", intervals]
     layout.title(figure, "; ".join(title_parts))
     return figure
 
 
-def _draw_contrasts(axes, contrasts: pd.DataFrame) -> None:
+def _draw_contrasts(axes: Axes, contrasts: pd.DataFrame) -> None:
     places = np.arange(len(contrasts))
     beyond = [contrasts["difference"] - contrasts["low"], contrasts["high"] - contrasts["difference"]]
     axes.errorbar(contrasts["difference"], places, xerr=beyond, fmt="o", color=look.BLUE, markersize=3.5, capsize=2)
     axes.axvline(0, color=look.BLACK, linewidth=0.6)
-    names = [f"{wrapped(row.contrast, _NAME_WIDTH)}\n(expected: {row.expected})" for row in contrasts.itertuples()]
+    names = [wrapped(f"{row.contrast}: {row.expected}", _NAME_WIDTH) for row in contrasts.itertuples()]
     axes.set_yticks(places, names)
     axes.set_ylim(len(contrasts) - 0.5, -0.5)
-    axes.set_xlabel(f"difference of rewards; intervals {CONFIDENCE:.0%} together")
+    axes.set_xlabel("difference of final rewards")
 
 
-def _draw_ascents(axes, uncorrected: pd.DataFrame) -> None:
+def _draw_ascents(axes: Axes, uncorrected: pd.DataFrame) -> None:
     places = np.arange(len(uncorrected))
     error = uncorrected["ascent_sd"] / np.sqrt(uncorrected["seeds"])
-    style = {"color": look.BLUE, "markersize": 3.5, "capsize": 2, "linestyle": ""}
+    style: dict[str, Any] = {"color": look.BLUE, "markersize": 3.5, "capsize": 2, "linestyle": ""}
     axes.errorbar(uncorrected["ascent"], places, xerr=error, marker="o", label="measured, ± 1 standard error", **style)
     axes.plot(
         uncorrected["ascent_law"], places, "D", color=look.VERMILLION, markersize=5, fillstyle="none",
@@ -69,7 +76,6 @@ def _draw_ascents(axes, uncorrected: pd.DataFrame) -> None:
     )  # fmt: skip
     axes.set_yticks(places, [f"{row.law.replace('_', ' ')} by {row.mix}" for row in uncorrected.itertuples()])
     axes.set_ylim(len(uncorrected) - 0.5, -0.5)
-    axes.set_xlabel("uncorrected update along the gradient (1: fresh)")
 
 
 draw = drawer("mixed_groups", ("law", "mix", "method"), mixed_groups=mixed_groups)
