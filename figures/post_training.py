@@ -30,6 +30,7 @@ def rewards(finished: Finished) -> Figure | None:
     if not (finished.folder / "curves.csv").exists():
         return None
     curves = finished.table("curves.csv", ("queue", "correction", "commit_time", "reward", "low", "high"))
+    target = finished.table("rewards.csv", ("target",))["target"].iloc[0]
     queues = list(dict.fromkeys(curves["queue"]))
     figure, panels = look.new_grid(len(queues), 2.0, 0.6, sharey=True)
     looks = look.category_looks(dict.fromkeys(curves["correction"]))
@@ -38,7 +39,7 @@ def rewards(finished: Finished) -> Figure | None:
             rows = curves[(curves["queue"] == queue) & (curves["correction"] == correction)]
             axes.plot(rows["commit_time"], rows["reward"], color=one.color, linestyle=one.line, label=correction)
             axes.fill_between(rows["commit_time"], rows["low"], rows["high"], color=one.color, alpha=0.15, linewidth=0)
-        axes.axhline(finished.summary["target"].iloc[0], color=look.GREY, linewidth=0.6, linestyle=":")
+        axes.axhline(target, color=look.GREY, linewidth=0.6, linestyle=":")
         axes.set_xlim(0, None)
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
@@ -52,7 +53,10 @@ def rewards(finished: Finished) -> Figure | None:
 
 def staleness(finished: Finished) -> Figure:
     """Draw the share of each staleness, a panel for each queue."""
-    laws = finished.table("staleness.csv", ("queue", "weight", "staleness", "share"))
+    laws = finished.table("staleness.csv", ("queue", "seed", "weight", "staleness", "share"))
+    seeds = laws.groupby("queue")["seed"].nunique()
+    laws = laws.groupby(["queue", "weight", "staleness"])["share"].sum().reset_index()
+    laws["share"] /= laws["queue"].map(seeds)
     queues = list(dict.fromkeys(finished.table("queues.csv", ("queue",))["queue"]))
     figure, panels = look.new_grid(len(queues), 1.8, 0.6, sharex=True)
     most = int(laws.loc[laws["share"] > 1e-3, "staleness"].max())

@@ -28,7 +28,7 @@ import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
-from asyncsim.base.files import plain, read_table
+from asyncsim.base.files import read_table
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
@@ -37,16 +37,14 @@ from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
 from asyncsim.study.columns import Column, text_of
-from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
+from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, run_jobs
-from asyncsim.study.loading import sha256
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
 from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start
-from asyncsim.traces.columns import package_versions
 from asyncsim.traces.trace import Trace
 
 #: The table of the combinations, and of the runs of the best few.
@@ -162,20 +160,6 @@ class Config(TargetOptions, StudyConfig):
         first = {name: getattr(self, name)[0] for name in ("protocol", "policy", "window")}
         return StudyConfig(**{**options, **first, **values})
 
-    def recorded(self) -> dict[str, Any]:
-        """Return the options that the results depend on, as JSON values, without importing JAX."""
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        typed = self.command if self.command is not None else results.typed_in(self.resume)
-        files = {} if self.recording is None else {"recording_sha256": sha256(Path(self.recording).read_bytes())}
-        return {
-            "study": "plan",
-            **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: dict(self.study_file),
-            **{name: plain(value) for name, value in options.items() if name not in ELSEWHERE},
-            **files,
-            "versions_of": package_versions(),
-        }
-
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`.
@@ -197,7 +181,7 @@ def run(config: Config) -> Result:
         jobs.append(measurement(name, measure_all, *arguments, place=f"parts/{first:05d}-seeds{config.seeds}"))
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
-    return run_jobs("plan", config, config.recorded(), jobs, _executor(config), conclude, follow)
+    return run_jobs("plan", config, config.options_record("plan"), jobs, _executor(config), conclude, follow)
 
 
 @contextlib.contextmanager

@@ -10,42 +10,52 @@ update times replace the options.
 """
 
 import dataclasses
-from dataclasses import asdict, dataclass
+import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import optax
 import pandas as pd
 
 from asyncsim.base.calls import called
-from asyncsim.base.console import counted, number_text, over_seeds, tell
+from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.base.files import plain, write_csv, write_json
 from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law, scaled
 from asyncsim.clusters.rollouts import Rollouts, as_queue
 from asyncsim.methods.policy_gradient import policy_gradient
-from asyncsim.pages.page import on_a_page
-from asyncsim.problems import POLICY_PROBLEMS
+from asyncsim.problems import POLICY_PROBLEMS, PolicyProblem
 from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, text_of
-from asyncsim.study.finished import present
-from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
+from asyncsim.study.config import JobOptions
+from asyncsim.study.finished import present, read
+from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
-from asyncsim.traces.samples import binding_limit, rollout_summary
+from asyncsim.traces.samples import binding_limit
 from asyncsim.traces.trace import Trace
 
-#: Files beside the summary of runs.
-QUEUES, REWARDS, STALENESS, TIMELINE, UPDATES, CURVES, SPLIT = (
-    f"{name}.csv" for name in ("queues", "rewards", "staleness", "timeline", "updates", "curves", "split")
+#: Files beside the summary of runs: of the jobs, and of the conclusion.
+CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
+    f"{name}.csv" for name in ("clocks", "staleness", "timeline", "updates", "evaluations", "split")
+)
+QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
+#: Numbers of a clock: of `Trace.summary`.
+_NUMBERS = (
+    *("update_time", "learner_busy", "slots_busy", "staleness_mean", "staleness_max", "staleness_tokens_mean"),
+    *("staleness_tokens_max", "samples_lost", "lost_share", "length_started", "length_trained"),
 )
 _LIMITS = {"slots": "slots bind", "learner": "learner binds", "both": "both are always busy", "queue": "queue binds"}
 #: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it begins.
 _SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
+#: Queues, the first, that have a timeline.
+_TIMELINES = 3
 #: Of the end of a run, over which rewards by length are averaged.
 _LATE = 0.2
 #: Evaluations after the first one that meets the target at which it must still be met.
@@ -53,7 +63,7 @@ _HOLD = 1
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(JobOptions):
     """Options of the study of post-training."""
 
     slots: int = 64
@@ -106,11 +116,12 @@ class Config:
     """Expected reward that is to be reached. None: half way from the start to the best end of a run."""
     by_length: bool = False
     """Show the reward of each quartile of length: q1 the shortest samples."""
-    out: Path | None = None
-    """Folder for the results, new or empty. None: results/post_training, then results/post_training-2, ..."""
 
     def check(self) -> None:
-        """Check the options that nothing else checks."""
+        """Check the options."""
+        super().check()
+        if self.recording is not None and not Path(self.recording).is_file():
+            raise InputError(f"recording = {str(self.recording)!r}: there is no such file; give a log, parquet or CSV")
         for name in ("steps", "seeds"):
             require_count(name, getattr(self, name))
         require_count("split", self.split, 0)
@@ -142,36 +153,39 @@ class Config:
         return Cluster(1, self.train, rollouts=rollouts, failures=self.failures)
 
 
-def run(config: Config) -> pd.DataFrame:
-    """Run the study; return its summary, a row per queue, correction, rate and seed; with clocks alone per queue."""
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.jobs.run_jobs`.
+
+    Its summary has a row per queue, correction, rate and seed; with clocks alone per queue and seed.
+    """
     config.check()
     clusters = {queue: config.cluster(queue) for queue in config.queues}
-    problem = called("problem", config.problem, POLICY_PROBLEMS)
-    with results.new_folder(config.out, "post_training") as folder:
-        options = {name: plain(value) for name, value in asdict(config).items() if name != "out"}
-        write_json(folder / results.CONFIG, {"study": "post_training", **options, "cluster": _about(config, clusters)})
-        traces = {
-            (queue, seed): simulate(cluster, config.steps, seed)
-            for queue, cluster in clusters.items()
-            for seed in range(config.seeds)
-        }
-        queues = queue_table(traces)
-        tables = {QUEUES: queues, STALENESS: staleness_table(traces)}
-        tables |= timeline({queue: traces[queue, 0] for queue in config.queues[:3]})
-        if config.split:
-            tables[SPLIT] = split_table(config, clusters)
-        summary, curves = queues, pd.DataFrame()
-        if config.corrections:
-            summary, curves = _train(config, traces, problem, folder)
-            rewards = reward_table(config, summary)
-            tables |= {REWARDS: rewards, CURVES: _best_curves(rewards, curves)}
-        write_csv(folder / results.SUMMARY, summary)
-        results.write_origin(folder)
-        results.remember(folder)
-        with on_a_page(folder):
-            present(folder, tables, *_texts(config, clusters, tables))
-    results.say_written(folder)
-    return summary
+    _problem(config.problem)
+    record = {**config.options_record("post_training"), "cluster": _about(config, clusters)}
+    jobs = [
+        _queue_job(config, queue, cluster, seed) for seed in range(config.seeds) for queue, cluster in clusters.items()
+    ]
+    jobs += [
+        _split_job(config, queue, cluster, generating)
+        for queue, cluster in clusters.items()
+        for generating in range(1, config.split)
+    ]
+    with config.computing_device():
+        conclude = functools.partial(_conclude, config, clusters)
+        return run_jobs("post_training", config, record, jobs, executor_of(config, ()), conclude)
+
+
+def _conclude(config: Config, clusters: dict[str, Cluster], folder: Path, summary: pd.DataFrame) -> None:
+    finished = read(folder, "post_training")
+    tables = {QUEUES: queue_table(finished.table(CLOCKS))}
+    if config.corrections:
+        evaluations = finished.table(EVALUATIONS)
+        rewards = reward_table(with_targets(config, summary, evaluations))
+        tables |= {REWARDS: rewards, CURVES: _best_curves(rewards, evaluations)}
+    if (folder / SPLIT).exists():
+        divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
+        tables[SPLIT] = divided
+    present(folder, tables, *_texts(config, clusters, tables))
 
 
 def _about(config: Config, clusters: dict[str, Cluster]) -> str:
@@ -184,105 +198,145 @@ def _about(config: Config, clusters: dict[str, Cluster]) -> str:
     )
 
 
-def queue_table(traces: dict[tuple[str, int], Trace]) -> pd.DataFrame:
-    """Return a row per queue, means over the seeds: `rollout_summary`, and the limit that binds."""
-    rows = []
-    for (queue, seed), trace in traces.items():
-        assert trace.rollouts is not None and trace.cluster is not None and trace.cluster.rollouts is not None
-        measured = rollout_summary(trace.rollouts, trace.frame, trace.cluster.rollouts.slots)
-        rows.append({"queue": queue, "seed": seed, **measured})
-    table = pd.DataFrame(rows).drop(columns="seed").groupby("queue", sort=False)
-    largest = table["staleness_max"].max()
-    table = table.mean().assign(staleness_max=largest).reset_index()
-    pairs = zip(table["slots_busy"], table["learner_busy"], strict=True)
-    return table.assign(limit=[_LIMITS[binding_limit(*busy)] for busy in pairs])
+def _queue_job(config: Config, queue: str, cluster: Cluster, seed: int) -> Job:
+    """Return the job of a queue's clock and of all runs on it."""
+    return measurement(
+        f"{queue}, seed {seed}",
+        _measure,
+        *(config, queue, cluster, seed),
+        place=f"parts/{queue}-seed{seed}",
+        labels={"queue": queue, "seed": seed},
+    )
 
 
-def staleness_table(traces: dict[tuple[str, int], Trace]) -> pd.DataFrame:
-    """Return the law of the staleness of each queue by samples and by tokens, the mean over seeds."""
+def _measure(config: Config, queue: str, cluster: Cluster, seed: int) -> Tables:
+    """Simulate a queue's clock, and train on its samples."""
+    with config.computing_device():
+        trace = simulate(cluster, config.steps, seed, progress=False)
+        labels = {"queue": queue, "seed": seed}
+        clock = pd.DataFrame([{**labels, **_clock_numbers(trace)}])
+        tables = {CLOCKS: clock, STALENESS: _staleness(trace).assign(**labels)}
+        if seed == 0 and queue in config.queues[:_TIMELINES]:
+            tables |= timeline(queue, trace)
+        if config.corrections:
+            tables |= _train(config, trace, queue, seed)
+        else:
+            tables[results.SUMMARY] = clock.assign(status="finished")
+        return {name: table.to_dict("records") for name, table in tables.items()}
+
+
+def _clock_numbers(trace: Trace) -> dict[str, float]:
+    """Return the numbers of a clock, and the limit that binds."""
+    numbers = trace.summary()
+    return {name: numbers[name] for name in _NUMBERS}
+
+
+def queue_table(clocks: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per queue: means over the seeds, the largest staleness, and the limit that binds."""
+    queues = clocks.drop(columns="seed").groupby("queue", sort=False)
+    largest = {name: queues[name].max() for name in ("staleness_max", "staleness_tokens_max")}
+    return _with_limits(queues.mean().assign(**largest).reset_index())
+
+
+def _with_limits(clocks: pd.DataFrame) -> pd.DataFrame:
+    pairs = zip(clocks["slots_busy"], clocks["learner_busy"], strict=True)
+    return clocks.assign(limit=[_LIMITS[binding_limit(*busy)] for busy in pairs])
+
+
+def _staleness(trace: Trace) -> pd.DataFrame:
+    """Return the law of the staleness by samples and by tokens."""
     laws = [
-        trace.staleness(weight).rename_axis("staleness").reset_index().assign(queue=queue, weight=weight)
-        for (queue, _), trace in traces.items()
+        trace.staleness(weight).rename_axis("staleness").reset_index().assign(weight=weight)
         for weight in ("samples", "tokens")
     ]
-    seeds = len({seed for _, seed in traces})
-    table = pd.concat(laws).groupby(["queue", "weight", "staleness"], sort=False)["share"].sum() / seeds
-    return table.reset_index().sort_values(["queue", "weight", "staleness"], kind="stable")
+    return pd.concat(laws)
 
 
-def timeline(traces: dict[str, Trace]) -> dict[str, pd.DataFrame]:
-    """Return the samples of some slots and the updates in a few seconds amid each run."""
-    samples, updates = [], []
-    for queue, trace in traces.items():
-        assert trace.cluster is not None and trace.cluster.rollouts is not None
-        begin = float(trace.frame["commit_time"].iloc[int(_TIMELINE_AT * len(trace))])
-        end = begin + _LENGTHS_SHOWN * trace.cluster.rollouts.length.mean
-        table = trace.samples[trace.samples["slot"] < _SLOTS_SHOWN]
-        table = table.assign(end_time=table["end_time"].fillna(end))
-        table = table[(table["end_time"] > begin) & (table["start_time"] < end)]
-        columns = ["slot", "start_time", "end_time", "staleness", "outcome"]
-        samples.append(table[columns].assign(queue=queue, begin=begin, end=end))
-        frame = trace.frame[(trace.frame["commit_time"] > begin) & (trace.frame["start_time"] < end)]
-        updates.append(frame[["commit", "start_time", "send_time"]].assign(queue=queue, begin=begin, end=end))
-    return {TIMELINE: pd.concat(samples), UPDATES: pd.concat(updates)}
+def timeline(queue: str, trace: Trace) -> dict[str, pd.DataFrame]:
+    """Return the samples of some slots and the updates in a few seconds amid a run."""
+    assert trace.cluster is not None and trace.cluster.rollouts is not None
+    begin = float(trace.frame["commit_time"].iloc[int(_TIMELINE_AT * len(trace))])
+    end = begin + _LENGTHS_SHOWN * trace.cluster.rollouts.length.mean
+    samples = trace.samples[trace.samples["slot"] < _SLOTS_SHOWN]
+    samples = samples.assign(end_time=samples["end_time"].fillna(end))
+    samples = samples[(samples["end_time"] > begin) & (samples["start_time"] < end)]
+    updates = trace.frame[(trace.frame["commit_time"] > begin) & (trace.frame["start_time"] < end)]
+    shown = {
+        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]],
+        UPDATES: updates[["commit", "start_time", "send_time"]],
+    }
+    return {name: table.assign(queue=queue, begin=begin, end=end) for name, table in shown.items()}
 
 
-def split_table(config: Config, clusters: dict[str, Cluster]) -> pd.DataFrame:
-    """Return a row per queue and way to divide the accelerators, the quickest first."""
-    rows = []
-    for queue, cluster in clusters.items():
-        assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
-        for generating in range(1, config.split):
-            rollouts = dataclasses.replace(cluster.rollouts, slots=cluster.rollouts.slots * generating)
-            compute = scaled(cluster.compute, 1 / (config.split - generating))
-            divided = dataclasses.replace(cluster, compute=compute, rollouts=rollouts)
-            traces = {(queue, 0): simulate(divided, config.steps, 0, progress=False)}
-            row = queue_table(traces).iloc[0].to_dict()
-            rows.append({"queue": queue, "generating": generating, "training": config.split - generating, **row})
-    return pd.DataFrame(rows).sort_values("update_time", kind="stable", ignore_index=True)
+def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) -> Job:
+    """Return the job of a clock with the accelerators divided in one way."""
+    labels = {"queue": queue, "generating": generating, "training": config.split - generating}
+    name = f"{queue}, {generating} of {config.split} accelerators generate"
+    place = f"parts/{queue}-{generating}of{config.split}"
+    return measurement(name, _divided, config, cluster, labels, place=place, labels=labels, errors=SPLIT)
 
 
-def _train(
-    config: Config, traces: dict[tuple[str, int], Trace], problem: Any, folder: Path
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a row per run, and the evaluations of all runs."""
-    import optax
+def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
+    assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
+    rollouts = dataclasses.replace(cluster.rollouts, slots=cluster.rollouts.slots * labels["generating"])
+    compute = scaled(cluster.compute, 1 / labels["training"])
+    trace = simulate(dataclasses.replace(cluster, compute=compute, rollouts=rollouts), config.steps, 0, progress=False)
+    return {SPLIT: _with_limits(pd.DataFrame([{**labels, **_clock_numbers(trace)}])).to_dict("records")}
 
-    optimizer = None if config.optimizer == "sgd" else optax.adam(1.0)
+
+def _train(config: Config, trace: Trace, queue: str, seed: int) -> dict[str, pd.DataFrame]:
+    """Return a row per run on a trace, and the evaluations of all runs."""
+    optimizer, problem = _optimizer(config.optimizer), _problem(config.problem)
     rows, curves = [], []
-    for number, ((queue, seed), trace) in enumerate(traces.items(), start=1):
-        for correction in config.corrections:
-            method = policy_gradient(1.0, correction, config.baseline, config.inner_steps, optimizer)
-            runs = replay_members(trace, method, problem, [seed] * len(config.tune), config.tune)
-            for rate, run in zip(config.tune, runs, strict=True):
-                labels = {"queue": queue, "correction": correction, "learning_rate": rate, "seed": seed}
-                late = run.commits.iloc[int((1 - _LATE) * len(run.commits)) :]
-                rows.append(
-                    {
-                        **labels,
-                        "status": run.status,
-                        "reward": run.evaluations["reward"].iloc[-1],
-                        "final_loss": run.commits["loss"].iloc[-1],
-                        "simulated_seconds": float(run.commits["commit_time"].iloc[-1]),
-                        "weight": float(late["weight"].mean()),
-                        **{f"reward_q{part}": float(late[f"reward_q{part}"].mean()) for part in range(1, 5)},
-                    }
-                )
-                curves.append(run.evaluations[["commit", "commit_time", "reward"]].assign(**labels))
-        tell(f"[{number}/{len(traces)}] {queue}, seed {seed}")
-    summary, evaluations = pd.DataFrame(rows), pd.concat(curves, ignore_index=True)
+    for correction in config.corrections:
+        method = policy_gradient(1.0, correction, config.baseline, config.inner_steps, optimizer)
+        runs = replay_members(trace, method, problem, [seed] * len(config.tune), config.tune)
+        for rate, run in zip(config.tune, runs, strict=True):
+            labels = {"queue": queue, "correction": correction, "learning_rate": rate, "seed": seed}
+            late = run.commits.iloc[int((1 - _LATE) * len(run.commits)) :]
+            rows.append(
+                {
+                    **labels,
+                    "status": run.status,
+                    "reward": run.evaluations["reward"].iloc[-1],
+                    "final_loss": run.commits["loss"].iloc[-1],
+                    "simulated_seconds": run.commits["commit_time"].iloc[-1],
+                    **late[["weight", *(f"reward_q{part}" for part in range(1, 5))]].mean(),
+                }
+            )
+            curves.append(run.evaluations[["commit", "commit_time", "reward"]].assign(**labels))
+    return {results.SUMMARY: pd.DataFrame(rows), EVALUATIONS: pd.concat(curves)}
+
+
+# One object for all jobs, which share the compiled programs.
+@functools.cache
+def _problem(text: str) -> PolicyProblem:
+    return called("problem", text, POLICY_PROBLEMS)
+
+
+@functools.cache
+def _optimizer(name: str) -> Any:
+    return None if name == "sgd" else optax.adam(1.0)
+
+
+def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Add the target of the reward, and the time to it, to the rows of runs."""
     start = evaluations.loc[evaluations["commit"] == 0, "reward"].mean()
-    finished = summary.loc[summary["status"] == "finished", "reward"]
-    target = config.target if config.target is not None else (start + finished.max()) / 2
+    best = summary.loc[summary["status"] == "finished", "reward"].max()
+    target = config.target if config.target is not None else (start + best) / 2
     keys = ["queue", "correction", "learning_rate", "seed"]
     runs = evaluations.groupby(keys, sort=False)
-    for name, hold in (("time_to_target", _HOLD), ("first_touch", 0)):
-        times = {values: time_to_target(run["commit_time"], -run["reward"], -target, hold) for values, run in runs}
-        summary[name] = [times[tuple(values)] for values in summary[keys].itertuples(index=False)]
-    return summary.assign(target=target), evaluations
+    times = {
+        name: [
+            time_to_target(run["commit_time"], -run["reward"], -target, hold)
+            for run in (runs.get_group(values) for values in summary[keys].itertuples(index=False, name=None))
+        ]
+        for name, hold in (("time_to_target", _HOLD), ("first_touch", 0))
+    }
+    return summary.assign(**times, target=target)
 
 
-def reward_table(config: Config, summary: pd.DataFrame) -> pd.DataFrame:
+def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Return a row per queue and correction at its best rate for the final reward; means over the seeds."""
     keys = ["queue", "correction"]
     best = tuned(summary, keys, Measure("reward", "most"))
@@ -307,10 +361,10 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         "queue",
         Column("update_time", "s an update"),
         *("learner_busy", "slots_busy"),
-        Column("staleness"),
+        Column("staleness_mean", "staleness"),
         Column("staleness_max", "largest"),
-        Column("staleness_tokens", "by tokens"),
-        "lost",
+        Column("staleness_tokens_mean", "by tokens"),
+        Column("lost_share", "lost"),
         Column("length_started", "length started (s)"),
         Column("length_trained", "trained (s)"),
         "limit",
@@ -318,18 +372,18 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
     texts = [about, text_of(queues, shown, QUEUES)]
     if SPLIT in tables:
         texts += ["", f"{config.split} accelerators divided, by time alone; the quickest first"]
-        own = ["queue", "generating", "training", shown[1], "learner_busy", "slots_busy", "staleness", "limit"]
+        own = ["queue", "generating", "training", shown[1], "learner_busy", "slots_busy", shown[4], "limit"]
         texts.append(text_of(tables[SPLIT].head(10), own, SPLIT))
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
         what = "reward at the end, each correction at its best rate; time to a reward of"
         texts += ["", f"{config.problem}: {what} {target}"]
-        spread = rewards.assign(reward=_with_spread(rewards))
+        shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
         columns: list[str | Column] = ["queue", "correction", "learning_rate", "reward", "time_to_target", "diverged"]
         if config.by_length:
             columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
-        texts.append(text_of(spread, columns, REWARDS))
+        texts.append(text_of(shown_rewards, columns, REWARDS))
         if config.by_length:
             texts.append(f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the shortest")
     texts += ["", answer(config, tables)]
@@ -338,11 +392,6 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         if edge := at_the_edge(tables[REWARDS], config.tune, named):
             texts.append(edge)
     return texts
-
-
-def _with_spread(table: pd.DataFrame) -> list[str]:
-    pairs = zip(table["reward"], table["reward_sd"], strict=True)
-    return [number_text(mean) + (f" ± {number_text(sd, 2)}" if np.isfinite(sd) else "") for mean, sd in pairs]
 
 
 def answer(config: Config, tables: dict[str, pd.DataFrame]) -> str:

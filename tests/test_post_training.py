@@ -7,7 +7,10 @@ import pytest
 import asyncsim.__main__ as command
 from asyncsim import Cluster, InputError, Rollouts, simulate, study
 from asyncsim.calibration.rollouts import calibrate_rollouts
-from asyncsim.traces.samples import binding_limit, rollout_summary
+from asyncsim.study import command as commands
+from asyncsim.study import jobs
+from asyncsim.theory import rollouts as theory
+from asyncsim.traces.samples import binding_limit
 
 post_training = study.load("post_training")
 SMALL = {"slots": 8, "batch": 8, "group": 2, "steps": 20, "seeds": 2, "tune": (0.3, 1.0)}
@@ -23,12 +26,12 @@ def test_a_small_study(tmp_path, capsys):
         by_length=True,
         out=tmp_path / "results",
     )
-    summary = post_training.run(config)
+    summary = post_training.run(config).summary
     assert len(summary) == 2 * 2 * 2 * 2
     queues = pd.read_csv(tmp_path / "results" / "queues.csv").set_index("queue")
-    assert queues.loc["pace(0)", ["staleness", "staleness_max", "lost"]].tolist() == [0, 0, 0]
+    assert queues.loc["pace(0)", ["staleness_mean", "staleness_max", "samples_lost"]].tolist() == [0, 0, 0]
     assert queues.loc["discard(1)", "staleness_max"] <= 1
-    assert queues.loc["discard(1)", "lost"] > 0.2
+    assert queues.loc["discard(1)", "lost_share"] > 0.2
     assert queues.loc["discard(1)", "length_trained"] < 0.95 * queues.loc["discard(1)", "length_started"]
     rewards = pd.read_csv(tmp_path / "results" / "rewards.csv")
     synchronous = rewards[rewards["queue"] == "pace(0)"]
@@ -59,9 +62,9 @@ def test_clocks_alone_and_a_recording(tmp_path):
     config = post_training.Config(
         recording=tmp_path / "log.parquet", queues=("pace(2)",), corrections=(), out=tmp_path / "results"
     )
-    measured = post_training.run(config).iloc[0]
-    original = rollout_summary(trace.rollouts, trace.frame, 6)
-    for name in ("update_time", "learner_busy", "slots_busy", "staleness"):
+    measured = post_training.run(config).summary.iloc[0]
+    original = trace.summary()
+    for name in ("update_time", "learner_busy", "slots_busy", "staleness_mean"):
         assert measured[name] == pytest.approx(original[name], rel=0.05), name
     assert not (tmp_path / "results" / "rewards.png").exists()
     with pytest.raises(InputError, match="has no column slot; log these as well"):
@@ -72,10 +75,15 @@ def test_clocks_alone_and_a_recording(tmp_path):
 def test_mixed_groups(tmp_path):
     """All conditions have the stated mean staleness, and only those by sample or token mix versions within groups."""
     mixed = study.load("mixed_groups")
-    summary = mixed.run(mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results"))
+    summary = mixed.run(mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results")).summary
     assert len(summary) == 13 * 3 * 2
     pairs = summary.groupby("mix")["mixed_pairs"].max()
     assert pairs["batch"] == pairs["group"] == 0 and pairs["sample"] > 0.3 and pairs["token"] > 0.3
+    assert (tmp_path / "results" / "mixed_groups.png").stat().st_size > 10_000
+    uncorrected = summary[summary["method"] == "none"].set_index("mix")
+    assert (uncorrected.loc[["batch", "group"], "drift"] == 0).all() and (uncorrected.loc["sample", "drift"] != 0).all()
+    error = uncorrected["ascent"] - uncorrected["ascent_law"]
+    assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
     contrasts = pd.read_csv(tmp_path / "results" / "contrasts.csv")
     rewards = summary.set_index(["law", "mix", "method"])["reward"].groupby(level=[0, 1, 2]).mean()
     for row, (_, first, second, _) in zip(contrasts.itertuples(), mixed.CONTRASTS, strict=True):
@@ -85,14 +93,77 @@ def test_mixed_groups(tmp_path):
         assert mixed.draw_staleness(law, 4, draws, 100_000).mean() == pytest.approx(4, rel=0.03)
 
 
+def test_the_law_of_mixed_groups():
+    """With two policies in a group the update by enumeration is the published law; a lone policy has no drift."""
+    mixed = study.load("mixed_groups")
+    problem, group, share = mixed.token_bandit(states=1), 8, 3 / 8
+    path = np.random.default_rng(0).normal(0, 0.5, (2, 8))
+    old, new = mixed.enumerate_policies(path, problem), mixed.enumerate_policies(path[1:], problem)
+    is_old = np.arange(group) < share * group
+    versions = np.repeat(np.where(is_old, 0, 1)[None, :, None], 2, 2)
+    states = np.zeros((1, group), int)
+    policies = old._replace(score=new.score)
+    update, drift = mixed.expected_updates(policies, versions, states, group)
+
+    def under(policy):
+        chance, score, reward = np.exp(old.logp[policy, 0].sum(-1)), new.score[0, 0], old.reward[0]
+        mean = chance @ reward
+        return mean, chance @ score, (chance * (reward - mean)) @ score
+
+    (before, old_score, covariance), (now, _, gradient) = under(0), under(1)
+    law = theory.mixed_group_gradient(group, share, gradient, covariance, before - now, old_score, exact=True)
+    np.testing.assert_allclose(update[0], law, atol=1e-6)
+    assert np.abs(drift).max() > 1e-3
+    _, none = mixed.expected_updates(policies, np.zeros_like(versions), states, group)
+    np.testing.assert_allclose(none, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("post_training", ["--slots", "4", "--batch", "4", "--group", "2", "--queues", "pace(1)", "keep"]),
+        ("mixed_groups", ["--states", "2"]),
+    ],
+)
+def test_an_interrupted_study_is_resumed(name, options, tmp_path, capsys, monkeypatch):
+    """After Ctrl-C the finished jobs stay; resuming gives the bytes of an uninterrupted study."""
+    options = [name, *options, "--steps", "10", "--seeds", "1", "--tune", "0.3"]
+    if name == "post_training":
+        options += ["--corrections", "none", "--split", "2"]
+    whole, folder = tmp_path / "whole", tmp_path / "folder"
+    assert commands.main([*options, "--out", str(whole)]) == 0
+    written, keep = [], jobs.write_sealed
+
+    def interrupted(path, values):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        return keep(path, values)
+
+    monkeypatch.setattr(jobs, "write_sealed", interrupted)
+    assert commands.main([*options, "--out", str(folder)]) == commands.INTERRUPTED
+    monkeypatch.undo()
+    assert len(list((folder / "parts").iterdir())) == 2
+    assert len(pd.read_csv(folder / "summary.csv")) > 0
+    assert f"resume with --resume {folder}" in capsys.readouterr().err
+    times = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+    assert commands.main([name, "--resume", str(folder)]) == 0
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    for path in whole.glob("*.csv"):
+        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
+    assert commands.main([name, "--resume", str(folder), "--steps", "11"]) == 2
+    assert "holds results of another configuration (steps = 10, not 11)" in capsys.readouterr().err
+
+
 def test_shares_by_hand():
     """Two slots and samples of 1 s, batches of two, updates of 0.5 s: a version per second."""
     rollouts = Rollouts(2, 1.0, batch=2, queue="keep()")
     trace = simulate(Cluster(1, 0.5, rollouts=rollouts), 10, progress=False)
-    found = rollout_summary(trace.rollouts, trace.frame, 2)
-    assert found["update_time"] == 1.0 and found["slots_busy"] == 1.0 and found["learner_busy"] == 0.5
-    assert found["staleness"] == 1.0 and found["lost"] == 0.0
-    assert binding_limit(found["slots_busy"], found["learner_busy"]) == "slots"
+    numbers = trace.summary()
+    assert numbers["update_time"] == 1.0 and numbers["slots_busy"] == 1.0 and numbers["learner_busy"] == 0.5
+    assert numbers["warm_up"] == 2
+    assert numbers["staleness_mean"] == numbers["staleness_tokens_mean"] == 1.0 and numbers["samples_lost"] == 0
+    assert binding_limit(numbers["slots_busy"], numbers["learner_busy"]) == "slots"
     assert binding_limit(0.9, 1.0) == "learner" and binding_limit(0.5, 0.5) == "queue"
 
 
@@ -108,6 +179,8 @@ def test_shares_by_hand():
         ({"tune": ()}, "tune: none given"),
         ({"problem": "digits"}, "problem = 'digits': unknown"),
         ({"failures": ("crash(9, 1)",)}, "hits slots or learners?"),
+        ({"cpus_per_run": 2}, "cpus_per_run = 2: is an option of --executor ray"),
+        ({"recording": "none.csv"}, "recording = 'none.csv': there is no such file"),
     ],
 )
 def test_options_that_cannot_be(options, message, tmp_path):

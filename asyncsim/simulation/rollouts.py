@@ -81,7 +81,7 @@ class Slots:
         self._on_the_way: set[int] = set()  # rows of finished samples from far slots
 
         self._lengths: list[float] = []  # by sample
-        self._unit = rollouts.unit
+        self._group, self._unit = rollouts.group, rollouts.unit
         self._free_for_unit = min(self._unit, count)  # slots
         eta = rollouts.queue.eta
         limit = np.inf if eta is None else (eta + 1) * rollouts.batch
@@ -261,12 +261,13 @@ class Slots:
             self._start_sample(free.pop(), self._started, 0)
 
     def _start_sample(self, slot: int, sample: int, attempt: int) -> None:
-        group, row, now = sample // self._rollouts.group, len(self._sample), self._clock._now
+        row, now = len(self._sample), self._clock._now
+        group = sample // self._group
         if sample == self._started:
             self._started += 1
             self._lengths.append(self._draw_length(0))
             if group not in self._rows:
-                self._rows[group], self._unfinished[group] = [], self._rollouts.group
+                self._rows[group], self._unfinished[group] = [], self._group
         if row == len(self._outcome):
             for times in (self._end, self._ready_time, self._take_time):
                 times.extend(_UNKNOWN)
@@ -279,6 +280,11 @@ class Slots:
         self._begun.extend((attempt, now, self._gate.version))
         self._open += 1
         self._row_of[slot] = row
+        if self._weather is None and not self._reschedules:
+            event = self._events[slot]
+            event.callbacks = self._on_end
+            self._clock.schedule_at(event, now + self._lengths[sample])
+            return
         self._done[slot], self._since[slot] = 0.0, now
         self._schedule_end(slot, self._lengths[sample])
 
@@ -311,9 +317,10 @@ class Slots:
             self._fill()
 
     def _count_finished(self, row: int) -> None:
-        group = self._sample[row] // self._rollouts.group
-        self._unfinished[group] -= 1
-        if not self._unfinished[group]:
+        group = self._sample[row] // self._group
+        unfinished = self._unfinished[group] - 1
+        self._unfinished[group] = unfinished
+        if not unfinished:
             self._enqueue(group)
 
     def _end_row(self, row: int, outcome: int) -> None:

@@ -24,7 +24,7 @@ from asyncsim import __version__
 from asyncsim.base.console import each_note_once, note, tell, tell_error
 from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
-from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of
+from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
 from asyncsim.study.help import help_of
 from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
 from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, split_numbers, value_of
@@ -147,7 +147,7 @@ def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tu
     if recorded_options:
         of_folder = {field.name for field in dataclasses.fields(config)} - overridden
         require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
-    if isinstance(config, StudyOptions):
+    if isinstance(config, JobOptions):
         # A frozen dataclass; no fields, as they are no options.
         object.__setattr__(config, "command", tuple(_without(options, ELSEWHERE)))
         file = studies()[name]

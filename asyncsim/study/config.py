@@ -32,7 +32,7 @@ from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
-from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
+from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised, sha256
 
 if TYPE_CHECKING:
     from asyncsim.byzantine.attacks import Attack
@@ -69,7 +69,102 @@ def fields_of(options: Iterable[str]) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class StudyOptions:
+class JobOptions:
+    """Options of every study that computes jobs: where they are computed, and where their results go."""
+
+    #: The options on the command line, except `ELSEWHERE`; None in Python.
+    command: ClassVar[tuple[str, ...] | None] = None
+
+    #: The file of a user's study, with its hash.
+    study_file: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    device: Literal["default", "cpu", "gpu", "tpu"] = "default"
+    """Device of the gradients."""
+    out: Path | None = None
+    """Folder for the results, new or empty. By default results/STUDY, results/STUDY-2, ..."""
+    resume: Path | None = None
+    """Folder of an unfinished study to complete. Its options need not be given again; seeds and methods may be added.
+    """
+    executor: Literal["local", "ray"] = "local"
+    """Where to compute runs: in this process, or on a Ray cluster."""
+    address: str | None = None
+    """Ray cluster to join: auto or HOST:PORT. By default a new one."""
+    cpus_per_run: int = 1
+    """Cores that each run reserves (ray)."""
+    accelerators_per_run: float = 0.0
+    """GPUs or TPUs that each run reserves (ray)."""
+
+    def check(self) -> None:
+        """Check where results go and where they are computed."""
+        if self.out is not None and self.resume is not None:
+            raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
+        self.check_executor()
+
+    def check_executor(self) -> None:
+        """Check the options of the executor, and that Ray is installed if it is asked for."""
+        local = require_choice("executor", self.executor, ("local", "ray")) == "local"
+        require_count("cpus_per_run", self.cpus_per_run)
+        accelerators = require_nonnegative("accelerators_per_run", self.accelerators_per_run)
+        if local:
+            requested = {"address": self.address is not None, "accelerators_per_run": accelerators > 0}
+            for name, is_set in (requested | {"cpus_per_run": self.cpus_per_run > 1}).items():
+                if is_set:
+                    raise InputError(f"{name} = {getattr(self, name)!r}: is an option of --executor ray; add that")
+            return
+        if find_spec("ray") is None:
+            raise InputError("executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"")
+        if accelerators > 1 and accelerators != int(accelerators):
+            raise InputError(f"accelerators_per_run = {accelerators}: above one it must be a whole number")
+        if self.device in ("gpu", "tpu") and not accelerators:
+            raise InputError(
+                f"device = {self.device!r}: runs that Ray spreads have only the accelerators they ask for; "
+                "give accelerators_per_run as well"
+            )
+        if self.device == "cpu" and accelerators:
+            raise InputError(
+                f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; give one of them"
+            )
+
+    def computing_device(self) -> contextlib.AbstractContextManager[None]:
+        """Let JAX compute on the chosen kind of device; see `asyncsim.study.executor.computing_device`."""
+        return executor.computing_device(self.device)
+
+    def options_record(self, study: str) -> dict[str, Any]:
+        """Return the study and all options that the results depend on, as values of JSON.
+
+        A file among them has its hash. The command line serves to resume the study.
+        """
+        from asyncsim.traces.columns import package_versions
+
+        typed = self.command if self.command is not None else results.typed_in(self.resume)
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        options = {name: value for name, value in options.items() if name not in ELSEWHERE}
+        files = {name: value for name, value in options.items() if isinstance(value, Path)}
+        return {
+            "study": study,
+            **({} if typed is None else {results.COMMAND: list(typed)}),
+            results.FILES: dict(self.study_file),
+            **{name: plain(value) for name, value in options.items()},
+            **{f"{name}_sha256": sha256(file.read_bytes()) for name, file in files.items()},
+            "versions_of": package_versions(),
+        }
+
+    def changed(self, option: str) -> bool:
+        """Return whether the user chose an option: typed it, or in Python gave another value than the default."""
+        if self.command is not None:
+            return option in fields_of(self.command)
+        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
+        return bool(getattr(self, option) != default)
+
+    def say_ignored(self, options: Iterable[str], case: str) -> None:
+        """Print a note about changed options that have no effect in a case: ``"with one worker"``."""
+        for option in options:
+            if self.changed(option):
+                note(f"--{option.replace('_', '-')} changes nothing {case}")
+
+
+@dataclass(frozen=True)
+class StudyOptions(JobOptions):
     """Options that all studies share, with one cluster or several; each study adds others."""
 
     #: The options of the example in the help.
@@ -93,12 +188,6 @@ min_max(workers), of the first workers or a list.
 
 Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
-
-    #: The options on the command line, except `ELSEWHERE`; None in Python.
-    command: ClassVar[tuple[str, ...] | None] = None
-
-    #: The file of a user's study, with its hash.
-    study_file: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     #: 0 for studies with another option for their length, which counts if ``steps`` is 0.
     fewest_steps: ClassVar[int] = 1
@@ -178,22 +267,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Record distances of reads, for animations."""
     x64: bool = False
     """Compute in float64 instead of float32."""
-    device: Literal["default", "cpu", "gpu", "tpu"] = "default"
-    """Device of the gradients."""
-    out: Path | None = None
-    """Folder for the results, new or empty. By default results/STUDY, results/STUDY-2, ..."""
-    resume: Path | None = None
-    """Folder of an unfinished study to complete. Its options need not be given again; seeds and methods may be added.
-    """
-    executor: Literal["local", "ray"] = "local"
-    """Where to compute runs: in this process, or on a Ray cluster."""
-    address: str | None = None
-    """Ray cluster to join: auto or HOST:PORT. By default a new one."""
-    cpus_per_run: int = 1
-    """Cores that each run reserves (ray)."""
-    accelerators_per_run: float = 0.0
-    """GPUs or TPUs that each run reserves (ray)."""
-
     @property
     def precision(self) -> str:
         """``"float64"`` or ``"float32"``."""
@@ -228,34 +301,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             size = positive("message_bytes", self.message_bytes, BYTES)
             if self.bandwidth is None and self.far_bandwidth is None:
                 raise InputError(f"message_bytes = {size:g}: takes no time without a bandwidth; give bandwidth as well")
-        if self.out is not None and self.resume is not None:
-            raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
-        self.check_executor()
-
-    def check_executor(self) -> None:
-        """Check the options of the executor, and that Ray is installed if it is asked for."""
-        local = require_choice("executor", self.executor, ("local", "ray")) == "local"
-        require_count("cpus_per_run", self.cpus_per_run)
-        accelerators = require_nonnegative("accelerators_per_run", self.accelerators_per_run)
-        if local:
-            requested = {"address": self.address is not None, "accelerators_per_run": accelerators > 0}
-            for name, is_set in (requested | {"cpus_per_run": self.cpus_per_run > 1}).items():
-                if is_set:
-                    raise InputError(f"{name} = {getattr(self, name)!r}: is an option of --executor ray; add that")
-            return
-        if find_spec("ray") is None:
-            raise InputError("executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"")
-        if accelerators > 1 and accelerators != int(accelerators):
-            raise InputError(f"accelerators_per_run = {accelerators}: above one it must be a whole number")
-        if self.device in ("gpu", "tpu") and not accelerators:
-            raise InputError(
-                f"device = {self.device!r}: runs that Ray spreads have only the accelerators they ask for; "
-                "give accelerators_per_run as well"
-            )
-        if self.device == "cpu" and accelerators:
-            raise InputError(
-                f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; give one of them"
-            )
+        super().check()
 
     def make_methods(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "list[Method]":
         """Return the methods; print a note about changed options that some of them ignore.
@@ -272,10 +318,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         from asyncsim.study.entries import make_problem
 
         return make_problem(self, swept, changed or self.changed)
-
-    def computing_device(self) -> contextlib.AbstractContextManager[None]:
-        """Let JAX compute on the chosen kind of device; see `asyncsim.study.executor.computing_device`."""
-        return executor.computing_device(self.device)
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
         """Return everything that the results depend on, as values of JSON; where they are computed does not count.
@@ -312,20 +354,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             **code,
             "versions": {**package_versions(), **{name: version(name) for name in ("jax", "optax")}},
         }
-
-    def changed(self, option: str) -> bool:
-        """Return whether the user chose an option: typed it, or in Python gave another value than the default."""
-        if self.command is not None:
-            return option in fields_of(self.command)
-        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
-        return bool(getattr(self, option) != default)
-
-    def say_ignored(self, options: Iterable[str], case: str) -> None:
-        """Print a note about changed options that have no effect in a case: ``"with one worker"``."""
-        for option in options:
-            if self.changed(option):
-                note(f"--{option.replace('_', '-')} changes nothing {case}")
-
 
 @dataclass(frozen=True)
 class StudyConfig(StudyOptions):

@@ -18,7 +18,7 @@ from asyncsim.base.console import note, on_a_terminal, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_table, require_plain, set_aside, unsealed, write_csv, write_sealed
 from asyncsim.study import results
-from asyncsim.study.config import StudyOptions
+from asyncsim.study.config import JobOptions
 from asyncsim.study.executor import Executor, JobError, Local
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
 
 def run_jobs(
     study: str,
-    config: StudyOptions,
+    config: JobOptions,
     record: Mapping[str, Any],
     jobs: Sequence[Job],
     executor: contextlib.AbstractContextManager[Executor],
@@ -253,15 +253,16 @@ def _ended(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def executor_of(config: StudyOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
+def executor_of(config: JobOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
     """Yield the executor that a config chooses.
 
     ``replays``: the problems of the jobs with their numbers of workers; the largest limits the concurrent jobs.
+    Without any, local jobs run one after the other.
     """
     if config.executor == "local":
         from asyncsim.replays.tuning import replays_at_once
 
-        yield Local(min(itertools.starmap(replays_at_once, replays)))
+        yield Local(min(itertools.starmap(replays_at_once, replays), default=1))
         return
     from asyncsim.study.ray_executor import RayExecutor, joined
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError, require_choice
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.rollouts import Rollouts
 
 #: The outcomes of a sample, or of an attempt at it.
@@ -205,42 +206,40 @@ def limit_text(slots_busy: float, learner_busy: float) -> str:
     }[limit]
 
 
-def rollout_summary(tables: RolloutTables, frame: pd.DataFrame, slots: int, warm_up: float = 0.2) -> dict[str, float]:
-    """Summarize a trace with rollouts after a warm-up, a share of its updates.
+def trained_after(tables: RolloutTables, version: int) -> pd.DataFrame:
+    """Return the samples that updates of this version or later were trained on."""
+    samples = tables.samples
+    return samples[(samples["outcome"] == "trained") & (samples["version"] >= version)]
+
+
+def rollout_summary(tables: RolloutTables, frame: pd.DataFrame, cluster: Cluster, first: int) -> dict[str, float]:
+    """Summarize the samples of a trace from its update ``first`` on; see `Trace.summary`.
 
     Parameters
     ----------
     tables : RolloutTables
     frame : pandas.DataFrame
         The updates: `Trace.frame`.
-    slots : int
-
-    Returns
-    -------
-    dict
-        ``update_time``, the seconds from one update to the next; ``learner_busy`` and ``slots_busy``,
-        shares of their time; ``staleness``, ``staleness_max``, ``staleness_tokens``; ``lost``, the share
-        of the finished or cancelled samples that no update was trained on; ``length_started`` and
-        ``length_trained``, mean lengths (s).
+    cluster : Cluster
+    first : int
     """
-    first = int(warm_up * len(frame))
+    assert cluster.rollouts is not None
     begin = 0.0 if first == 0 else float(frame["commit_time"].iloc[first - 1])
     end = float(frame["commit_time"].iloc[-1])
-    late, samples = frame.iloc[first:], tables.samples
+    late, samples, trained = frame.iloc[first:], tables.samples, trained_after(tables, first)
     computing = late["send_time"].clip(begin, end) - late["start_time"].clip(begin, end)
     generating = samples["end_time"].fillna(end).clip(begin, end) - samples["start_time"].clip(begin, end)
-    trained = samples[(samples["outcome"] == "trained") & (samples["version"] >= first)]
     lost = samples["outcome"].isin(("dropped", "discarded", "cancelled")) & (samples["end_time"] > begin)
     by_token = law_of_staleness(tables._replace(samples=trained), "tokens")
     started = samples[samples["start_time"].between(begin, end)].drop_duplicates("sample")
     return {
         "update_time": (end - begin) / len(late),
-        "learner_busy": float(computing.sum() / (end - begin)),
-        "slots_busy": float(generating.sum() / ((end - begin) * slots)),
-        "staleness": float(trained["staleness"].mean()),
-        "staleness_max": float(trained["staleness"].max()),
-        "staleness_tokens": float((by_token.index * by_token).sum()),
-        "lost": float(lost.sum() / (lost.sum() + len(trained))),
+        "learner_busy": float(computing.sum() / ((end - begin) * cluster.workers)),
+        "slots_busy": float(generating.sum() / ((end - begin) * cluster.rollouts.slots)),
+        "staleness_tokens_mean": float((by_token.index * by_token).sum()),
+        "staleness_tokens_max": int(by_token.index.max()),
+        "samples_lost": int(lost.sum()),
+        "lost_share": float(lost.sum() / (lost.sum() + len(trained))),
         "length_started": float(started["length"].mean()),
         "length_trained": float(trained["length"].mean()),
     }

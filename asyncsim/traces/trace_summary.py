@@ -16,14 +16,20 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.traces.columns import ACCEPTED, BUFFERED, CRASH, GOSSIP, LEAVE, LOSS, RESENT, previous_rows
+from asyncsim.traces.samples import rollout_summary, trained_after
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
+
+#: The share of the updates that is left out at the start of a trace with rollouts.
+_ROLLOUT_WARM_UP = 0.2
 
 
 def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
     """Return the number of commits to leave out; by default one per worker, at most half of all."""
     commits = len(trace.accepted)
+    if warm_up is None and trace.rollouts is not None:
+        return int(_ROLLOUT_WARM_UP * commits)
     if warm_up is None:
         return min(trace.workers, commits // 2)
     warm_up = require_count("warm_up", warm_up, minimum=0)
@@ -48,8 +54,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     trace : Trace
         The trace.
     warm_up : int, optional
-        Commits left out at the start; by default one per worker, at most half of all. Rates and time
-        averages begin when the last of them is applied.
+        Commits left out at the start; by default one per worker, at most half of all, and with rollouts a
+        fifth. Rates and time averages begin when the last of them is applied.
 
     Returns
     -------
@@ -95,10 +101,20 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - With failures also ``away_share``, which is no waiting; ``cancelled_share``: part of all
           computations, ended with their workers; and ``counted_share``, ``lost_to_waiting`` and
           ``lost_to_failed``, which sum to one.
+
+        With rollouts the workers are learners, the commits updates, and ``staleness_mean`` to ``staleness_max`` are
+        over trained samples. Instead of the shares of the workers' time and the server's numbers there follow:
+
+        - ``update_time`` (s): from one update to the next. ``learner_busy``, ``slots_busy``: shares of their time.
+        - ``staleness_tokens_mean``, ``staleness_tokens_max``: by the version that wrote each token.
+        - ``samples_lost``: those that were finished or cancelled without an update on them; ``lost_share``, of these
+          and the trained ones.
+        - ``length_started``, ``length_trained`` (s): mean lengths.
     """
     warm_up = warm_up_of(trace, warm_up)
     workers, accepted = per_worker(trace, warm_up), trace.accepted.frame
-    staleness, times = counted_messages(trace, warm_up)["staleness"].to_numpy(), accepted["commit_time"].to_numpy()
+    stale = counted_messages(trace, warm_up) if trace.rollouts is None else trained_after(trace.rollouts, warm_up)
+    staleness, times = stale["staleness"].to_numpy(), accepted["commit_time"].to_numpy()
     begin, end = float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
     numbers = {
         "workers": trace.workers,
@@ -117,14 +133,18 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
     }
-    if trace.protocol == GOSSIP:
+    if trace.protocol == GOSSIP or trace.rollouts is not None:
         del numbers["staleness_mean_over_workers"]
+    if trace.protocol == GOSSIP:
         return numbers | _messages(trace, warm_up, begin, end)
     rows, version = _measured(trace, warm_up)["outcome"], accepted["version"]
     outcomes = {
         "versions": int(version.iloc[-1] - (version.iloc[warm_up - 1] if warm_up else 0)),
         **{f"{outcome}_share": float((rows == outcome).sum() / len(rows)) for outcome in ("discarded", "cancelled")},
     }
+    if trace.rollouts is not None:
+        assert trace.cluster is not None
+        return numbers | outcomes | rollout_summary(trace.rollouts, trace.frame, trace.cluster, warm_up)
     return numbers | _time(trace, begin, end) | outcomes | _server(trace, begin, end)
 
 
