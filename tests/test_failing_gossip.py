@@ -426,7 +426,7 @@ def test_replays_are_plain_loops(name, attack, form, float64):
         np.testing.assert_allclose(running.state.central, loop.central[stop - 1], rtol=0, atol=1e-12)
     running.advance(len(loop.central))
     own = running.state.workers.method
-    replicas = {"adpsgd": lambda: own, "dpsgd": lambda: own.own}.get(name, lambda: own.biased + own.update)()
+    replicas = {"adpsgd": lambda: own, "dpsgd": lambda: own.replica}.get(name, lambda: own.biased + own.update)()
     np.testing.assert_allclose(np.asarray(replicas)[loop.living], loop.x[loop.living], rtol=0, atol=1e-12)
 
 

@@ -32,7 +32,7 @@ def test_what_workers_hold_and_what_is_in_flight_is_conserved(cluster, commits, 
         state = jax.tree.map(np.array, running.state.workers.method)
         if kind == "sgp":
             return state.biased + state.update, state.weight
-        return state if kind == "adpsgd" else state.own, np.ones(n)
+        return state if kind == "adpsgd" else state.replica, np.ones(n)
 
     sent = []
     for worker, stop in zip(trace.frame["worker"], rows, strict=True):
