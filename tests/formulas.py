@@ -373,31 +373,35 @@ def lgd(window, pull):
 # Ringleader, with its tables in full
 
 
-def ringleader(w, server, x, visit):
-    n, j = visit.n, visit.worker
-    if not hasattr(server, "table"):
-        server.table, server.following = [[[] for _ in range(n)] for _ in range(2)]
-        server.due = None  # phase 1
-    g = gradient(w.read)
-    moves = False
-    if server.due is None:
-        server.table[j].append(g)
-        if all(server.table):
-            moves, server.due = True, set(range(n))
-    elif j in server.due:
-        server.table[j].append(g)
-        moves = True
-    else:
-        server.following[j].append(g)
-    if moves:
-        x = x - RATE / n * sum(sum(rows) / len(rows) for rows in server.table)
-        server.due.discard(j)
-        w.x = x
-        if not server.due:
-            server.table, server.following = server.following, [[] for _ in range(n)]
-            server.due = None
-    w.reply = w.x
-    return x
+def ringleader(restart="step"):
+    def rule(w, server, x, visit):
+        n, j = visit.n, visit.worker
+        if not hasattr(server, "table"):
+            server.table, server.following = [[[] for _ in range(n)] for _ in range(2)]
+            server.due = None  # phase 1
+        g = gradient(w.read)
+        moves = False
+        if server.due is None:
+            server.table[j].append(g)
+            if all(server.table):
+                moves, server.due = True, set(range(n))
+        elif j in server.due:
+            server.table[j].append(g)
+            moves = True
+        else:
+            server.following[j].append(g)
+        if moves:
+            x = x - RATE / n * sum(sum(rows) / len(rows) for rows in server.table)
+            server.due.discard(j)
+            w.x = x
+            if not server.due:
+                server.table, server.following = server.following, [[] for _ in range(n)]
+                server.due = None
+        if restart == "step":
+            w.reply = w.x
+        return x
+
+    return rule
 
 
 # Workers of whom some may send anything

@@ -126,7 +126,8 @@ RULES = {
     "robust": case(formulas.median_of_version(), timing="rounds"),
     "rennala": case(formulas.softsync(lambda tau: 1), timing="buffered"),
     "ringmaster": case(one),
-    "ringleader": case(formulas.ringleader),
+    "ringleader": case(formulas.ringleader()),
+    "ringleader, newest": case(formulas.ringleader("newest"), restart="newest"),
     "delay_adaptive": case(formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau))),
     "delay_adaptive, koloskova": case(
         formulas.damping(lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE),

@@ -177,6 +177,7 @@ BAD = {
     "step_pull": [-0.1, 1, math.nan, "hard", None],
     "groups": [0, -1, 2.5, "many", None],
     "global_every": [0, -1, 2.5, "often", None],
+    "restart": ["newset", "", None, 1],
     "policy": ["buffred(10)", "buffered(0)", 3],
     "f": [-1, 2.5, "few", True, None],
     "radius": [0, -1, math.nan, math.inf, "wide"],
