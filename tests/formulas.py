@@ -9,6 +9,7 @@ Leaders differ only if replicas do: `diverse` rates are those of an optimizer th
 
 import functools
 import types
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -402,6 +403,34 @@ def ringleader(restart="step"):
         return x
 
     return rule
+
+
+def malenia(count):
+    """Gradients at any other point than the newest are discarded."""
+
+    def rule(w, server, x, visit):
+        table = vars(server).setdefault("table", [[] for _ in range(visit.n)])
+        if np.array_equal(w.read, x):
+            table[visit.worker].append(gradient(w.read))
+        if all(table) and visit.n / sum(Fraction(1, len(rows)) for rows in table) >= Fraction(count, visit.n):
+            x = x - RATE / visit.n * sum(sum(rows) / len(rows) for rows in table)
+            del server.table
+        return x
+
+    return rule
+
+
+def ia2sgd(w, server, x, visit):
+    table = vars(server).setdefault("table", {})
+    is_full = len(table) == visit.n
+    table[visit.worker] = gradient(w.read)
+    return x - RATE * np.mean(list(table.values()), 0) if is_full else x
+
+
+def rescaled_asgd(w, server, x, visit):
+    w.visits = getattr(w, "visits", 0) + 1
+    frequency = w.visits / sum(getattr(worker, "visits", 0) for worker in server.workers)
+    return x - RATE / (visit.n * frequency) * gradient(w.read)
 
 
 # Workers of whom some may send anything

@@ -128,6 +128,11 @@ RULES = {
     "ringmaster": case(one),
     "ringleader": case(formulas.ringleader()),
     "ringleader, newest": case(formulas.ringleader("newest"), restart="newest"),
+    "ia2sgd": case(formulas.ia2sgd),
+    "malenia": case(formulas.malenia(1)),
+    "malenia, batch": case(formulas.malenia(14), count=14),
+    "rescaled_asgd": case(formulas.rescaled_asgd),
+    "rescaled_asgd, dynamic": case(formulas.rescaled_asgd, 1, "dynamic"),
     "delay_adaptive": case(formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau))),
     "delay_adaptive, koloskova": case(
         formulas.damping(lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE),
@@ -296,6 +301,8 @@ PLAIN = {
     "dynsgd": methods.dynsgd,
     "fedbuff": methods.fedbuff,
     "rennala": methods.rennala,
+    "rescaled_asgd": methods.rescaled_asgd,
+    "malenia": methods.malenia,
     "ringleader": methods.ringleader,
     "ringmaster": methods.ringmaster,
     "softsync": methods.softsync,
@@ -349,6 +356,27 @@ def test_dana_slim_computes_the_gradients_of_dana_zero():
         for make in (methods.dana_zero, methods.dana_slim)
     )
     assert deviation(slim.commits["loss"], zero.commits["loss"]) < 1e-10
+
+
+@pytest.mark.full
+def test_rescaled_asgd_reaches_the_unweighted_optimum():
+    """Two quadratics, the first of a worker four times as fast: ASGD weights them 4:1, Rescaled ASGD 1:1."""
+    problem = problems.custom(
+        init=lambda key: jnp.full(1, 2.0),
+        loss=lambda x, batch, key: (
+            jnp.mean((x - batch["centre"]) ** 2) / 2 + jnp.vdot(jax.random.normal(key, x.shape, x.dtype), x)
+        ),
+        train={"centre": np.array([0.0, 4.0])},
+        batch_size=1,
+        sharded=True,
+    )
+    traces = [simulate(Cluster(2, [Exponential(1.0), Exponential(4.0)]), 1500, seed) for seed in range(10)]
+    optima = {methods.downpour: 0.8, methods.rescaled_asgd: 2.0}
+    for make, optimum in optima.items():
+        method = make(0.01)
+        ends = [replay(trace, method, problem, seed, progress=False).params[0] for seed, trace in enumerate(traces)]
+        error = np.std(ends, ddof=1) / np.sqrt(len(ends))
+        assert abs(np.mean(ends) - optimum) < 3 * error and error < 1.2 / 20
 
 
 def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():

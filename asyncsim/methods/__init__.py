@@ -38,7 +38,9 @@ from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
+from asyncsim.methods.ia2sgd import ia2sgd
 from asyncsim.methods.leader import lgd, lsgd
+from asyncsim.methods.malenia import malenia
 from asyncsim.methods.method import (
     Applied,
     Memories,
@@ -54,6 +56,7 @@ from asyncsim.methods.method import (
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.policy_gradient import CORRECTIONS, Correction, PolicyGradient, policy_gradient
 from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.rescaled_asgd import rescaled_asgd
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.robust import robust
 from asyncsim.methods.robust_gossip import clipped_gossip, robust_gossip
@@ -93,14 +96,17 @@ METHODS: dict[str, Callable[..., Method]] = {
         gap_aware,
         gem,
         hogwild,
+        ia2sgd,
         kardam,
         lgd,
         lsgd,
+        malenia,
         mem_sgd,
         osgp,
         parle,
         qsgd,
         rennala,
+        rescaled_asgd,
         ringleader,
         ringmaster,
         robust,
