@@ -433,6 +433,66 @@ def rescaled_asgd(w, server, x, visit):
     return x - RATE / (visit.n * frequency) * gradient(w.read)
 
 
+# Optimizers at the server
+
+
+def server_optimizer(step, adaptive=True):
+    def rule(w, server, x, visit):
+        factor = min(1, visit.n / visit.tau) if adaptive and visit.tau else 1
+        return x - factor * step(server, gradient(w.read), x)
+
+    return rule
+
+
+def adamw(rate, b1, b2, epsilon, decay):
+    def step(server, g, x):
+        past = vars(server).setdefault("past", [])
+        past.append(g)
+        ages = np.arange(len(past))[::-1, None]
+        m = np.sum((1 - b1) * b1**ages * past, 0) / (1 - b1 ** len(past))
+        v = np.sum((1 - b2) * b2**ages * np.square(past), 0) / (1 - b2 ** len(past))
+        return rate * (m / (np.sqrt(v) + epsilon) + decay * x)
+
+    return step
+
+
+def lion(rate, b1, b2, decay):
+    def step(server, g, x):
+        m = getattr(server, "m", 0)
+        server.m = b2 * m + (1 - b2) * g
+        return rate * (np.sign(b1 * m + (1 - b1) * g) + decay * x)
+
+    return step
+
+
+def heloco(rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5, turn=1.0, kappa=3.0):
+    def correct(delta, m):
+        length, m_length = np.linalg.norm(delta), np.linalg.norm(m)
+        if m_length == 0:
+            return delta
+        c, conf = delta @ m / (length * m_length), length / (length + kappa * m_length)
+        if c >= keep:
+            return delta
+        if c < 0:
+            return delta - min(-shrink * c * conf, shrink_limit) * c * length * m / m_length
+        part = min(turn * (1 - c) * conf, 1)
+        direction = (1 - part) * delta / length + part * m / m_length
+        return length * direction / np.linalg.norm(direction)
+
+    def rule(w, server, x, visit):
+        delta, m = -sum(visit.steps(w.read)), getattr(server, "m", 0 * x)
+        ends = np.cumsum(sizes)
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        rho = visit.n**-0.5 if weight is None else weight
+        g = rho * np.concatenate([correct(delta[part], m[part]) for part in parts])
+        server.m = mu * m + (1 - mu) * g
+        x = x - rate * (g + mu * server.m)
+        w.reply = x - rate * mu * server.m
+        return x
+
+    return rule
+
+
 # Workers of whom some may send anything
 
 

@@ -133,6 +133,31 @@ RULES = {
     "malenia, batch": case(formulas.malenia(14), count=14),
     "rescaled_asgd": case(formulas.rescaled_asgd),
     "rescaled_asgd, dynamic": case(formulas.rescaled_asgd, 1, "dynamic"),
+    "server_optimizer": case(
+        formulas.server_optimizer(formulas.adamw(0.02, 0.9, 0.99, 1e-4, 0.1)),
+        optimizer=optax.adamw(0.02, 0.9, 0.99, 1e-4, weight_decay=0.1),
+    ),
+    "server_optimizer, lion": case(
+        formulas.server_optimizer(formulas.lion(0.01, 0.9, 0.99, 0.1), adaptive=False),
+        optimizer=optax.lion(0.01, weight_decay=0.1),
+        adaptive=False,
+    ),
+    "server_optimizer, plain": case(formulas.server_optimizer(lambda server, g, x: RATE * g)),
+    "heloco": case(formulas.heloco(0.7, 0.9, [16]), 3),
+    # Keeps 1012, turns 386 and shrinks 99 directions; the defaults keep all on this quadratic.
+    "heloco, tensors": case(
+        formulas.heloco(0.5, 0.8, [1, 4, 11], 0.9, 0.9, 0.7, 0.3, 2.0, 0.5),
+        2,
+        server_rate=0.5,
+        server_momentum=0.8,
+        tensors=[1, 4, 11],
+        weight=0.9,
+        keep=0.9,
+        shrink=0.7,
+        shrink_limit=0.3,
+        turn=2.0,
+        kappa=0.5,
+    ),
     "delay_adaptive": case(formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau))),
     "delay_adaptive, koloskova": case(
         formulas.damping(lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE),

@@ -38,6 +38,7 @@ from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
+from asyncsim.methods.heloco import heloco
 from asyncsim.methods.ia2sgd import ia2sgd
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.malenia import malenia
@@ -60,6 +61,7 @@ from asyncsim.methods.rescaled_asgd import rescaled_asgd
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.robust import robust
 from asyncsim.methods.robust_gossip import clipped_gossip, robust_gossip
+from asyncsim.methods.server_optimizer import server_optimizer
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
@@ -95,6 +97,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         fedbuff,
         gap_aware,
         gem,
+        heloco,
         hogwild,
         ia2sgd,
         kardam,
@@ -111,6 +114,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         ringmaster,
         robust,
         robust_gossip,
+        server_optimizer,
         sgd,
         sgp,
         softsync,

@@ -39,11 +39,12 @@ def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
     Notes
     -----
-    The paper's preprint calls the method DuDe-ASGD, its submission to a conference IA2SGD. The
-    preprint was not read. The table holds steps, ``-learning_rate * gradient``, instead of gradients. Its sum is updated
-    with every gradient and never restarts, as in the authors' program (IAASGD in
-    vectozavr/ringmaster-lmo), which also makes no step with the arrival that fills the table. A
-    slow worker's row may become as stale as its computation is long; `ringleader` bounds this.
+    The paper's preprint calls the method DuDe-ASGD, its submission to a conference IA2SGD; it was
+    not read. The rule is the program's (IAASGD in vectozavr/ringmaster-lmo), which makes no step
+    with the arrival that fills the table. The table holds steps, ``-learning_rate * gradient``,
+    instead of gradients. Its sum is updated with every gradient and never restarts, as in the
+    program. A slow worker's row may become as stale as its computation is long; `ringleader`
+    bounds this.
 
     On a trace with failures a full table has as many rows as there are workers that the server does
     not know to be away; rows of absent workers remain.

@@ -104,9 +104,7 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
         optimizer=gradient_steps(learning_rate),
         apply=apply,
         init_server=init_server,
-        init_memory=lambda central: MaleniaMemory(
-            jnp.zeros_like(central), jnp.zeros((), central.dtype), jnp.int32(0)
-        ),
+        init_memory=lambda central: MaleniaMemory(jnp.zeros_like(central), jnp.zeros((), central.dtype), jnp.int32(0)),
         timing=Timing(window=1),
     )
 
