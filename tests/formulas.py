@@ -299,6 +299,21 @@ def outer_nesterov(rate, momentum, factor):
     return rule
 
 
+def diloco(rate, momentum, nesterov):
+    """A round of all workers; exogym's Nesterov, or heavy ball as in gensyn's program."""
+
+    def rule(w, server, x, visit):
+        server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
+        if visit.completes:
+            delta = w.read - np.mean(server.ends, 0)
+            server.m = momentum * getattr(server, "m", 0) + delta
+            x = x - rate * (delta + momentum * server.m if nesterov else server.m)
+            server.ends = []
+        return x
+
+    return rule
+
+
 def delayed_nesterov(rate, momentum, period, c, factor):
     def rule(w, server, x, visit):
         count = period or visit.n

@@ -190,6 +190,21 @@ RULES = {
     "fedasync": case(formulas.fedasync(0.8, polynomial), 3),
     "fedasync, proximal": case(formulas.fedasync(0.8, polynomial, rho=0.7), 4, rho=0.7),
     "fedbuff": case(formulas.fedbuff(1.0, polynomial), 3, "buffered"),
+    "fedbuff, DiLoCo": case(
+        formulas.diloco(0.7, 0.5, nesterov=True),
+        3,
+        "rounds",
+        server_rate=0.7,
+        server_momentum=0.5,
+        law="constant",
+    ),
+    "fedbuff, DiLoCo with heavy ball": case(
+        formulas.diloco(0.7, 0.5, nesterov=False),
+        3,
+        "rounds",
+        server_optimizer=optax.sgd(0.7, 0.5),
+        law="constant",
+    ),
     "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
         formulas.outer_nesterov(0.1, 0.5, polynomial), 2, server_rate=0.1, server_momentum=0.5, law="polynomial"
