@@ -9,6 +9,7 @@ Leaders differ only if replicas do: `diverse` rates are those of an optimizer th
 
 import functools
 import types
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -298,6 +299,21 @@ def outer_nesterov(rate, momentum, factor):
     return rule
 
 
+def diloco(rate, momentum, nesterov):
+    """A round of all workers; exogym's Nesterov, or heavy ball as in gensyn's program."""
+
+    def rule(w, server, x, visit):
+        server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
+        if visit.completes:
+            delta = w.read - np.mean(server.ends, 0)
+            server.m = momentum * getattr(server, "m", 0) + delta
+            x = x - rate * (delta + momentum * server.m if nesterov else server.m)
+            server.ends = []
+        return x
+
+    return rule
+
+
 def delayed_nesterov(rate, momentum, period, c, factor):
     def rule(w, server, x, visit):
         count = period or visit.n
@@ -373,31 +389,123 @@ def lgd(window, pull):
 # Ringleader, with its tables in full
 
 
-def ringleader(w, server, x, visit):
-    n, j = visit.n, visit.worker
-    if not hasattr(server, "table"):
-        server.table, server.following = [[[] for _ in range(n)] for _ in range(2)]
-        server.due = None  # phase 1
-    g = gradient(w.read)
-    moves = False
-    if server.due is None:
-        server.table[j].append(g)
-        if all(server.table):
-            moves, server.due = True, set(range(n))
-    elif j in server.due:
-        server.table[j].append(g)
-        moves = True
-    else:
-        server.following[j].append(g)
-    if moves:
-        x = x - RATE / n * sum(sum(rows) / len(rows) for rows in server.table)
-        server.due.discard(j)
-        w.x = x
-        if not server.due:
-            server.table, server.following = server.following, [[] for _ in range(n)]
-            server.due = None
-    w.reply = w.x
-    return x
+def ringleader(restart="step"):
+    def rule(w, server, x, visit):
+        n, j = visit.n, visit.worker
+        if not hasattr(server, "table"):
+            server.table, server.following = [[[] for _ in range(n)] for _ in range(2)]
+            server.due = None  # phase 1
+        g = gradient(w.read)
+        moves = False
+        if server.due is None:
+            server.table[j].append(g)
+            if all(server.table):
+                moves, server.due = True, set(range(n))
+        elif j in server.due:
+            server.table[j].append(g)
+            moves = True
+        else:
+            server.following[j].append(g)
+        if moves:
+            x = x - RATE / n * sum(sum(rows) / len(rows) for rows in server.table)
+            server.due.discard(j)
+            w.x = x
+            if not server.due:
+                server.table, server.following = server.following, [[] for _ in range(n)]
+                server.due = None
+        if restart == "step":
+            w.reply = w.x
+        return x
+
+    return rule
+
+
+def malenia(count):
+    """Gradients at any other point than the newest are discarded."""
+
+    def rule(w, server, x, visit):
+        table = vars(server).setdefault("table", [[] for _ in range(visit.n)])
+        if np.array_equal(w.read, x):
+            table[visit.worker].append(gradient(w.read))
+        if all(table) and visit.n / sum(Fraction(1, len(rows)) for rows in table) >= Fraction(count, visit.n):
+            x = x - RATE / visit.n * sum(sum(rows) / len(rows) for rows in table)
+            del server.table
+        return x
+
+    return rule
+
+
+def ia2sgd(w, server, x, visit):
+    table = vars(server).setdefault("table", {})
+    is_full = len(table) == visit.n
+    table[visit.worker] = gradient(w.read)
+    return x - RATE * np.mean(list(table.values()), 0) if is_full else x
+
+
+def rescaled_asgd(w, server, x, visit):
+    w.visits = getattr(w, "visits", 0) + 1
+    frequency = w.visits / sum(getattr(worker, "visits", 0) for worker in server.workers)
+    return x - RATE / (visit.n * frequency) * gradient(w.read)
+
+
+# Optimizers at the server
+
+
+def server_optimizer(step, adaptive=True):
+    def rule(w, server, x, visit):
+        factor = min(1, visit.n / visit.tau) if adaptive and visit.tau else 1
+        return x - factor * step(server, gradient(w.read), x)
+
+    return rule
+
+
+def adamw(rate, b1, b2, epsilon, decay):
+    def step(server, g, x):
+        past = vars(server).setdefault("past", [])
+        past.append(g)
+        ages = np.arange(len(past))[::-1, None]
+        m = np.sum((1 - b1) * b1**ages * past, 0) / (1 - b1 ** len(past))
+        v = np.sum((1 - b2) * b2**ages * np.square(past), 0) / (1 - b2 ** len(past))
+        return rate * (m / (np.sqrt(v) + epsilon) + decay * x)
+
+    return step
+
+
+def lion(rate, b1, b2, decay):
+    def step(server, g, x):
+        m = getattr(server, "m", 0)
+        server.m = b2 * m + (1 - b2) * g
+        return rate * (np.sign(b1 * m + (1 - b1) * g) + decay * x)
+
+    return step
+
+
+def heloco(rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5, turn=1.0, kappa=3.0):
+    def correct(delta, m):
+        length, m_length = np.linalg.norm(delta), np.linalg.norm(m)
+        if m_length == 0:
+            return delta
+        c, conf = delta @ m / (length * m_length), length / (length + kappa * m_length)
+        if c >= keep:
+            return delta
+        if c < 0:
+            return delta - min(-shrink * c * conf, shrink_limit) * c * length * m / m_length
+        part = min(turn * (1 - c) * conf, 1)
+        direction = (1 - part) * delta / length + part * m / m_length
+        return length * direction / np.linalg.norm(direction)
+
+    def rule(w, server, x, visit):
+        delta, m = -sum(visit.steps(w.read)), getattr(server, "m", 0 * x)
+        ends = np.cumsum(sizes)
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        rho = visit.n**-0.5 if weight is None else weight
+        g = rho * np.concatenate([correct(delta[part], m[part]) for part in parts])
+        server.m = mu * m + (1 - mu) * g
+        x = x - rate * (g + mu * server.m)
+        w.reply = x - rate * mu * server.m
+        return x
+
+    return rule
 
 
 # Workers of whom some may send anything

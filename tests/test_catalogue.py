@@ -126,7 +126,38 @@ RULES = {
     "robust": case(formulas.median_of_version(), timing="rounds"),
     "rennala": case(formulas.softsync(lambda tau: 1), timing="buffered"),
     "ringmaster": case(one),
-    "ringleader": case(formulas.ringleader),
+    "ringleader": case(formulas.ringleader()),
+    "ringleader, newest": case(formulas.ringleader("newest"), restart="newest"),
+    "ia2sgd": case(formulas.ia2sgd),
+    "malenia": case(formulas.malenia(1)),
+    "malenia, batch": case(formulas.malenia(14), count=14),
+    "rescaled_asgd": case(formulas.rescaled_asgd),
+    "rescaled_asgd, dynamic": case(formulas.rescaled_asgd, 1, "dynamic"),
+    "server_optimizer": case(
+        formulas.server_optimizer(formulas.adamw(0.02, 0.9, 0.99, 1e-4, 0.1)),
+        optimizer=optax.adamw(0.02, 0.9, 0.99, 1e-4, weight_decay=0.1),
+    ),
+    "server_optimizer, lion": case(
+        formulas.server_optimizer(formulas.lion(0.01, 0.9, 0.99, 0.1), adaptive=False),
+        optimizer=optax.lion(0.01, weight_decay=0.1),
+        adaptive=False,
+    ),
+    "server_optimizer, plain": case(formulas.server_optimizer(lambda server, g, x: RATE * g)),
+    "heloco": case(formulas.heloco(0.7, 0.9, [16]), 3),
+    # Keeps 1012, turns 386 and shrinks 99 directions; the defaults keep all on this quadratic.
+    "heloco, tensors": case(
+        formulas.heloco(0.5, 0.8, [1, 4, 11], 0.9, 0.9, 0.7, 0.3, 2.0, 0.5),
+        2,
+        server_rate=0.5,
+        server_momentum=0.8,
+        tensors=[1, 4, 11],
+        weight=0.9,
+        keep=0.9,
+        shrink=0.7,
+        shrink_limit=0.3,
+        turn=2.0,
+        kappa=0.5,
+    ),
     "delay_adaptive": case(formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau))),
     "delay_adaptive, koloskova": case(
         formulas.damping(lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE),
@@ -159,6 +190,21 @@ RULES = {
     "fedasync": case(formulas.fedasync(0.8, polynomial), 3),
     "fedasync, proximal": case(formulas.fedasync(0.8, polynomial, rho=0.7), 4, rho=0.7),
     "fedbuff": case(formulas.fedbuff(1.0, polynomial), 3, "buffered"),
+    "fedbuff, DiLoCo": case(
+        formulas.diloco(0.7, 0.5, nesterov=True),
+        3,
+        "rounds",
+        server_rate=0.7,
+        server_momentum=0.5,
+        law="constant",
+    ),
+    "fedbuff, DiLoCo with heavy ball": case(
+        formulas.diloco(0.7, 0.5, nesterov=False),
+        3,
+        "rounds",
+        server_optimizer=optax.sgd(0.7, 0.5),
+        law="constant",
+    ),
     "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
         formulas.outer_nesterov(0.1, 0.5, polynomial), 2, server_rate=0.1, server_momentum=0.5, law="polynomial"
@@ -295,6 +341,8 @@ PLAIN = {
     "dynsgd": methods.dynsgd,
     "fedbuff": methods.fedbuff,
     "rennala": methods.rennala,
+    "rescaled_asgd": methods.rescaled_asgd,
+    "malenia": methods.malenia,
     "ringleader": methods.ringleader,
     "ringmaster": methods.ringmaster,
     "softsync": methods.softsync,
@@ -348,6 +396,40 @@ def test_dana_slim_computes_the_gradients_of_dana_zero():
         for make in (methods.dana_zero, methods.dana_slim)
     )
     assert deviation(slim.commits["loss"], zero.commits["loss"]) < 1e-10
+
+
+def two_quadratics(noise):
+    """Each worker has its own, with the optimum 0 or 4: their mean has 2, and 0.8 if the first counts four times."""
+    return problems.custom(
+        init=lambda key: jnp.full(1, 2.5),
+        loss=lambda x, batch, key: (
+            jnp.mean((x - batch["centre"]) ** 2) / 2 + noise * jnp.vdot(jax.random.normal(key, x.shape, x.dtype), x)
+        ),
+        train={"centre": np.array([0.0, 4.0])},
+        batch_size=1,
+        sharded=True,
+    )
+
+
+def unequal_workers(commits, seed=0):
+    return simulate(Cluster(2, [Exponential(1.0), Exponential(4.0)]), commits, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("make", "optimum"), [(methods.downpour, 0.8), (methods.rescaled_asgd, 2.0)])
+def test_rescaled_asgd_reaches_the_unweighted_optimum(make, optimum):
+    """The first worker is four times as fast: ASGD weights it four times, Rescaled ASGD once."""
+    method, problem = make(0.01), two_quadratics(noise=1.0)
+    ends = [replay(unequal_workers(1500, seed), method, problem, seed, progress=False).params[0] for seed in range(10)]
+    error = np.std(ends, ddof=1) / np.sqrt(len(ends))
+    assert abs(np.mean(ends) - optimum) < 3 * error < 3 * 1.2 / 20  # 20 of them to the other optimum
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [methods.ia2sgd, methods.malenia, methods.ringleader])
+def test_methods_with_a_gradient_of_every_worker_reach_the_unweighted_optimum(make):
+    end = replay(unequal_workers(1500), make(0.1), two_quadratics(noise=0.0), progress=False).params[0]
+    assert end == pytest.approx(2, abs=1e-5)
 
 
 def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():

@@ -8,6 +8,7 @@ import importlib
 import re
 from pathlib import Path
 
+import optax.contrib
 import pandas as pd
 import pytest
 import test_problems
@@ -31,7 +32,7 @@ CASES = [
 #: The names of the other parts, and what their calls use: a trace, one of a barrier, and a problem.
 NAMES = {name: value for module in (asyncsim, units, aggregation, policy, laws) for name, value in vars(module).items()}
 NAMES |= {name: value for module in (problems, test_problems) for name, value in vars(module).items()}
-NAMES |= {"dataclasses": dataclasses, "pd": pd, "failures": failures, "topologies": topologies}
+NAMES |= {"dataclasses": dataclasses, "optax": optax, "pd": pd, "failures": failures, "topologies": topologies}
 for function in (asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)

@@ -38,7 +38,10 @@ from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
+from asyncsim.methods.heloco import heloco
+from asyncsim.methods.ia2sgd import ia2sgd
 from asyncsim.methods.leader import lgd, lsgd
+from asyncsim.methods.malenia import malenia
 from asyncsim.methods.method import (
     Applied,
     Memories,
@@ -54,9 +57,11 @@ from asyncsim.methods.method import (
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.policy_gradient import CORRECTIONS, Correction, PolicyGradient, policy_gradient
 from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.rescaled_asgd import rescaled_asgd
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.robust import robust
 from asyncsim.methods.robust_gossip import clipped_gossip, robust_gossip
+from asyncsim.methods.server_optimizer import server_optimizer
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
@@ -92,19 +97,24 @@ METHODS: dict[str, Callable[..., Method]] = {
         fedbuff,
         gap_aware,
         gem,
+        heloco,
         hogwild,
+        ia2sgd,
         kardam,
         lgd,
         lsgd,
+        malenia,
         mem_sgd,
         osgp,
         parle,
         qsgd,
         rennala,
+        rescaled_asgd,
         ringleader,
         ringmaster,
         robust,
         robust_gossip,
+        server_optimizer,
         sgd,
         sgp,
         softsync,

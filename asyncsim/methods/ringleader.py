@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from asyncsim.base.errors import require_choice
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -36,7 +37,7 @@ class RingleaderMemory(NamedTuple):
     following: Table
     round: Array  #: the round of the worker's last visit
     stepped: Array  #: whether its gradient made a step in that round
-    point: Array  #: the parameters of its next gradients, shape ``[parameters]``
+    point: Array | tuple[()]  #: the parameters of its next gradients; ``()`` with the newest
 
 
 class RingleaderServer(NamedTuple):
@@ -51,7 +52,7 @@ class RingleaderServer(NamedTuple):
 
 
 @shares_programs
-def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "step") -> Method:
     """Return Ringleader ASGD.
 
     The server fills a table with the sum ``G_i`` and the number ``b_i`` of each worker's gradients.
@@ -60,9 +61,11 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
         central <- central - learning_rate / n * sum over i of G_i / b_i
 
-    A worker adopts the central variable only after its own step; all its gradients until its next
-    step are computed there. Gradients of workers that have already stepped in a round enter the
-    table of the next round.
+    Gradients of workers that have already stepped in a round enter the table of the next round.
+
+    ``restart``: where a worker computes its next gradient. ``"step"``, the paper: at the central
+    variable after its own last step, until its next one. ``"newest"``, the authors' program: at the
+    central variable after each of its visits.
 
     Notes
     -----
@@ -70,9 +73,10 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     variable by a step of all workers' means, some not at all; the trace's staleness counts visits.
     The sums hold steps, ``-learning_rate * gradient``, instead of gradients. The tables' rows are
     the server's memory of each worker, turned over at the worker's first visit in a round; their
-    sums are updated with every gradient and restart with every round. The algorithm is known
-    second-hand; a worker stays at its point between steps because the paper's notation has one
-    delay for all gradients of a worker in the table.
+    sums are updated with every gradient and restart with every round. The paper's algorithm is
+    known second-hand: its notation has one delay for all gradients of a worker in the table, so a
+    worker stays at its point between steps. The program (RingleaderASGD in vectozavr/ringmaster-lmo)
+    was read; in both, the step of the completing gradient is the first of the round's ``n``.
 
     On a trace with failures ``n`` excludes the workers that the server knows to be away. A
     returning worker starts from the newest version, and its rows of the table remain.
@@ -82,6 +86,7 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860.
     """
     require_rate("learning_rate", learning_rate)
+    keeps_point = require_choice("restart", restart, ("step", "newest")) == "step"
 
     def apply(server, central, message, memory, visit):
         fresh = memory.round == server.round
@@ -107,7 +112,7 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
             steps=jnp.where(over, 0, steps),
             round=server.round + over.astype(jnp.int32),
         )
-        point = jnp.where(does_step, central, memory.point)
+        point = jnp.where(does_step, central, memory.point) if keeps_point else ()
         rows = RingleaderMemory(new_current, new_following, server.round, stepped | does_step, point)
         return Applied(central, after, rows)
 
@@ -117,17 +122,17 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
     def init_memory(central):
         table = _empty(central)
-        return RingleaderMemory(table, table, jnp.int32(0), jnp.bool_(False), central)
+        return RingleaderMemory(table, table, jnp.int32(0), jnp.bool_(False), central if keeps_point else ())
 
     return Method(
         name="ringleader",
-        hyperparameters={"learning_rate": learning_rate},
+        hyperparameters={"learning_rate": learning_rate, "restart": restart},
         optimizer=gradient_steps(learning_rate),
         apply=apply,
         init_server=init_server,
         init_memory=init_memory,
-        reply=lambda server, central, memory, visit: memory.point,
-        timing=Timing(protocol="exchange", window=1),
+        reply=(lambda server, central, memory, visit: memory.point) if keeps_point else None,
+        timing=Timing(protocol="exchange" if keeps_point else None, window=1),
     )
 
 
@@ -137,7 +142,7 @@ def _empty(central: Array) -> Table:
 
 def _turned_over(memory: RingleaderMemory) -> tuple[tuple[Table, Table], ...]:
     """Return the pairs of a row and its replacement at the worker's first visit in a round."""
-    return (memory.current, memory.following), (memory.following, _empty(memory.point))
+    return (memory.current, memory.following), (memory.following, _empty(memory.current.total))
 
 
 def _choose(condition: Array, first: Table, second: Table) -> Table:

@@ -1,0 +1,148 @@
+"""HeLoCo: the server corrects a worker's direction that conflicts with its momentum."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from asyncsim.base.errors import (
+    InputError,
+    require_count,
+    require_fraction,
+    require_list,
+    require_nonnegative,
+    require_positive,
+    require_share,
+)
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
+from asyncsim.methods.recipe import shares_programs
+
+
+@shares_programs
+def heloco(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    server_rate: float = 0.7,
+    server_momentum: float = 0.9,
+    keep: float = 0.2,
+    shrink: float = 0.5,
+    shrink_limit: float = 0.5,
+    turn: float = 1.0,
+    kappa: float = 3.0,
+    weight: float | None = None,
+    tensors: Sequence[int] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return HeLoCo, asynchronous DiLoCo with a momentum look-ahead and corrected directions.
+
+    The window of the trace is the number of inner steps. With ``D`` the start less the end of a
+    worker's inner steps, ``m`` the momentum, ``u`` and ``v`` their unit vectors, for each tensor::
+
+        c    = <u, v>
+        conf = |D| / (|D| + kappa |m|)
+        G    = D                                                           if c >= keep
+               D - b c |D| v,  b = min(-shrink c conf, shrink_limit)       if c < 0
+               |D| w / |w|,    w = (1 - l) u + l v,
+                               l = min(turn (1 - c) conf, 1)               otherwise
+
+    and for all parameters::
+
+        m       <- server_momentum m + (1 - server_momentum) weight G
+        central <- central - server_rate (weight G + server_momentum m)
+        read     = central - server_rate server_momentum m                 (the worker's next one)
+
+    Parameters
+    ----------
+    keep : float
+        Cosine from which on a direction is not changed, in (0, 1].
+    shrink, shrink_limit : float
+        How much of a component against the momentum is removed; at most the limit, in (0, 1].
+    turn : float
+        How far a direction almost orthogonal to the momentum is turned towards it.
+    kappa : float
+        Above zero: less correction of messages that are short beside the momentum.
+    weight : float, optional
+        Of a message; None for one over the root of the number of workers.
+    tensors : list of int, optional
+        Numbers of parameters of the problem's tensors, in order:
+        ``[leaf.size for leaf in jax.tree.leaves(params)]``. None: all parameters are one tensor,
+        which is not the paper's method unless the problem has one tensor.
+    optimizer : optax.GradientTransformation, optional
+        The workers' inner optimizer; its state stays with the worker.
+
+    Notes
+    -----
+    A tensor without momentum, as at the start, keeps ``D``: the rule as printed would replace it by
+    zero for ever. The paper's server rate and momentum are not known here: the defaults are
+    DiLoCo's. The rule is known second-hand.
+
+    References
+    ----------
+    Asif, Diem, Munoz, Wolf, Jannesari and Mazaheri 2026, "HeLoCo: efficient asynchronous
+    low-communication training under data and device heterogeneity", arXiv 2606.00271.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_positive("server_rate", server_rate)
+    mu = require_fraction("server_momentum", server_momentum)
+    require_share("keep", keep)
+    require_nonnegative("shrink", shrink)
+    require_share("shrink_limit", shrink_limit)
+    require_nonnegative("turn", turn)
+    require_nonnegative("kappa", kappa)
+    if weight is not None:
+        require_positive("weight", weight)
+    sizes = None
+    if tensors is not None:
+        sizes = [require_count(f"tensors[{i}]", size) for i, size in enumerate(require_list("tensors", tensors))]
+
+    def correct(delta: Array, m: Array) -> Array:
+        length, m_length = jnp.linalg.norm(delta), jnp.linalg.norm(m)
+        u, v = delta / _divisor(length), m / _divisor(m_length)
+        cosine = jnp.vdot(u, v)
+        confidence = length / _divisor(length + kappa * m_length)
+        shrunk = delta - jnp.minimum(-shrink * cosine * confidence, shrink_limit) * cosine * length * v
+        share = jnp.minimum(turn * (1 - cosine) * confidence, 1)
+        direction = (1 - share) * u + share * v
+        turned = length * direction / _divisor(jnp.linalg.norm(direction))
+        is_kept = (cosine >= keep) | (m_length == 0)
+        return jnp.where(is_kept, delta, jnp.where(cosine < 0, shrunk, turned))
+
+    def apply(server, central, message, memory, visit):
+        cuts = [] if sizes is None else np.cumsum(sizes)[:-1].tolist()
+        parts = zip(jnp.split(-message, cuts), jnp.split(server, cuts), strict=True)
+        rho = 1 / jnp.sqrt(jnp.asarray(visit.workers, central.dtype)) if weight is None else weight
+        direction = rho * jnp.concatenate([correct(delta, m) for delta, m in parts])
+        m = mu * server + (1 - mu) * direction
+        return Applied(central - server_rate * (direction + mu * m), m, memory)
+
+    def init_server(central):
+        if sizes is not None and sum(sizes) != central.size:
+            raise InputError(
+                f"tensors = {sizes}: have {sum(sizes)} parameters, the problem has {central.size}; "
+                "give the sizes of jax.tree.leaves of its parameters"
+            )
+        return jnp.zeros_like(central)
+
+    return Method(
+        name="heloco",
+        hyperparameters=dict(
+            **named,
+            server_rate=server_rate,
+            server_momentum=mu,
+            keep=keep,
+            shrink=shrink,
+            shrink_limit=shrink_limit,
+            turn=turn,
+            kappa=kappa,
+            weight=weight,
+            tensors=sizes,
+        ),
+        optimizer=local,
+        apply=apply,
+        init_server=init_server,
+        reply=lambda server, central, memory, visit: central - server_rate * mu * server,
+    )
+
+
+def _divisor(length: Array) -> Array:
+    return jnp.where(length > 0, length, 1)
