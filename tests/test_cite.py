@@ -63,7 +63,7 @@ def test_the_entries_of_a_folder_of_results(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"methods": ["gem(kappa=2)", "mine"]}))
     text = bibtex([str(tmp_path)])
     assert "hermans2018gradient,\n" in text and "% mine: no paper is known" in text
-    assert bibtex([]) == SOFTWARE and SOFTWARE in (DOCS / "cite.md").read_text()
+    assert bibtex([]) == SOFTWARE and SOFTWARE in (DOCS / "studies.md").read_text()
 
 
 @pytest.mark.parametrize(
