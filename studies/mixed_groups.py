@@ -8,13 +8,10 @@ stated before the first run: see `CONTRASTS`. Writes these tables and a figure.
 
 import dataclasses
 import functools
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -26,6 +23,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.rollouts import Rollouts
 from asyncsim.methods import policy_gradient
 from asyncsim.problems import PolicyProblem, token_bandit
+from asyncsim.problems.token_bandit import Policies, enumerate_policies
 from asyncsim.replays.post_training import plan_updates, replay_members
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.run import Run
@@ -110,14 +108,14 @@ class Config(JobOptions):
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`. Its summary has a row per condition, method, rate and seed."""
     config.check()
+    # One object each for all jobs, which share compiled programs.
+    problem = token_bandit(states=config.states)
+    path = _path(problem.config["features"])
     jobs = [
         measurement(
             f"{law} by {mix}, seed {seed}",
             _train,
-            config,
-            law,
-            mix,
-            seed,
+            *(config, problem, path, law, mix, seed),
             labels={"law": law, "mix": mix, "seed": seed},
         )
         for seed in range(config.seeds)
@@ -181,16 +179,15 @@ def draw_staleness(law: str, mean: int, draws: np.random.Generator, shape: int |
     return np.round(mean / _STALE_SHARE).astype(int) * (draws.random(shape) < _STALE_SHARE)
 
 
-def _train(config: Config, law: str, mix: str, seed: int) -> Tables:
+def _train(config: Config, problem: PolicyProblem, path: Recorder, law: str, mix: str, seed: int) -> Tables:
     """Return a row per method and rate of a condition and a seed."""
     with config.computing_device():
-        fresh, problem = simulate(config.cluster(), config.steps, 0, progress=False), _bandit(config.states)
+        fresh = simulate(config.cluster(), config.steps, 0, progress=False)
         versions = token_versions(fresh, law, mix, config.staleness)
         trace = with_versions(fresh, versions)
         samples, rates = trace.samples, config.tune
         groups = samples.groupby("group")["read_version"]
         alike = samples.groupby(["group", "read_version"]).size().pow(2).groupby("group").sum()
-        path = _path(len(problem.init(jax.random.key(0))["theta"]))
         rows = []
         for name, arguments in METHODS.items():
             runs = replay_members(
@@ -217,13 +214,6 @@ def _train(config: Config, law: str, mix: str, seed: int) -> Tables:
     return {results.SUMMARY: rows}
 
 
-@functools.cache
-def _bandit(states: int) -> PolicyProblem:
-    """Return the problem, one object for all jobs, which share its compiled programs."""
-    return token_bandit(states=states)
-
-
-@functools.cache
 def _path(parameters: int) -> Recorder:
     """Return the recorder of the parameters before each update."""
     names = tuple(f"theta_{number}" for number in range(parameters))
@@ -261,50 +251,6 @@ def ascents(run: Run, rate: float, trace: Trace, versions: np.ndarray, problem: 
     square = (gradient**2).sum()
     parts = {"ascent": steps, "ascent_law": of_law[:-1], "drift": drift[:-1]}
     return {name: float((part * gradient).sum() / square) for name, part in parts.items()}
-
-
-class Policies(NamedTuple):
-    """Policies on all prompts and sequences of tokens.
-
-    Attributes
-    ----------
-    logp : Float[ndarray, "policies states sequences tokens"]
-    score : Float[ndarray, "policies states sequences parameters"]
-        Gradient of the log-probability of the sequence.
-    reward : Float[ndarray, "states sequences"]
-    """
-
-    logp: np.ndarray
-    score: np.ndarray
-    reward: np.ndarray
-
-
-def enumerate_policies(path: np.ndarray, problem: PolicyProblem) -> Policies:
-    """Return the policies of some parameters, ``[policies, parameters]``."""
-    logp, score, reward = _enumerated(problem)(jnp.asarray(path, jnp.float32))
-    return Policies(*(np.asarray(part, float) for part in (logp, score, reward)))
-
-
-@functools.cache
-def _enumerated(problem: PolicyProblem) -> Any:
-    states = jnp.arange(problem.config["states"], dtype=jnp.int32)
-    written = list(itertools.product(range(problem.vocabulary), repeat=problem.tokens))
-    sequences, length = jnp.array(written, jnp.int32), jnp.int32(problem.tokens)
-
-    def over_all(function: Any) -> Any:
-        return jax.vmap(lambda state: jax.vmap(lambda tokens: function(state, tokens))(sequences))(states)
-
-    def of_policy(theta: jax.Array) -> Any:
-        def logp(theta: jax.Array, state: jax.Array, tokens: jax.Array) -> jax.Array:
-            return problem.logp({"theta": theta}, state, tokens, length)
-
-        score = jax.grad(lambda *arguments: logp(*arguments).sum())
-        return over_all(lambda *case: logp(theta, *case)), over_all(lambda *case: score(theta, *case))
-
-    def enumerated(path: jax.Array) -> Any:
-        return *jax.vmap(of_policy)(path), over_all(lambda state, tokens: problem.reward(tokens, state))
-
-    return jax.jit(enumerated)
 
 
 def expected_updates(

@@ -160,10 +160,13 @@ def run(config: Config) -> Result:
     """
     config.check()
     clusters = {queue: config.cluster(queue) for queue in config.queues}
-    _problem(config.problem)
+    problem = called("problem", config.problem, POLICY_PROBLEMS)
+    optimizer = None if config.optimizer == "sgd" else optax.adam(1.0)
     record = {**config.options_record("post_training"), "cluster": _about(config, clusters)}
     jobs = [
-        _queue_job(config, queue, cluster, seed) for seed in range(config.seeds) for queue, cluster in clusters.items()
+        _queue_job(config, queue, cluster, seed, problem, optimizer)
+        for seed in range(config.seeds)
+        for queue, cluster in clusters.items()
     ]
     jobs += [
         _split_job(config, queue, cluster, generating)
@@ -198,18 +201,18 @@ def _about(config: Config, clusters: dict[str, Cluster]) -> str:
     )
 
 
-def _queue_job(config: Config, queue: str, cluster: Cluster, seed: int) -> Job:
+def _queue_job(config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any) -> Job:
     """Return the job of a queue's clock and of all runs on it."""
     return measurement(
         f"{queue}, seed {seed}",
         _measure,
-        *(config, queue, cluster, seed),
+        *(config, queue, cluster, seed, problem, optimizer),
         place=f"parts/{queue}-seed{seed}",
         labels={"queue": queue, "seed": seed},
     )
 
 
-def _measure(config: Config, queue: str, cluster: Cluster, seed: int) -> Tables:
+def _measure(config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any) -> Tables:
     """Simulate a queue's clock, and train on its samples."""
     with config.computing_device():
         trace = simulate(cluster, config.steps, seed, progress=False)
@@ -219,7 +222,7 @@ def _measure(config: Config, queue: str, cluster: Cluster, seed: int) -> Tables:
         if seed == 0 and queue in config.queues[:_TIMELINES]:
             tables |= timeline(queue, trace)
         if config.corrections:
-            tables |= _train(config, trace, queue, seed)
+            tables |= _train(config, trace, queue, problem, optimizer)
         else:
             tables[results.SUMMARY] = clock.assign(status="finished")
         return {name: table.to_dict("records") for name, table in tables.items()}
@@ -284,10 +287,9 @@ def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables
     return {SPLIT: _with_limits(pd.DataFrame([{**labels, **_clock_numbers(trace)}])).to_dict("records")}
 
 
-def _train(config: Config, trace: Trace, queue: str, seed: int) -> dict[str, pd.DataFrame]:
+def _train(config: Config, trace: Trace, queue: str, problem: PolicyProblem, optimizer: Any) -> dict[str, pd.DataFrame]:
     """Return a row per run on a trace, and the evaluations of all runs."""
-    optimizer, problem = _optimizer(config.optimizer), _problem(config.problem)
-    rows, curves = [], []
+    rows, curves, seed = [], [], trace.seed
     for correction in config.corrections:
         method = policy_gradient(1.0, correction, config.baseline, config.inner_steps, optimizer)
         runs = replay_members(trace, method, problem, [seed] * len(config.tune), config.tune)
@@ -306,17 +308,6 @@ def _train(config: Config, trace: Trace, queue: str, seed: int) -> dict[str, pd.
             )
             curves.append(run.evaluations[["commit", "commit_time", "reward"]].assign(**labels))
     return {results.SUMMARY: pd.DataFrame(rows), EVALUATIONS: pd.concat(curves)}
-
-
-# One object for all jobs, which share the compiled programs.
-@functools.cache
-def _problem(text: str) -> PolicyProblem:
-    return called("problem", text, POLICY_PROBLEMS)
-
-
-@functools.cache
-def _optimizer(name: str) -> Any:
-    return None if name == "sgd" else optax.adam(1.0)
 
 
 def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:

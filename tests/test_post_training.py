@@ -7,6 +7,7 @@ import pytest
 import asyncsim.__main__ as command
 from asyncsim import Cluster, InputError, Rollouts, simulate, study
 from asyncsim.calibration.rollouts import calibrate_rollouts
+from asyncsim.problems.token_bandit import enumerate_policies
 from asyncsim.study import command as commands
 from asyncsim.study import jobs
 from asyncsim.theory import rollouts as theory
@@ -98,7 +99,7 @@ def test_the_law_of_mixed_groups():
     mixed = study.load("mixed_groups")
     problem, group, share = mixed.token_bandit(states=1), 8, 3 / 8
     path = np.random.default_rng(0).normal(0, 0.5, (2, 8))
-    old, new = mixed.enumerate_policies(path, problem), mixed.enumerate_policies(path[1:], problem)
+    old, new = enumerate_policies(path, problem), enumerate_policies(path[1:], problem)
     is_old = np.arange(group) < share * group
     versions = np.repeat(np.where(is_old, 0, 1)[None, :, None], 2, 2)
     states = np.zeros((1, group), int)

@@ -1,7 +1,8 @@
 """Token bandit: a softmax policy with shared features, of which every expectation is a finite sum."""
 
+import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,3 +89,48 @@ def token_bandit(states: int = 4, actions: int = 4, features: int = 8, tokens: i
 
     object.__setattr__(problem, "value", value)
     return problem
+
+
+class Policies(NamedTuple):
+    """Policies on all prompts and sequences of tokens.
+
+    Attributes
+    ----------
+    logp : Float[ndarray, "policies states sequences tokens"]
+    score : Float[ndarray, "policies states sequences parameters"]
+        Gradient of the log-probability of the sequence.
+    reward : Float[ndarray, "states sequences"]
+    """
+
+    logp: np.ndarray
+    score: np.ndarray
+    reward: np.ndarray
+
+
+def enumerate_policies(path: np.ndarray, problem: PolicyProblem) -> Policies:
+    """Return the policies of some parameters, ``[policies, parameters]``."""
+    logp, score, reward = _enumerated(problem)(jnp.asarray(path, jnp.float32))
+    return Policies(*(np.asarray(part, float) for part in (logp, score, reward)))
+
+
+@functools.cache
+def _enumerated(problem: PolicyProblem) -> Any:
+    """Return the compiled function of all policies."""
+    states = jnp.arange(problem.config["states"], dtype=jnp.int32)
+    written = list(itertools.product(range(problem.vocabulary), repeat=problem.tokens))
+    sequences, length = jnp.array(written, jnp.int32), jnp.int32(problem.tokens)
+
+    def over_all(function: Any) -> Any:
+        return jax.vmap(lambda state: jax.vmap(lambda tokens: function(state, tokens))(sequences))(states)
+
+    def of_policy(theta: jax.Array) -> Any:
+        def logp(theta: jax.Array, state: jax.Array, tokens: jax.Array) -> jax.Array:
+            return problem.logp({"theta": theta}, state, tokens, length)
+
+        score = jax.grad(lambda *arguments: logp(*arguments).sum())
+        return over_all(lambda *case: logp(theta, *case)), over_all(lambda *case: score(theta, *case))
+
+    def enumerated(path: jax.Array) -> Any:
+        return *jax.vmap(of_policy)(path), over_all(lambda state, tokens: problem.reward(tokens, state))
+
+    return jax.jit(enumerated)

@@ -29,7 +29,8 @@ from asyncsim.base.console import note
 from asyncsim.base.errors import InputError
 from asyncsim.base.interruption import handlers_kept
 from asyncsim.methods import Method
-from asyncsim.problems import Problem
+from asyncsim.problems import PolicyProblem, Problem
+from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.tuning import cores
 from asyncsim.study.executor import Completion, JobError, attempt
 
@@ -201,14 +202,14 @@ class RayExecutor:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles a call; its methods and problems are sent apart, and the call only refers to them."""
+    """Pickles a call; its methods, problems and recorders are sent apart, and the call only refers to them."""
 
     def __init__(self, buffer: io.BytesIO, send: Callable[[Any], Any], refs: list[Any]):
         super().__init__(buffer)
         self._send, self._refs = send, refs
 
     def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, Method | Problem):
+        if not isinstance(value, Method | Problem | PolicyProblem | Recorder):
             return None
         ref = self._send(value)
         if ref not in self._refs:
@@ -217,7 +218,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles a call; in one process a method or a problem is the same object each time, and compiled once."""
+    """Unpickles a call; in one process each of these is the same object each time, and compiled once."""
 
     _objects: ClassVar[collections.OrderedDict[bytes, Any]] = collections.OrderedDict()
 
