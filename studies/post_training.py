@@ -44,6 +44,12 @@ QUEUES, REWARDS, STALENESS, TIMELINE, UPDATES, CURVES, SPLIT = (
     f"{name}.csv" for name in ("queues", "rewards", "staleness", "timeline", "updates", "curves", "split")
 )
 _LIMITS = {"slots": "slots bind", "learner": "learner binds", "both": "both are always busy", "queue": "queue binds"}
+#: The columns of the printed table of queues.
+_LEGEND = (
+    "staleness, largest: of samples, by the version at their start; by tokens: mean, by the "
+    "version that wrote each token\nlost: share of finished or cancelled samples that were never "
+    "trained; length, trained: means of started and of trained samples"
+)
 #: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it begins.
 _SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
 #: Of the end of a run, over which rewards by length are averaged.
@@ -221,7 +227,8 @@ def timeline(traces: dict[str, Trace]) -> dict[str, pd.DataFrame]:
         table = table.assign(end_time=table["end_time"].fillna(end))
         table = table[(table["end_time"] > begin) & (table["start_time"] < end)]
         columns = ["slot", "start_time", "end_time", "staleness", "outcome"]
-        samples.append(table[columns].assign(queue=queue, begin=begin, end=end))
+        slots = trace.cluster.rollouts.slots
+        samples.append(table[columns].assign(queue=queue, begin=begin, end=end, slots=slots))
         frame = trace.frame[(trace.frame["commit_time"] > begin) & (trace.frame["start_time"] < end)]
         updates.append(frame[["commit", "start_time", "send_time"]].assign(queue=queue, begin=begin, end=end))
     return {TIMELINE: pd.concat(samples), UPDATES: pd.concat(updates)}
@@ -311,11 +318,13 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         Column("staleness_max", "largest"),
         Column("staleness_tokens", "by tokens"),
         "lost",
-        Column("length_started", "length started (s)"),
+        Column("length_started", "length (s)"),
         Column("length_trained", "trained (s)"),
         "limit",
     ]
-    texts = [about, text_of(queues, shown, QUEUES)]
+    texts = [about, text_of(queues, shown, QUEUES), _LEGEND]
+    if config.seeds == 1:
+        texts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
         texts += ["", f"{config.split} accelerators divided, by time alone; the quickest first"]
         own = ["queue", "generating", "training", shown[1], "learner_busy", "slots_busy", "staleness", "limit"]
@@ -324,7 +333,9 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
         what = "reward at the end, each correction at its best rate; time to a reward of"
-        texts += ["", f"{config.problem}: {what} {target}"]
+        origin = "half way from the start to the best final reward"
+        origin = origin if config.target is None else "--target"
+        texts += ["", f"{config.problem}: {what} {target} ({origin})"]
         spread = rewards.assign(reward=_with_spread(rewards))
         columns: list[str | Column] = ["queue", "correction", "learning_rate", "reward", "time_to_target", "diverged"]
         if config.by_length:

@@ -7,6 +7,8 @@ import pytest
 import asyncsim.__main__ as command
 from asyncsim import Cluster, InputError, Rollouts, simulate, study
 from asyncsim.calibration.rollouts import calibrate_rollouts
+from asyncsim.study.finished import figures as figures_of
+from asyncsim.study.finished import read
 from asyncsim.traces.samples import binding_limit, rollout_summary
 
 post_training = study.load("post_training")
@@ -39,6 +41,8 @@ def test_a_small_study(tmp_path, capsys):
     assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
     printed = capsys.readouterr().out
     assert "Quickest update: " in printed and "q1 to q4" in printed
+    assert "(half way from the start to the best final reward)" in printed
+    assert "one seed cannot show" not in printed
     for name in ("rewards", "staleness", "timeline"):
         assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
 
@@ -67,6 +71,22 @@ def test_clocks_alone_and_a_recording(tmp_path):
     with pytest.raises(InputError, match="has no column slot; log these as well"):
         log.drop(columns="slot").to_parquet(tmp_path / "other.parquet")
         calibrate_rollouts(tmp_path / "other.parquet")
+
+
+def test_figures_say_what_they_show(tmp_path, capsys):
+    """Panels share a time axis with labels; the timeline names the share of slots and queues."""
+    queues = ("pace(0)", "pace(1)", "keep", "discard(1)")
+    options = SMALL | {"slots": 20, "seeds": 1, "queues": queues, "corrections": ("none",)}
+    post_training.run(post_training.Config(**options, out=tmp_path / "results"))
+    assert "one seed cannot show the noise; give --seeds 3 or more" in capsys.readouterr().out
+    finished, figures = read(tmp_path / "results", "post_training"), figures_of("post_training")
+    rewards, staleness = figures.rewards(finished), figures.staleness(finished)
+    for axes in (*rewards.axes, *staleness.axes):
+        assert any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
+    assert len({axes.get_xlim() for axes in rewards.axes}) == 1
+    assert {axes.get_xscale() for axes in rewards.axes} == {"log"}
+    title = figures.timeline(finished).get_suptitle()
+    assert "16 of 20 slots; the first 3 of 4 queues" in " ".join(title.split())
 
 
 def test_mixed_groups(tmp_path):

@@ -180,9 +180,9 @@ def check_lag(arguments: Sequence[str]) -> int:
     The log is parquet, or CSV named .csv, with a row per sample. Its columns: read_version, the
     version on the slot at the start of the sample; version, the learner's version when it took the
     sample, before the update that uses it, empty if it was never trained; staleness = version -
-    read_version. Optional: outcome (trained, dropped, discarded, cancelled, open); group; slot, which generates a
-    single sample at a time; and the seconds start_time and end_time of the sample, take_time and
-    train_time, the begin and end of its update.
+    read_version. Optional: outcome (trained, dropped, discarded, cancelled, open); group; slot,
+    which generates a single sample at a time; and the seconds start_time and end_time of the
+    sample, take_time and train_time, the begin and end of its update.
     """
     from asyncsim.traces import lag  # which loads pandas
 
