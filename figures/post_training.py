@@ -116,9 +116,9 @@ def timeline(finished: Finished) -> Figure:
     handles.append(Patch(color=look.VERMILLION, label="update"))
     layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
     about = "samples by their staleness when trained; lines: new versions"
-    shown, slots = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
-    if shown < slots:
-        about += f"; {shown} of {counted(slots, 'slot')}"
+    shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
+    if shown < total:
+        about += f"; {shown} of {counted(total, 'slot')}"
     if len(queues) < compared:
         about += f"; the first {len(queues)} of {counted(compared, 'queue')}"
     layout.title(figure, about, look.DOUBLE)
