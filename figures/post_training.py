@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -26,13 +26,17 @@ _STALE = 4
 
 
 def rewards(finished: Finished) -> Figure | None:
-    """Draw the expected reward of each correction against simulated time, a panel for each queue."""
+    """Draw the expected reward of each correction against simulated time, a panel for each queue.
+
+    The panels share a logarithmic axis of time, from the first evaluation after the start.
+    """
     if not (finished.folder / "curves.csv").exists():
         return None
     curves = finished.table("curves.csv", ("queue", "correction", "commit_time", "reward", "low", "high"))
     target = finished.table("rewards.csv", ("target",))["target"].iloc[0]
+    curves = curves[curves["commit_time"] > 0]
     queues = list(dict.fromkeys(curves["queue"]))
-    figure, panels = look.new_grid(len(queues), 2.0, 0.6, sharey=True)
+    figure, panels = look.new_grid(len(queues), 2.0, 0.6, sharex=True, sharey=True)
     looks = look.category_looks(dict.fromkeys(curves["correction"]))
     for axes, queue in zip(panels, queues, strict=False):
         for correction, one in looks.items():
@@ -40,10 +44,12 @@ def rewards(finished: Finished) -> Figure | None:
             axes.plot(rows["commit_time"], rows["reward"], color=one.color, linestyle=one.line, label=correction)
             axes.fill_between(rows["commit_time"], rows["low"], rows["high"], color=one.color, alpha=0.15, linewidth=0)
         axes.axhline(target, color=look.GREY, linewidth=0.6, linestyle=":")
-        axes.set_xlim(0, None)
+        axes.set_xscale("log")
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
+        axes.tick_params(labelbottom=True, labelleft=True)
         layout.panel_title(axes, queue)
+    layout.plain_logs(panels[0].xaxis)
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; each at its best rate; dotted: the target"
@@ -68,6 +74,7 @@ def staleness(finished: Finished) -> Figure:
             axes.axvline(mean, color=color, linewidth=0.8, linestyle="--")
         axes.set_xlim(-0.6, most + 0.6)
         layout.whole_ticks(axes.xaxis)
+        axes.tick_params(labelbottom=True)
         axes.set_xlabel("staleness (versions)")
         axes.set_ylabel("share")
         layout.panel_title(axes, queue)
@@ -78,9 +85,11 @@ def staleness(finished: Finished) -> Figure:
 
 def timeline(finished: Finished) -> Figure:
     """Draw the samples on some slots and the learner's updates, a panel for each of the first queues."""
-    samples = finished.table("timeline.csv", ("queue", "slot", "start_time", "end_time", "staleness", "outcome"))
+    columns = ("queue", "slot", "start_time", "end_time", "staleness", "outcome", "slots")
+    samples = finished.table("timeline.csv", columns)
     updates = finished.table("updates.csv", ("queue", "start_time", "send_time"))
     queues = list(dict.fromkeys(samples["queue"]))
+    compared = len(finished.table("queues.csv", ("queue",)))
     figure, panels = look.new_figure(look.DOUBLE, 3.6, len(queues))
     shades = look.shades(range(_STALE + 1))
     for axes, queue in zip(panels, queues, strict=True):
@@ -110,7 +119,13 @@ def timeline(finished: Finished) -> Figure:
     handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
     handles.append(Patch(color=look.VERMILLION, label="update"))
     layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
-    layout.title(figure, "samples by their staleness when trained; lines: new versions", look.DOUBLE)
+    about = "samples by their staleness when trained; lines: new versions"
+    shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
+    if shown < total:
+        about += f"; {shown} of {counted(total, 'slot')}"
+    if len(queues) < compared:
+        about += f"; the first {len(queues)} of {counted(compared, 'queue')}"
+    layout.title(figure, about, look.DOUBLE)
     return figure
 
 

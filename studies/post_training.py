@@ -52,6 +52,12 @@ _NUMBERS = (
     *("staleness_tokens_max", "samples_lost", "lost_share", "length_started", "length_trained"),
 )
 _LIMITS = {"slots": "slots bind", "learner": "learner binds", "both": "both are always busy", "queue": "queue binds"}
+#: The columns of the printed table of queues.
+_LEGEND = (
+    "staleness, largest: of samples, by the version at their start; by tokens: mean, by the "
+    "version that wrote each token\nlost: share of finished or cancelled samples that were never "
+    "trained; length, trained: means of started and of trained samples"
+)
 #: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it begins.
 _SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
 #: Queues, the first, that have a timeline.
@@ -260,12 +266,13 @@ def timeline(queue: str, trace: Trace) -> dict[str, pd.DataFrame]:
     assert trace.cluster is not None and trace.cluster.rollouts is not None
     begin = float(trace.frame["commit_time"].iloc[int(_TIMELINE_AT * len(trace))])
     end = begin + _LENGTHS_SHOWN * trace.cluster.rollouts.length.mean
+    slots = trace.cluster.rollouts.slots
     samples = trace.samples[trace.samples["slot"] < _SLOTS_SHOWN]
     samples = samples.assign(end_time=samples["end_time"].fillna(end))
     samples = samples[(samples["end_time"] > begin) & (samples["start_time"] < end)]
     updates = trace.frame[(trace.frame["commit_time"] > begin) & (trace.frame["start_time"] < end)]
     shown = {
-        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]],
+        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]].assign(slots=slots),
         UPDATES: updates[["commit", "start_time", "send_time"]],
     }
     return {name: table.assign(queue=queue, begin=begin, end=end) for name, table in shown.items()}
@@ -356,11 +363,13 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         Column("staleness_max", "largest"),
         Column("staleness_tokens_mean", "by tokens"),
         Column("lost_share", "lost"),
-        Column("length_started", "length started (s)"),
+        Column("length_started", "length (s)"),
         Column("length_trained", "trained (s)"),
         "limit",
     ]
-    texts = [about, text_of(queues, shown, QUEUES)]
+    texts = [about, text_of(queues, shown, QUEUES), _LEGEND]
+    if config.seeds == 1:
+        texts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
         texts += ["", f"{config.split} accelerators divided, by time alone; the quickest first"]
         own = ["queue", "generating", "training", shown[1], "learner_busy", "slots_busy", shown[4], "limit"]
@@ -369,7 +378,9 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
         what = "reward at the end, each correction at its best rate; time to a reward of"
-        texts += ["", f"{config.problem}: {what} {target}"]
+        origin = "half way from the start to the best final reward"
+        origin = origin if config.target is None else "--target"
+        texts += ["", f"{config.problem}: {what} {target} ({origin})"]
         shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
         columns: list[str | Column] = ["queue", "correction", "learning_rate", "reward", "time_to_target", "diverged"]
         if config.by_length:

@@ -10,6 +10,8 @@ from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.problems.token_bandit import enumerate_policies
 from asyncsim.study import command as commands
 from asyncsim.study import jobs
+from asyncsim.study.finished import figures as figures_of
+from asyncsim.study.finished import read
 from asyncsim.theory import rollouts as theory
 from asyncsim.traces.samples import binding_limit
 
@@ -43,6 +45,8 @@ def test_a_small_study(tmp_path, capsys):
     assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
     printed = capsys.readouterr().out
     assert "Quickest update: " in printed and "q1 to q4" in printed
+    assert "(half way from the start to the best final reward)" in printed
+    assert "one seed cannot show" not in printed
     for name in ("rewards", "staleness", "timeline"):
         assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
 
@@ -71,6 +75,22 @@ def test_clocks_alone_and_a_recording(tmp_path):
     with pytest.raises(InputError, match="has no column slot; log these as well"):
         log.drop(columns="slot").to_parquet(tmp_path / "other.parquet")
         calibrate_rollouts(tmp_path / "other.parquet")
+
+
+def test_figures_say_what_they_show(tmp_path, capsys):
+    """Panels share a time axis with labels; the timeline names the share of slots and queues."""
+    queues = ("pace(0)", "pace(1)", "keep", "discard(1)")
+    options = SMALL | {"slots": 20, "seeds": 1, "queues": queues, "corrections": ("none",)}
+    post_training.run(post_training.Config(**options, out=tmp_path / "results"))
+    assert "one seed cannot show the noise; give --seeds 3 or more" in capsys.readouterr().out
+    finished, figures = read(tmp_path / "results", "post_training"), figures_of("post_training")
+    rewards, staleness = figures.rewards(finished), figures.staleness(finished)
+    for axes in (*rewards.axes, *staleness.axes):
+        assert any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
+    assert len({axes.get_xlim() for axes in rewards.axes}) == 1
+    assert {axes.get_xscale() for axes in rewards.axes} == {"log"}
+    title = figures.timeline(finished).get_suptitle()
+    assert "16 of 20 slots; the first 3 of 4 queues" in " ".join(title.split())
 
 
 def test_mixed_groups(tmp_path):
@@ -194,8 +214,13 @@ def test_options_that_cannot_be(options, message, tmp_path):
 def test_commands(tmp_path, capsys):
     pd.DataFrame({"read_version": [0, 0, 0], "version": [0, 1, 3]}).to_csv(tmp_path / "log.csv")
     assert command.main(["check-lag", str(tmp_path / "log.csv"), "--bound", "2"]) == 1
-    assert "bound 2: violated first in row 2" in capsys.readouterr().out
+    violation = "bound 2: violated by 1 of 3 samples, first by row 2 (line 4), which read 0"
+    assert violation in capsys.readouterr().out
     assert command.main(["check-lag", str(tmp_path / "log.csv"), "--bound", "3"]) == 0
     assert command.main(["check-lag", str(tmp_path / "none.csv")]) == 2
+    assert "no such file\nhint: give a log" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["check-lag", "-h"])
+    assert "before the update that uses it" in " ".join(capsys.readouterr().out.split())
     assert command.main(["post-training", "--queues", "pace"]) == 2
     assert "queue = 'pace'" in capsys.readouterr().err

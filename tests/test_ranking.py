@@ -185,6 +185,11 @@ def test_the_best_rate_and_the_edge_of_the_rates():
         "best at the least rate of --tune, 0.1: a; a rate beyond it may be better"
     )
     assert "at the largest rate of --tune, 0.2: b" in at_the_edge(table, (0.2, 0.1), table["method"])
+    many = pd.DataFrame({"learning_rate": [0.1] * 7 + [0.2]})
+    assert at_the_edge(many, (0.1, 0.2), list("abcdefgh")) == (
+        "best at the least rate of --tune, 0.1: 7 of 8, such as a; "
+        "at the largest rate of --tune, 0.2: h; a rate beyond it may be better"
+    )
     assert at_the_edge(table, (0.1,), table["method"]) == at_the_edge(table, None, table["method"]) == ""
 
 

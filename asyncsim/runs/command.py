@@ -177,8 +177,12 @@ def cite(arguments: Sequence[str]) -> int:
 def check_lag(arguments: Sequence[str]) -> int:
     """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is violated.
 
-    The log is parquet, or CSV named .csv, with a row per sample: read_version, version (empty if it was never trained),
-    and optionally group, slot, start_time, end_time, take_time, train_time.
+    The log is parquet, or CSV named .csv, with a row per sample. Its columns: read_version, the
+    version on the slot at the start of the sample; version, the learner's version when it took the
+    sample, before the update that uses it, empty if it was never trained; staleness = version -
+    read_version. Optional: outcome (trained, dropped, discarded, cancelled, open); group; slot,
+    which generates a single sample at a time; and the seconds start_time and end_time of the
+    sample, take_time and train_time, the begin and end of its update.
     """
     from asyncsim.traces import lag  # which loads pandas
 

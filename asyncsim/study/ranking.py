@@ -28,6 +28,8 @@ from asyncsim.study.columns import Column, as_column, text_of
 CONFIDENCE = 0.95
 #: Columns that bound a measure from below where the target was not reached.
 _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "gradients"}
+#: Rows that a notice names; of more it gives the number.
+_LISTED = 6
 #: Most seeds that a user is advised to run.
 _MANY_SEEDS = 100
 #: Columns of the number of seeds that would distinguish a row from the row above, and from the best row.
@@ -409,5 +411,8 @@ def at_the_edge(
     for edge, rate in (("least", min(tried)), ("largest", max(tried))):
         best = [name for name, best_rate in zip(names, table["learning_rate"], strict=True) if best_rate == rate]
         if best:
-            edges.append(f"at the {edge} rate of {option}, {rate:g}: {', '.join(dict.fromkeys(best))}")
+            listed = list(dict.fromkeys(best))
+            if len(listed) > _LISTED:
+                listed = [f"{len(best)} of {len(names)}, such as {best[0]}"]
+            edges.append(f"at the {edge} rate of {option}, {rate:g}: {', '.join(listed)}")
     return f"best {'; '.join(edges)}; a rate beyond it may be better" if edges else ""

@@ -3,10 +3,14 @@
 One log, one statement of its columns, for `check_lag` and for calibration:
 
 ======================  ===========================================================================
-``read_version``        the version that the sample started with
-``version``             the version that its update started from; empty if it was never trained
+``read_version``        the version on the slot at the start of the sample
+``version``             the learner's version when it took the sample, before the update that uses
+                        it; empty if it was never trained. Staleness = version - read_version
+``outcome``             optional: `SAMPLE_OUTCOMES`; samples with an outcome other than
+                        ``"trained"`` were never trained, and ``version`` is the learner's at
+                        their end
 ``group``               optional: the prompt's group
-``slot``                optional: the slot or the engine that generated it
+``slot``                optional: the slot that generated it, with a single sample at a time
 ``start_time``          optional: the start of the sample (s)
 ``end_time``            optional: the end of the sample (s)
 ``take_time``           optional: the begin of its update (s)
@@ -21,12 +25,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_count, require_path
-from asyncsim.traces.samples import limit_text
+from asyncsim.traces.samples import SAMPLE_OUTCOMES, limit_text
 
 REQUIRED = ("read_version", "version")
 TIMES = ("start_time", "end_time", "take_time", "train_time")
-OPTIONAL = ("group", "slot", *TIMES)
+OPTIONAL = ("outcome", "group", "slot", *TIMES)
+_MEANINGS = {
+    "read_version": "log the version on the slot at the start of the sample",
+    "version": "log the learner's version when it took the sample, before the update that uses it",
+}
 
 
 class LagReport(NamedTuple):
@@ -47,6 +56,8 @@ class LagReport(NamedTuple):
         Shares of the time between the first start and the last update; NaN without times.
     beyond : int or None
         The first row whose staleness exceeds the bound.
+    violation : str
+        The number of such rows, and the versions of the first, in words; empty if there are none.
     bound : int or None
     """
 
@@ -59,6 +70,7 @@ class LagReport(NamedTuple):
     slots_busy: float
     learner_busy: float
     beyond: int | None
+    violation: str
     bound: int | None
 
     @property
@@ -71,6 +83,11 @@ class LagReport(NamedTuple):
         """The limit that binds, in a sentence."""
         if np.isnan(self.slots_busy) and np.isnan(self.learner_busy):
             return "which limit binds is unknown: the log has no times"
+        if np.isnan(self.slots_busy) or np.isnan(self.learner_busy):
+            sides = {"slots are": self.slots_busy, "the learner is": self.learner_busy}
+            (busy,) = (f"{name} busy {share:.0%}" for name, share in sides.items() if share >= 0)
+            missing = TIMES[2:] if np.isnan(self.learner_busy) else ("slot", *TIMES[:2])
+            return f"{busy} of the time; the limit is unknown without {', '.join(missing)}"
         return limit_text(self.slots_busy, self.learner_busy)
 
     def __str__(self) -> str:
@@ -86,7 +103,7 @@ class LagReport(NamedTuple):
             lines.append(
                 f"bound {self.bound}: holds for every sample"
                 if self.beyond is None
-                else f"bound {self.bound}: violated first in row {self.beyond}"
+                else f"bound {self.bound}: violated by {self.violation}"
             )
         return "\n".join(lines)
 
@@ -97,8 +114,15 @@ def read_log(path: str | Path) -> pd.DataFrame:
     Raises
     ------
     InputError
-        No such file; a column is missing; a value is no number, a version is negative, or a row
-        ends before it starts. The error names column and row, counted from 0.
+        No such file; a column is missing; a value is no number, a version is negative, a row ends
+        before it starts, or two rows overlap in a slot. The error names column, row (from 0) and,
+        of CSV, the line.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The log; ``version`` is empty for samples without training, and ``closed_version`` is the
+        learner's version at the end of a sample, if the log has it.
     """
     file = require_path("path", path)
     if not file.is_file():
@@ -115,22 +139,43 @@ def read_log(path: str | Path) -> pd.DataFrame:
         )
     if log.empty:
         raise InputError(f"path = {str(file)!r}: has no rows; log each sample")
+    log = log.reset_index(drop=True)
+
+    def require(holds: pd.Series, column: str, rule: str) -> None:
+        if not holds.all():
+            row = int(np.argmin(holds.to_numpy()))
+            value = log[column].iloc[row]
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            raise InputError(f"{_row_text(file, row)}: {column} = {text}: {rule}")
+
     for name in (*REQUIRED, *TIMES):
-        if name not in log:
-            continue
-        numbers = pd.to_numeric(log[name], errors="coerce")
-        _require(numbers.notna() | log[name].isna(), log, name, "must be a number, or empty")
-        log[name] = numbers
-    _require(log["read_version"].notna(), log, "read_version", "must be there")
-    for name in REQUIRED:
-        is_count = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
-        _require(is_count, log, name, "must be a whole number of at least 0")
+        if name in log:
+            numbers = pd.to_numeric(log[name], errors="coerce")
+            rule = _MEANINGS.get(name, "log seconds, or leave it empty")
+            valid = np.isfinite(numbers) | log[name].isna()
+            require(valid, name, f"must be a finite number; {rule}")
+            log[name] = numbers
+    empty = log["read_version"].isna()
+    if empty.any():
+        row = _row_text(file, int(np.argmax(empty)))
+        raise InputError(f"{row}: read_version is empty; {_MEANINGS['read_version']}")
+    for name, meaning in _MEANINGS.items():
+        whole = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
+        require(whole, name, f"must be a whole number of at least 0; {meaning}")
     after = log["version"].isna() | (log["version"] >= log["read_version"])
-    _require(after, log, "version", "must not be below read_version")
+    require(after, "version", f"must not be below read_version; {_MEANINGS['version']}")
     present = [name for name in TIMES if name in log]
     for first, second in itertools.pairwise(present):
         ordered = log[first].isna() | log[second].isna() | (log[second] >= log[first])
-        _require(ordered, log, second, f"must not be before {first}")
+        require(ordered, second, f"must not be before {first}; log seconds of a single clock")
+    if {"slot", "start_time", "end_time"} <= set(log):
+        _require_separate(log, file)
+    log["closed_version"] = log["version"]
+    if "outcome" in log:
+        outcomes = f"must be {', '.join(SAMPLE_OUTCOMES[:-1])} or {SAMPLE_OUTCOMES[-1]}"
+        rule = f"{outcomes}; or leave the column out, and version empty without training"
+        require(log["outcome"].isin(SAMPLE_OUTCOMES), "outcome", rule)
+        log["version"] = log["version"].where(log["outcome"] == "trained")
     return log
 
 
@@ -147,14 +192,22 @@ def check_lag(path: str | Path, bound: int | None = None) -> LagReport:
     log = read_log(path)
     trained = log[log["version"].notna()]
     if trained.empty:
-        raise InputError(f"path = {str(path)!r}: version is empty in every row; log trained samples")
+        raise InputError(f"path = {str(path)!r}: has no trained sample; {_MEANINGS['version']}")
     staleness = (trained["version"] - trained["read_version"]).astype(int)
-    late = staleness.index[staleness > bound] if bound is not None else []
+    late = trained[staleness > bound] if bound is not None else trained.iloc[:0]
+    violation = ""
+    if len(late):
+        first = late.iloc[0]
+        violation = (
+            f"{len(late):,} of {counted(len(trained), 'sample')}, first by "
+            f"{_row_text(Path(path), int(late.index[0]))}, which read {first['read_version']:.0f} "
+            f"and was trained at {first['version']:.0f}; rows count from 0"
+        )
     versions = np.sort(trained["version"].unique())
     batch = len(trained) / len(versions)
     end = trained["version"].max() + 1
     # A sample is open at the updates from the version that it read to its own, which is left out.
-    updates_open = log["version"].fillna(end) - log["read_version"]
+    updates_open = log["closed_version"].fillna(end) - log["read_version"]
     slots_busy, learner_busy = _busy_shares(log, trained)
     return LagReport(
         samples=len(log),
@@ -165,7 +218,8 @@ def check_lag(path: str | Path, bound: int | None = None) -> LagReport:
         open=float(updates_open.sum() / len(versions) / batch),
         slots_busy=slots_busy,
         learner_busy=learner_busy,
-        beyond=int(late[0]) if len(late) else None,
+        beyond=int(late.index[0]) if len(late) else None,
+        violation=violation,
         bound=bound,
     )
 
@@ -178,14 +232,33 @@ def _busy_shares(log: pd.DataFrame, trained: pd.DataFrame) -> tuple[float, float
         busy = (log["end_time"] - log["start_time"]).sum()
         slots = float(busy / ((end - begin) * log["slot"].nunique()))
     if {"take_time", "train_time"} <= set(log):
-        updates = trained.groupby("version")[["take_time", "train_time"]].agg({"take_time": "max", "train_time": "max"})
+        updates = trained.groupby("version")[["take_time", "train_time"]].max()
+        updates = updates.sort_values("take_time")
         span = updates["train_time"].max() - updates["take_time"].min()
-        learner = float((updates["train_time"] - updates["take_time"]).sum() / span)
+        # The time of overlapping updates counts once.
+        begin = updates["take_time"].clip(lower=updates["train_time"].cummax().shift())
+        learner = float((updates["train_time"] - begin).clip(lower=0).sum() / span)
     return slots, learner
 
 
-def _require(holds: pd.Series, log: pd.DataFrame, column: str, rule: str) -> None:
-    """Raise InputError for the first row in which a rule does not hold."""
-    if not holds.all():
-        row = int(np.argmin(holds.to_numpy()))
-        raise InputError(f"row {row}: {column} = {log[column].iloc[row]}: {rule}")
+def _require_separate(log: pd.DataFrame, file: Path) -> None:
+    """Raise InputError if a slot generates two samples at a time."""
+    spans = log.dropna(subset=["slot", "start_time", "end_time"])
+    spans = spans.sort_values(["slot", "start_time", "end_time"], kind="stable")
+    slots = spans["slot"]
+    earlier_end = spans.groupby(slots)["end_time"].cummax().groupby(slots).shift()
+    overlaps = spans[earlier_end > spans["start_time"]]
+    if len(overlaps):
+        row = overlaps.index.min()
+        slot, start = slots[row], spans["start_time"][row]
+        running = (slots == slot) & (spans["start_time"] <= start) & (spans["end_time"] > start)
+        earlier = running.index[running & (running.index != row)].min()
+        raise InputError(
+            f"{_row_text(file, row)}: overlaps {_row_text(file, earlier)} in slot {slot}; give "
+            "each concurrent sample of an engine a slot, or leave out the column slot"
+        )
+
+
+def _row_text(file: Path, row: int) -> str:
+    """Name a row, counted from 0, and the line of a CSV file, whose first line has the columns."""
+    return f"row {row} (line {row + 2})" if file.suffix == ".csv" else f"row {row}"
