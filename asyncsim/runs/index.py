@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_count, require_path, shown
 from asyncsim.base.files import lock, remove, sealed, unsealed, write_json, write_text
 from asyncsim.replays.run import Run
@@ -129,6 +129,8 @@ def untag(name: str) -> Tag:
 def find(name: str) -> Tag:
     """Return the tag of this name, else a tag for the folder of results of this name or path.
 
+    Of several folders of this name, the one in ``results`` of the working folder is chosen, with a note.
+
     Raises
     ------
     InputError
@@ -141,6 +143,10 @@ def find(name: str) -> Tag:
     path = Path(name)
     if not matches and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
         matches = [Tag(path.absolute().name, path.absolute())]
+    here = Tag(name, Path("results").absolute() / name)
+    if len(matches) > 1 and here in matches:
+        note(f"{counted(len(matches), 'folder')} named {name}; this is {here.folder}")
+        matches = [here]
     if len(matches) > 1:
         places = ", ".join(str(tag.folder) for tag in matches)
         raise InputError(f"name = {name!r}: {len(matches)} folders have it: {places}; give the path of one")
