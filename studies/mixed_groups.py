@@ -83,7 +83,7 @@ class Config:
     states: int = 4
     """Prompts of the bandit."""
     out: Path | None = None
-    """Folder for the results, new or empty. None: results/mixed_groups, then results/mixed_groups-2, ..."""
+    """Folder for the results, new or empty. By default results/mixed_groups, then results/mixed_groups-2, ..."""
 
 
 def run(config: Config) -> pd.DataFrame:

@@ -107,7 +107,7 @@ class Config:
     by_length: bool = False
     """Show the reward of each quartile of length: q1 the shortest samples."""
     out: Path | None = None
-    """Folder for the results, new or empty. None: results/post_training, then results/post_training-2, ..."""
+    """Folder for the results, new or empty. By default results/post_training, then results/post_training-2, ..."""
 
     def check(self) -> None:
         """Check the options that nothing else checks."""

@@ -159,7 +159,7 @@ def find(name: str) -> Tag:
                 "asyncsim runs --root FOLDER; else remove it from the list with: asyncsim runs --forget"
             )
     names = {name for entry in present for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
-    nearest = difflib.get_close_matches(str(name)[: folders.LONGEST_TEXT], names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name)[: folders.LONGEST_TEXT], names, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise InputError(f"name = {shown(name)}: no tag and no folder of results; {hint}asyncsim runs lists all")
 
