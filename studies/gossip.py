@@ -290,8 +290,9 @@ def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, s
         verdict_text = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
+    setting = ", ".join([f"{config.workers} workers{slow}", *attack_text(config.attack)])
     lines = [
-        f"{', '.join([f'{config.workers} workers{slow}', *attack_text(config.attack)])}; time and gradients until {goal.criterion()}; consensus distance: mean "
+        f"{setting}; time and gradients until {goal.criterion()}; consensus distance: mean "
         "squared distance of the replicas from their mean; gap: spectral gap of the topology",
         text_of(printed, [name for name in printed if name not in ("seeds", "diverged")], TABLE),
         *left_out,

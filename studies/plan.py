@@ -357,8 +357,8 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.Data
     ``versions`` at the horizon; ``cost`` (s), of the horizon or, for a horizon in hours, of a thousand
     gradients, with ``cost_low`` and ``cost_high``, the range over seeds; ``behind``, ``behind_low`` and
     ``behind_high``, the ratio to the first row's cost in the same seed; the columns of
-    `asyncsim.study.planning.measure`; ``gigabytes`` (missing if the size of messages is not known), ``worker_hours`` and
-    ``money`` until the horizon;
+    `asyncsim.study.planning.measure`; ``gigabytes`` (missing if the size of messages is unknown),
+    ``worker_hours`` and ``money`` until the horizon;
     ``theory`` (s), the closed form ``theory_name`` of the cost if ``exact``, else a lower bound; ``front``:
     whether the row is on the Pareto front of cost and staleness; ``round_gradients``: gradients of one
     commit of each worker.

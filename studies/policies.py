@@ -48,8 +48,9 @@ class Config(TargetOptions, SweepConfig):
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
-    """Policies of the server, one after the other; the end of --help lists them. By default asynchronous, bounded_staleness(3), barrier,
-    barrier of four fifths of each cluster's workers, first_of half of them, and discard_stale(workers)."""
+    """Policies of the server, one after the other; the end of --help lists them.
+    By default asynchronous, bounded_staleness(3), barrier, barrier of four fifths of each cluster's
+    workers, first_of half of them, and discard_stale(workers)."""
     compute: LawLike = "mixture([gamma(mean=1, cv=0.2), gamma(mean=5, cv=0.2)], [0.95, 0.05])"
     """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per worker."""
     methods: tuple[MethodLike, ...] = ("downpour",)

@@ -42,9 +42,7 @@ def run(config: Config) -> Result:
         return run_cells("staleness", config, [cell], conclude)
 
 
-def report(
-    cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame, attack: Any = None
-) -> str:
+def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame, attack: Any = None) -> str:
     """Format the printed tables: each timing against theory, and the methods side by side."""
     groups = timings(cluster, methods)
     lines = []

@@ -20,7 +20,8 @@ def describe(cluster: Cluster, attack: Any = None) -> str:
     """Describe a cluster in one line.
 
     For example ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
-    Parts that take no time, a window of one and the asynchronous policy are left out. ``attack``: of the replays.
+    Parts that take no time, a window of one and the asynchronous policy are left out. ``attack``:
+    of the replays.
     """
     return ", ".join([*parts(cluster), *attack_text(attack)])
 

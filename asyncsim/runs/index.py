@@ -129,7 +129,8 @@ def untag(name: str) -> Tag:
 def find(name: str) -> Tag:
     """Return the tag of this name, else a tag for the folder of results of this name or path.
 
-    Of several folders of this name, the one in ``results`` of the working folder is chosen, with a note.
+    Of several folders of this name, the one in ``results`` of the working folder is chosen, with a
+    note.
 
     Raises
     ------
