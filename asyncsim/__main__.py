@@ -23,12 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 2 for bad input or an unknown command."""
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        from asyncsim.base.console import safe_output
+        from asyncsim.base.console import discard_output, safe_output
 
         with safe_output():
-            return _run(command, rest)
+            code = _run(command, rest)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here a closed pipe can still be handled
+            return code
     except KeyboardInterrupt:  # while modules are imported
         return 130
+    except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
+        discard_output()
+        return 0
 
 
 def _run(command: str, rest: Sequence[str]) -> int:

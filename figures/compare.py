@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
+from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
@@ -152,7 +153,8 @@ def tuning(finished: Finished) -> Figure | None:
 
 
 def _cluster(config: dict[str, Any]) -> str:
-    return f"{config['problem']}, {counted(config['workers'], 'worker')}"
+    attack = attack_text(config.get("attack"))
+    return ", ".join([config["problem"], counted(config["workers"], "worker"), *attack])
 
 
 def _accuracies(drawn: dict[str, Curve], config: dict[str, Any]) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
+from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve
 from asyncsim.drawing.paper import drawer
@@ -115,7 +116,8 @@ def gossip(finished: Finished) -> Figure:
     slow += f", one link {link:g} times as slow" if link != 1 else ""
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = counted(config["workers"], "worker")
-    title_parts = [f"{config['problem']}, {workers}{slow}", seeds, "each at the best of its learning rates"]
+    setting = ", ".join([config["problem"], f"{workers}{slow}", *attack_text(config.get("attack"))])
+    title_parts = [setting, seeds, "each at the best of its learning rates"]
     labels = {method: appearance.label for method, appearance in looks.items()}
     for split, name in itertools.product(splits, names):
         selection = {

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import plots
 from asyncsim.base.console import counted, over_seeds
-from asyncsim.clusters.cluster_text import parts
+from asyncsim.clusters.cluster_text import attack_text, parts
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
@@ -230,7 +230,7 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str, curves: 
     policies = {timing.traces[0].policy for timing in results.asynchronous}
     # Several policies are named in the panels of the staleness histograms.
     named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]
-    setting = ", ".join([counted(results.workers, "worker"), *named])
+    setting = ", ".join([counted(results.workers, "worker"), *named, *attack_text(results.config.get("attack"))])
     overlaps = coincidences(curves, results.labels)
     layout.title(figure, "; ".join([f"{results.config.get('problem', '')}, {setting}", seeds, point_text, *overlaps]))
 

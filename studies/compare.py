@@ -60,14 +60,14 @@ class Config(TargetOptions, StudyConfig):
     """Methods to compare, or your own as FILE.py:FUNCTION (see the README)."""
     # None leaves the rate to each method.
     learning_rate: float | None = None  # type: ignore[assignment]
-    """Step size of a gradient, for all methods. None: each method's own default."""
+    """Step size of a gradient, for all methods. none: each method's own default."""
     measure: str = "time_to_target"
     """Measure that sorts the table and chooses the best learning rate: time_to_target, gradients_to_target,
     final_loss (of minibatches), or a measure of the problem's evaluation, such as test_accuracy."""
     best: Literal["least", "most"] | None = None
-    """Which values of the measure are best. None: the most of accuracies, the least of losses, times and counts."""
+    """Which values of the measure are best. none: the most of accuracies, the least of losses, times and counts."""
     time_budget: float | None = None
-    """Simulated time that each method has (s). None: as many gradients for all, by --steps."""
+    """Simulated time that each method has (s). none: as many gradients for all, by --steps."""
 
     @property
     def goal(self) -> Target:
@@ -168,7 +168,7 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
     problem_measures = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
     clusters = timings(cell.cluster, cell.methods, config.bits)
     prefixes = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
-    described = "\n".join(f"{prefixes[cluster]}{describe(cluster)}" for cluster in clusters)
+    described = "\n".join(f"{prefixes[cluster]}{describe(cluster, config.attack)}" for cluster in clusters)
     length = "the same number of accepted gradients" if config.time_budget is None else f"{config.time_budget:g} s"
     # An unfinished study may have fewer rates than --tune, and not the same number of each method.
     rates = grid_table.groupby("method")["learning_rate"].nunique()

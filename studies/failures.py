@@ -56,8 +56,8 @@ class Config(SweepConfig):
     """Seconds until the server detects a death; until then others wait for the worker."""
     # A sequence, unlike in the base class: each cell has one value.
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
-    """Policies of the server, one after the other; see above. None: asynchronous, bounded_staleness(3), barrier, and
-    first_of half of each cluster's workers."""
+    """Policies of the server, one after the other; the end of --help lists them.
+    By default asynchronous, bounded_staleness(3), barrier, and first_of half of each cluster's workers."""
     methods: tuple[MethodLike, ...] = ("downpour", "gem")
     """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the README)."""
     target: float = 0.5

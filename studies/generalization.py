@@ -30,7 +30,7 @@ class Config(SweepConfig):
     steps: int = 0
     """Commits per worker, whatever the epochs. 0: as many as the epochs take."""
     evaluate_every: int | None = None
-    """Worker steps between evaluations on all data. None: about one for each epoch."""
+    """Worker steps between evaluations on all data. none: about one for each epoch."""
     methods: tuple[MethodLike, ...] = ("gem", "sgd")
     """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
 

@@ -20,6 +20,7 @@ from asyncsim.base.console import each_note_once, note, number_text
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.byzantine.attacks import parse_attack
 from asyncsim.clusters.cluster import Cluster, as_compute
+from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.clusters.network import PerWorker, per_worker
 from asyncsim.clusters.topologies import as_topology, slow_links
@@ -29,7 +30,7 @@ from asyncsim.study.cell import Cell, meet
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import present, read
-from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
+from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions
 from asyncsim.theory import spectral_gap
@@ -289,15 +290,16 @@ def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, s
         verdict_text = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
+    setting = ", ".join([f"{config.workers} workers{slow}", *attack_text(config.attack)])
     lines = [
-        f"{config.workers} workers{slow}; time and gradients until {goal.criterion()}; consensus distance: mean "
+        f"{setting}; time and gradients until {goal.criterion()}; consensus distance: mean "
         "squared distance of the replicas from their mean; gap: spectral gap of the topology",
         text_of(printed, [name for name in printed if name not in ("seeds", "diverged")], TABLE),
         *left_out,
         verdict_text,
     ]
     if table["seeds"].max() == 1:
-        lines.append("one seed cannot show the noise; give --seeds 3 or more")
+        lines.append(ONE_SEED)
     present(folder, {TABLE: table}, *lines)
     names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
     if edge := at_the_edge(table, config.tune, names):

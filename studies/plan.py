@@ -42,7 +42,7 @@ from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, run_jobs
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
-from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
+from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
@@ -62,6 +62,8 @@ _EVALUATIONS = 40
 _UNEVEN = ("rounds", "buckets")
 #: Relative tolerance of equal times, for instance of cells without noise.
 _TOLERANCE = 1e-9
+#: Smaller ratios of times are printed as 1.00.
+_ALIKE = 1.005
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Config(TargetOptions, StudyConfig):
     """A recorded or simulated trace to calibrate the cluster from; it replaces the options of workers, their times, the
     server and the network."""
     model_parameters: float | None = None
-    """Number of parameters of the real model, and so of values in its messages, 25e6 say. None: --message-bytes, or the
+    """Number of parameters of the real model, and so of values in its messages, 25e6 say. none: --message-bytes, or the
     stand-in problem's."""
     message_type: Literal["float64", "float32", "bfloat16", "float16", "int8"] = "float32"
     """Type of the values of a message."""
@@ -85,7 +87,7 @@ class Config(TargetOptions, StudyConfig):
     protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
     """Protocols to try."""
     policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]
-    """Policies to try; see above."""
+    """Policies to try; the end of --help lists them."""
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]
     """Local steps per communication to try."""
     collective: tuple[str, ...] = (NONE,)
@@ -114,9 +116,9 @@ class Config(TargetOptions, StudyConfig):
     methods: tuple[MethodLike, ...] = ("batch_sgd(policy=None)",)
     """Methods of these runs; by default SGD with the mean of a version's messages."""
     tune: tuple[float, ...] | None = (0.05, 0.2, 0.8)
-    """Learning rates to try in these runs; each combination counts at its best one. None: --learning-rate."""
+    """Learning rates to try in these runs; each combination counts at its best one. none: --learning-rate."""
     evaluate_every: int | None = None
-    """Commits of a worker between evaluations on all data in these runs. None: 40 evaluations in all."""
+    """Commits of a worker between evaluations on all data in these runs. none: 40 evaluations in all."""
 
     @property
     def horizon(self) -> Horizon:
@@ -339,7 +341,8 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.Data
     ``versions`` at the horizon; ``cost`` (s), of the horizon or, for a horizon in hours, of a thousand
     gradients, with ``cost_low`` and ``cost_high``, the range over seeds; ``behind``, ``behind_low`` and
     ``behind_high``, the ratio to the first row's cost in the same seed; the columns of
-    `asyncsim.study.planning.measure`; ``gigabytes``, ``worker_hours`` and ``money`` until the horizon;
+    `asyncsim.study.planning.measure`; ``gigabytes`` (missing if the size of messages is unknown),
+    ``worker_hours`` and ``money`` until the horizon;
     ``theory`` (s), the closed form ``theory_name`` of the cost if ``exact``, else a lower bound; ``front``:
     whether the row is on the Pareto front of cost and staleness; ``round_gradients``: gradients of one
     commit of each worker.
@@ -365,7 +368,8 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.Data
     table.insert(0, "name", [_name(dict(zip(CHOICES, choices, strict=True)), differing) for choices in labels])
     table["seeds"] = groups.size().to_numpy()
     table["cost_low"], table["cost_high"] = groups["cost"].min().to_numpy(), groups["cost"].max().to_numpy()
-    table["gigabytes"] = table["bytes_per_second"] * table["seconds"] / 1e9
+    bytes_sent = table["bytes_per_second"] * table["seconds"]
+    table["gigabytes"] = (bytes_sent / 1e9).where(bytes_sent > 0)  # zero: the size of messages is not known
     table["worker_hours"] = table["seconds"] * workers / _HOUR
     if config.price is not None:
         table["money"] = table["worker_hours"] * config.price
@@ -467,7 +471,8 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
 def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
     assumed, links = _assumptions(candidates)
-    present(folder, {PLAN: table}, assumed, links, _text(config, table), f"\n{answer(config, table, links)}")
+    noise = ONE_SEED if table["seeds"].max() == 1 else ""
+    present(folder, {PLAN: table}, assumed, links, _text(config, table), f"\n{answer(config, table, links)}", noise)
 
 
 def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
@@ -560,7 +565,7 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
         )
     text = f"Fastest: {first['name']}, {amount}, at a mean staleness of {number_text(first['staleness_mean'])}"
     text += f", for {number_text(first['money'])}" if config.price is not None else ""
-    alike = rest[rest["behind_low"] <= 1 + _TOLERANCE]
+    alike = rest[(rest["behind_low"] <= 1 + _TOLERANCE) | (rest["behind"] < _ALIKE)]
     if len(alike):
         omitted = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         names = "; ".join(alike["name"].head(3))

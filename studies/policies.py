@@ -48,8 +48,9 @@ class Config(TargetOptions, SweepConfig):
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
-    """Policies of the server, one after the other; see above. None: asynchronous, bounded_staleness(3), barrier,
-    barrier of four fifths of each cluster's workers, first_of half of them, and discard_stale(workers)."""
+    """Policies of the server, one after the other; the end of --help lists them.
+    By default asynchronous, bounded_staleness(3), barrier, barrier of four fifths of each cluster's
+    workers, first_of half of them, and discard_stale(workers)."""
     compute: LawLike = "mixture([gamma(mean=1, cv=0.2), gamma(mean=5, cv=0.2)], [0.95, 0.05])"
     """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per worker."""
     methods: tuple[MethodLike, ...] = ("downpour",)
@@ -182,10 +183,10 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     ]
     rows = zip(theories, policies["throughput"], policies["steps"], strict=True)
     printed["theory"] = [with_theory(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
-    printed["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
+    printed["commits of a worker"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
     return (
-        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
-        "staleness in versions; commits of a worker relative to the mean\n"
+        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short traces may exceed; parts of the workers' time; "
+        "staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
         f"{table_text(printed, file=POLICIES)}\n"
     )
 

@@ -53,7 +53,7 @@ class Config(StudyConfig):
     tune: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
     """Learning rates to try for every method; the table shows each method at its best one."""
     target: float | None = None
-    """Test accuracy to reach, or training loss if the problem has no accuracy. None: an accuracy of 0.975, or a loss of
+    """Test accuracy to reach, or training loss if the problem has no accuracy. none: an accuracy of 0.975, or a loss of
     0.3."""
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed for each timing."""

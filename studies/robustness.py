@@ -48,7 +48,7 @@ class Config(StudyConfig):
     """Rules of aggregation to compare; f stands for the number of Byzantine workers, at most the largest that the rule
     allows."""
     attacks: tuple[str, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
-    """Attacks, without the Byzantine workers; see above."""
+    """Attacks, without the Byzantine workers; the end of --help lists them."""
     byzantine: tuple[int, ...] | None = None
     """Numbers of Byzantine workers, the first ones of the cluster; by default 15 and 30 % of the workers."""
     tune: tuple[float, ...] = (0.1, 0.4)

@@ -70,7 +70,7 @@ class Config:
     overlap: float = 0.0
     """Part of the sending that overlaps with receiving sums, 0 to 1."""
     out: Path | None = None
-    """Folder for the results, new or empty. None: results/scaling, then results/scaling-2, ..."""
+    """Folder for the results, new or empty. By default results/scaling, then results/scaling-2, ..."""
 
     def check(self) -> None:
         """Check the options."""

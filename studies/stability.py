@@ -69,7 +69,7 @@ class Config(SweepConfig):
     most_workers: int = 100
     """Largest number of workers to try for the limit."""
     rates_at: tuple[int, ...] | None = None
-    """Numbers of workers at which the largest learning rate is searched. None: the smallest and the largest of
+    """Numbers of workers at which the largest learning rate is searched. none: the smallest and the largest of
     --workers."""
     fraction: float = 0.5
     """A run is stable if its final minibatch loss is below this fraction of its first."""

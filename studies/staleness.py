@@ -9,7 +9,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from asyncsim.base.console import LEAST_SHARE, counted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import Method
-from asyncsim.study.cell import timings
+from asyncsim.study.cell import Cell, timings
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.outcome import averaged, outcome_table
@@ -38,11 +38,11 @@ def run(config: Config) -> Result:
     config.check()
     with config.computing_device():
         (cell,) = sweep(config, [{}])
-        conclude = functools.partial(_conclude, cell.cluster, cell.methods, cell.problem.name)
+        conclude = functools.partial(_conclude, cell, config.attack)
         return run_cells("staleness", config, [cell], conclude)
 
 
-def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame) -> str:
+def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame, attack: Any = None) -> str:
     """Format the printed tables: each timing against theory, and the methods side by side."""
     groups = timings(cluster, methods)
     lines = []
@@ -50,15 +50,15 @@ def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.Da
         traces = summary[summary["method"].isin(names)].drop_duplicates("trace_file")
         if len(traces):
             method_names = f" of {', '.join(names)}" if len(groups) > 1 else ""
-            lines += [f"{describe(timing)}; {counted(len(traces), 'trace')}{method_names}"]
+            lines += [f"{describe(timing, attack)}; {counted(len(traces), 'trace')}{method_names}"]
             rows = _table(timing, traces)
             lines += [f"  {name:<24} {measured:<24} {theory}".rstrip() for name, measured, theory in rows]
             lines.append("")
     return "\n".join([*lines, f"{problem}, {averaged(summary)}", outcome_table(summary)])
 
 
-def _conclude(cluster: Cluster, methods: list[Method], problem: str, folder: Path, summary: pd.DataFrame) -> None:
-    present(folder, {}, report(cluster, methods, problem, summary))
+def _conclude(cell: Cell, attack: Any, folder: Path, summary: pd.DataFrame) -> None:
+    present(folder, {}, report(cell.cluster, cell.methods, cell.problem.name, summary, attack))
 
 
 def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:

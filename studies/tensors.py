@@ -41,7 +41,7 @@ class Config(SweepConfig):
     diagnose_every: int = 2
     """Worker steps, and one commit, between two medians."""
     effective_batch: int | None = None
-    """Examples of a gradient of each worker, all together: each has its share. None: batch_size for every worker."""
+    """Examples of a gradient of each worker, all together: each has its share. none: batch_size for every worker."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""

@@ -54,7 +54,7 @@ class Config:
     seconds: float = 1.0
     """Approximate duration of a turn (s); .1 gives a rough answer."""
     out: Path | None = None
-    """Folder for the results, new or empty; None: results/throughput, then results/throughput-2, ..."""
+    """Folder for the results, new or empty. By default results/throughput, then results/throughput-2, ..."""
 
 
 def run(config: Config) -> pd.DataFrame:

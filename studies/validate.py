@@ -54,7 +54,7 @@ class Config(RealConfig):
     """Also record twice as many workers, and predict them from the first recording."""
     topology: str | None = None
     """Gossip without a server on ring(), complete(), one_peer_exponential(), ...; with the methods dpsgd, sgp, osgp and
-    adpsgd. None: a server."""
+    adpsgd. none: a server."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""

@@ -70,7 +70,7 @@ class Config(SweepConfig):
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     optimizer: str | None = "adam"
     """Local optimizer of the workers by its name in optax, with the study's learning rate; its steps may depend only on
-    gradients and parameters. None: plain gradient steps."""
+    gradients and parameters. none: plain gradient steps."""
     learning_rate: float = 0.01
     """Step size of a gradient, for all methods."""
     diagnose_every: int = 0

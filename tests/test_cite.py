@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import asyncsim
 from asyncsim.__main__ import main
 from asyncsim.methods import METHODS
 from asyncsim.runs.citations import SOFTWARE, bibtex, references
@@ -63,7 +64,9 @@ def test_the_entries_of_a_folder_of_results(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"methods": ["gem(kappa=2)", "mine"]}))
     text = bibtex([str(tmp_path)])
     assert "hermans2018gradient,\n" in text and "% mine: no paper is known" in text
-    assert bibtex([]) == SOFTWARE and SOFTWARE in (DOCS / "studies.md").read_text()
+    assert bibtex([]) == SOFTWARE and f"version = {{{asyncsim.__version__}}}" in SOFTWARE
+    for page in (DOCS / "studies.md", DOCS.parent / "README.md"):
+        assert SOFTWARE in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from asyncsim import InputError, study, theory
-from asyncsim.study.finished import read
+from asyncsim.study.finished import figures, read
 from asyncsim.study.target import Target
 
 gossip = study.load("gossip")
@@ -83,11 +83,19 @@ def test_a_slow_link_is_one_of_worker_0():
     assert str(alike.at(topology="ring()").make_cluster(None).topology) == "ring()"
 
 
-def test_methods_without_a_server_are_attacked(tmp_path):
+def test_methods_without_a_server_are_attacked(tmp_path, capsys):
     options = {**SMALL, "steps": 2, "tune": (0.1,), "topology": ("ring()",)}
-    options["methods"] = ("sgp", "adpsgd", "clipped_gossip", "robust_gossip(rule=median())")
+    robust = "robust_gossip(rule=trimmed_mean(f=2))"
+    options["methods"] = ("sgp", "adpsgd", "clipped_gossip(f=2)", robust)
     _, summary = gossip.run(gossip.Config(**options, attack="alie(workers=1, z=1)", out=tmp_path / "gossip"))
     assert summary["method"].tolist() == ["sgp", "adpsgd", "clipped_gossip", "robust_gossip"]
+    printed = capsys.readouterr()
+    assert "4 workers, worker 0 5 times as slow, attack alie(workers=1, z=1); time" in printed.out
+    title = figures("gossip").gossip(read(tmp_path / "gossip", "gossip")).get_suptitle()
+    assert "attack alie(workers=1, z=1)" in title.replace("\n", " ")
+    # On the ring a worker has two messages.
+    assert "robust_gossip: f=1 used: 3 replicas on ring()" in printed.err
+    assert "clipped_gossip: f = 2 and 2 messages on ring(): none counts" in printed.err
 
 
 def test_an_impossible_attack_is_refused_before_any_run(tmp_path):

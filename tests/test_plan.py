@@ -199,6 +199,18 @@ def test_the_plan_answers(capsys):
     assert len(front.get_xdata()) == table["front"].sum() and table["front"].iloc[0]
 
 
+def test_near_ties_unknown_bytes_and_one_seed_are_said(capsys):
+    config = plan.Config(
+        workers=4, compute="constant(1)", service="constant(0.001)", policy=("asynchronous", "bounded_staleness(3)"),
+        window=(1, 2), gradients=400, simulate=400, seeds=1,
+    )  # fmt: skip
+    folder, _ = plan.run(config)
+    printed = capsys.readouterr().out
+    assert "takes 1.00 times as long" not in printed and "; not distinguishable with 1 seed: " in printed
+    assert printed.rstrip().splitlines()[-1].startswith(("wrote", "one seed")) and "one seed cannot show" in printed
+    assert read(folder, "plan").table(plan.PLAN)["gigabytes"].isna().all()
+
+
 def test_hours_and_recordings(capsys):
     trace = simulate(Cluster(4, "gamma(2, 0.2)", service=0.01, latency=0.1), 600, seed=3)
     trace.save("recorded.parquet")

@@ -281,6 +281,29 @@ def test_a_name_of_two_folders_is_refused(there):
         index.find("one")
 
 
+def test_the_folder_below_the_working_folder_is_preferred(there, place, monkeypatch, capsys):
+    shutil.copytree(there, place / "elsewhere" / "results")
+    index.add_root(there)
+    index.add_root(place / "elsewhere")
+    monkeypatch.chdir(place)
+    with pytest.raises(InputError, match="2 folders have it"):
+        index.find("compare")
+    monkeypatch.chdir(there.parent)
+    assert index.find("compare").folder == there / "compare"
+    assert f"2 folders named compare; this is {there / 'compare'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["runs", "--help"])
+def test_a_closed_pipe_ends_a_command_silently(command, there):
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "asyncsim", command]
+    ended = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_hostile_folders_are_read_and_shown_without_harm(place, capsys):
     for number, text in enumerate(["{", "[" * 100_000, "7", '{"study": 7}', '{"study": "\\u001b[31mred\\n<b>"}']):
         folder = place / "work" / "results" / str(number)

@@ -21,6 +21,7 @@ from test_gem_studies import stop_at
 from asyncsim import Cluster, InputError, Run, Trace, methods, problems, recorders, replay, simulate, study
 from asyncsim.base.calls import name_of
 from asyncsim.clusters.laws import Gamma
+from asyncsim.clusters.policy import WITHOUT_SERVER
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
@@ -231,6 +232,7 @@ def test_the_working_folder_is_a_path():
         ("--learning-rate=x", "learning_rate = 'x': must be a number; write --learning-rate number"),
         ("--x64 True", "x64 = 'True': takes no value; write --x64 or --no-x64"),
         ("--wokers 3", "--wokers: unknown option of the study staleness; did you mean --workers? asyncsim study"),
+        ("--tuen 1", "--tuen: unknown option of the study staleness; asyncsim study"),
         ("--no-workers", "--no-workers: unknown option of the study staleness; did you mean --workers? asyncsim"),
         ("-w 3", "-w: unknown option of the study staleness; asyncsim study staleness --help lists"),
         ("--device cqu", "device = 'cqu': unknown; did you mean 'cpu'? choose from default, cpu, gpu, tpu"),
@@ -242,6 +244,20 @@ def test_options_that_cannot_be_read(told, empty_folder, arguments, message):
     assert (code, out) == (2, [])
     assert len(err) == 1 and err[0].startswith(f"error: {message}")
     assert list(empty_folder.iterdir()) == []
+
+
+def test_none_in_any_case_stands_for_no_value():
+    _, config = study.configure("plan", ["--tune", "none", "--model-parameters", "None"])
+    assert config.tune is None and config.model_parameters is None
+    _, config = study.configure("gossip", ["--dirichlet", "None", "0.1", "--attack", "none"])
+    assert config.dirichlet == ("none", 0.1) and config.attack is None
+
+
+def test_help_names_what_its_options_can_be(capsys):
+    assert study.main(["plan", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "see above" not in text and "None:" not in text.partition("Laws:")[0]
+    assert all(name in text.partition("Policies: ")[2] for name in WITHOUT_SERVER)
 
 
 def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
@@ -438,7 +454,7 @@ def test_a_problem_of_an_own_file(capsys):
     [
         ("methods", "mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
         ("methods", "mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
-        ("methods", "mine.py:dampd", "mine.py has no function dampd"),
+        ("methods", "mine.py:dampd", "mine.py has no function dampd; did you mean 'damped'? choose from damped"),
         ("methods", "mine.py:made", "made is a Method, must be a function that returns a Method"),
         ("methods", "mine.py:needs", "patience missing; write needs(patience)"),
         ("methods", "mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),

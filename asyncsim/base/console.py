@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import shutil
 import sys
@@ -146,6 +147,11 @@ class _Output:
 def safe_output() -> contextlib.AbstractContextManager[Any]:
     """Replace control and unencodable characters of standard output within a block."""
     return contextlib.redirect_stdout(_Output(sys.stdout))
+
+
+def discard_output() -> None:
+    """Print no more: the reader of standard output has ended, or its disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

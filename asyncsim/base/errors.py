@@ -159,8 +159,10 @@ def choices_like(value: Any, choices: Iterable[str]) -> str:
 
 def nearest(value: Any, choices: Iterable[str]) -> str:
     """Return the choice whose name is nearest to a wrong value; empty if none is near."""
-    forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
-    matches = difflib.get_close_matches(str(value)[:_LONGEST_TEXT].casefold(), forms, n=1, cutoff=0.5)
+    # The dashes of options would make all of them alike.
+    forms = {choice.partition("(")[0].casefold().lstrip("-"): choice for choice in choices}
+    text = str(value)[:_LONGEST_TEXT].casefold().lstrip("-")
+    matches = difflib.get_close_matches(text, forms, n=1, cutoff=0.6)
     return forms[matches[0]] if matches else ""
 
 

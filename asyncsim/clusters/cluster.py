@@ -504,7 +504,7 @@ def _check_policy(cluster: Cluster) -> None:
     is_filled = policy.waits_for_version or policy.name == "buckets"
     if is_filled and policy.per_version(cluster.workers) > cluster.workers:
         problem = (
-            "its workers wait until so many have delivered"
+            f"a version needs messages of {policy.per_version(cluster.workers)} workers"
             if policy.waits_for_version
             else "some buckets would have no worker"
         )

@@ -16,13 +16,19 @@ _MOST_LAWS = 3
 _LONGEST_LAW = 40
 
 
-def describe(cluster: Cluster) -> str:
+def describe(cluster: Cluster, attack: Any = None) -> str:
     """Describe a cluster in one line.
 
     For example ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
-    Parts that take no time, a window of one and the asynchronous policy are left out.
+    Parts that take no time, a window of one and the asynchronous policy are left out. ``attack``:
+    of the replays.
     """
-    return ", ".join(parts(cluster))
+    return ", ".join([*parts(cluster), *attack_text(attack)])
+
+
+def attack_text(attack: Any) -> list[str]:
+    """Name an attack, of its type or a text; empty without one."""
+    return [f"attack {getattr(attack, 'text', attack)}"] if attack else []
 
 
 def parts(cluster: Cluster) -> list[str]:

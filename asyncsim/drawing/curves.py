@@ -465,13 +465,13 @@ def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
     end, appearances = axes.get_xlim()[1], look.looks(curves)
     last = {name: float(np.nanmax(curves[name].time, initial=0.0)) for name in appearances}
     notes = [
-        (f"{labels[name]} \u2192 {number_text(last[name])} s", appearance.color)
+        (f"{labels[name]} ends at {number_text(last[name])} s", appearance.color)
         for name, appearance in appearances.items()
         if last[name] > 1.001 * end
     ]
     if len(notes) == len(appearances) > 1:
         ends = dict.fromkeys(number_text(time) for time in (min(last.values()), max(last.values())))
-        notes = [(f"all \u2192 {' to '.join(ends)} s", look.BLACK)]
+        notes = [(f"all end at {' to '.join(ends)} s", look.BLACK)]
     for row, (text, color) in enumerate(notes):
         style: dict[str, Any] = {"ha": "right", "va": "bottom" if rising else "top", "fontsize": 7, "color": color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}

@@ -128,12 +128,12 @@ METHOD_LOOKS = {
     "zeno_pp": Look(GREEN, (0, (4, 2, 1, 2)), "Zeno++"),
     "parle": Look(GREEN, (0, (6, 1, 2, 1)), "Parle"),
     "entropy_sgd": Look(GREEN, (0, (1, 1)), "Entropy-SGD"),
-    "dpsgd": Look(BLUE, (0, (5, 1, 1, 1)), "D-PSGD"),
-    "sgp": Look(GREEN, (0, (4, 1)), "SGP"),
-    "osgp": Look(ORANGE, (0, (4, 1, 1, 1)), "overlap SGP"),
-    "adpsgd": Look(PURPLE, (0, (6, 1)), "AD-PSGD"),
-    "clipped_gossip": Look(VERMILLION, (0, (5, 1, 1, 1)), "ClippedGossip"),
-    "robust_gossip": Look(SKY, (0, (5, 1, 1, 1)), "BRIDGE"),
+    "dpsgd": Look(BLUE, "-.", "D-PSGD"),
+    "sgp": Look(GREEN, (0, (8, 2)), "SGP"),
+    "osgp": Look(ORANGE, ":", "overlap SGP"),
+    "adpsgd": Look(PURPLE, "-.", "AD-PSGD"),
+    "clipped_gossip": Look(VERMILLION, (0, (1, 1)), "ClippedGossip"),
+    "robust_gossip": Look(ORANGE, (0, (5, 1, 1, 1, 1, 1)), "robust gossip (BRIDGE)"),
 }
 _PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 #: Colours and lines of methods outside the table.

@@ -171,7 +171,7 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
 def beyond(values: np.ndarray, end: float) -> str:
     """Format the number of commits beyond the end of an axis: ``; 3 of 12,345 beyond``, or nothing."""
     cut_off = int((values > end).sum())
-    return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond \u2192" if cut_off else ""
+    return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond" if cut_off else ""
 
 
 def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits: float = 3) -> None:

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.clusters.policy import Policy
+from asyncsim.clusters.topologies import Topology
 from asyncsim.methods.gossip import MixingWorker
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
 from asyncsim.methods.recipe import shares_programs
@@ -94,6 +96,20 @@ def clipped_gossip(
         sees_messages=True,
         timing=Timing(policy=needed),
     )
+
+
+def note_few_replicas(method: Method, topology: Topology, workers: int) -> None:
+    """Print which ``f`` a robust method uses on a topology with too few messages for it."""
+    messages = min(int(np.bincount(edges.taker, minlength=workers).min()) for edges in topology.edges(workers))
+    if method.name.startswith("clipped_gossip"):
+        f, radius = method.hyperparameters["f"], method.hyperparameters["radius"]
+        if radius is None and f >= messages:
+            note(f"{method.name}: f = {f} and {counted(messages, 'message')} on {topology}: none counts")
+    elif method.name.startswith("robust_gossip"):
+        rule = parse_rule(method.hyperparameters["rule"])
+        largest = max(0, int(rule.largest(messages + 1)))
+        if rule.f is not None and rule.f > largest:
+            note(f"{method.name}: f={largest} used: {counted(messages + 1, 'replica')} on {topology}")
 
 
 def _squared_radius(weights: Array, squares: Array, usable: Array, f: int) -> Array:

@@ -10,11 +10,12 @@ import asyncsim.methods
 from asyncsim.base.errors import InputError, choices_like
 from asyncsim.study.results import config_of
 
-SOFTWARE = """@software{asyncsim,
-  title = {asyncsim: a discrete-event simulator for the dynamics of asynchronous SGD},
-  author = {{The asyncsim authors}},
-  year = {2026},
-}"""
+SOFTWARE = f"""@software{{asyncsim,
+  title = {{asyncsim: a discrete-event simulator for the dynamics of asynchronous SGD}},
+  author = {{{{The asyncsim authors}}}},
+  year = {{2026}},
+  version = {{{asyncsim.__version__}}},
+}}"""
 _NAME = r"[A-Z][\w'-]*(?: [A-Z][\w'-]+)*"
 #: The start of a reference: ``Hermans and Louppe 2018``, ``Liu et al. 2024``.
 _START = re.compile(rf"\b({_NAME}(?:, {_NAME})*(?: and {_NAME})?)( et al\.)? (\d{{4}})\b")

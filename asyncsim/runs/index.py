@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_count, require_path, shown
 from asyncsim.base.files import lock, remove, sealed, unsealed, write_json, write_text
 from asyncsim.replays.run import Run
@@ -129,6 +129,9 @@ def untag(name: str) -> Tag:
 def find(name: str) -> Tag:
     """Return the tag of this name, else a tag for the folder of results of this name or path.
 
+    Of several folders of this name, the one in ``results`` of the working folder is chosen, with a
+    note.
+
     Raises
     ------
     InputError
@@ -141,6 +144,10 @@ def find(name: str) -> Tag:
     path = Path(name)
     if not matches and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
         matches = [Tag(path.absolute().name, path.absolute())]
+    here = Tag(name, Path("results").absolute() / name)
+    if len(matches) > 1 and here in matches:
+        note(f"{counted(len(matches), 'folder')} named {name}; this is {here.folder}")
+        matches = [here]
     if len(matches) > 1:
         places = ", ".join(str(tag.folder) for tag in matches)
         raise InputError(f"name = {name!r}: {len(matches)} folders have it: {places}; give the path of one")
@@ -153,7 +160,7 @@ def find(name: str) -> Tag:
                 "asyncsim runs --root FOLDER; else remove it from the list with: asyncsim runs --forget"
             )
     names = {name for entry in present for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
-    nearest = difflib.get_close_matches(str(name)[: folders.LONGEST_TEXT], names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name)[: folders.LONGEST_TEXT], names, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise InputError(f"name = {shown(name)}: no tag and no folder of results; {hint}asyncsim runs lists all")
 

@@ -23,6 +23,7 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
+from asyncsim.methods.robust_gossip import note_few_replicas
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable, weakness_text
@@ -182,6 +183,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 file = traces.setdefault((cluster, commits, seed), file)
                 if method.rounds is not None:
                     method.rounds.require(cluster.workers, cluster.policy)
+                if seed == 0 and method.sees_messages and cluster.topology is not None:
+                    note_few_replicas(method, cluster.topology, cluster.workers)
                 if seed == 0 and (attack := parse_attack(cell.config.attack)) is not None:
                     require_attackable(method, cell.problem, attack, cluster.workers)
                     if weakness := weakness_text(attack, cluster.workers):

@@ -38,7 +38,7 @@ COLUMNS = {
         Column("throughput", "commits/s"),
         Column("trace.throughput", "commits/s"),
         Column("staleness_mean", "staleness", "mean staleness (versions)"),
-        Column("staleness_q99", "99 % of it", "99 % quantile of the staleness (versions)"),
+        Column("staleness_q99", "99 % quantile", "99 % quantile of the staleness (versions)"),
         Column("spectral_gap", "gap", "spectral gap"),
         Column("service", "service (s)", "service time (s)"),
         Column("cv", "CV", "CV of the compute time"),

@@ -21,7 +21,7 @@ import platformdirs
 
 import asyncsim.study.results as results
 from asyncsim import __version__
-from asyncsim.base.console import each_note_once, note, tell, tell_error
+from asyncsim.base.console import discard_output, each_note_once, note, tell, tell_error
 from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
@@ -78,19 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(": ".join(["interrupted", *map(str, interruption.args)]))
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
-        _print_no_more()
+        discard_output()
         return 0
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             raise
         # Only of printed text: files that cannot be written raise an InputError.
-        _print_no_more()
+        discard_output()
         tell_error(f"standard output cannot be written: {error.strerror}; free some space")
         return 2
-
-
-def _print_no_more() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:

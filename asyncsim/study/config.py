@@ -176,7 +176,8 @@ uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, ...
 
 Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count), rounds,
 buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1), barrier(collective=ring) (also tree,
-halving_doubling, shared_link, two_level).
+halving_doubling, shared_link, two_level); without a server: asynchronous,
+neighbours(mix=before) (also beside), overlap(steps), handshake.
 
 Failures: crash(every, lasts, detect=0), pause(every, lasts), slow(every, lasts, speed), outage(every, lasts,
 checkpoint_every=100, checkpoint_time=0), loss(probability, timeout, resend=True), leave(at), join(at), also with

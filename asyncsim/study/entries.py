@@ -200,7 +200,7 @@ def _build(
         if not entry.own:
             raise
         path = str(Path(own_file(entry.text)[0]).resolve())
-        raise InputError(f"{subject}: cannot be made: {told_in_a_line(error, path)}") from error
+        raise InputError(f"{subject}: cannot be made: {told_in_a_line(error, path)}; repair the file") from error
     if not isinstance(product, kind):
         example = "methods.gem()" if kind is Method else "problems.custom()"
         raise InputError(f"{subject}: returned {product!r}; must return a {kind.__name__}, as {example} does")

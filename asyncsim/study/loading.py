@@ -27,7 +27,7 @@ from typing import Any
 
 import asyncsim.study.results as results
 from asyncsim.base.calls import split
-from asyncsim.base.errors import InputError, require_choice, shown
+from asyncsim.base.errors import InputError, choices_like, require_choice, shown
 from asyncsim.base.files import open_file, require_plain, results_of
 
 #: Options of a study that are arguments of its methods, and of its problem, unless these set their own.
@@ -141,16 +141,21 @@ def load_function(option: str, entry: str, file: str, name: str, kind: str) -> C
     """Import a function of a file that returns a ``kind``; raise InputError if there is none."""
     subject, path = f"{option} = {shown(entry)}", require_plain(Path(file)).resolve()
     if not path.is_file():
-        raise InputError(f"{subject}: there is no file {file}")
+        raise InputError(f"{subject}: there is no file {file}; give its path from this folder")
     # Like a script, it can import files beside it; but installed packages come first, and results never count.
     if str(path.parent) not in sys.path and results_of(path) is None:
         sys.path.append(str(path.parent))
     try:
-        function = getattr(load_file(f"asyncsim.own.{path.stem}", path), name, None)
+        module = load_file(f"asyncsim.own.{path.stem}", path)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{subject}: cannot be imported: {told_in_a_line(error, str(path))}") from error
+        raise InputError(
+            f"{subject}: cannot be imported: {told_in_a_line(error, str(path))}; repair that line of {file}"
+        ) from error
+    function = getattr(module, name, None)
     if function is None:
-        raise InputError(f"{subject}: {file} has no function {name}")
+        functions = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        remedy = choices_like(name, functions) if functions else f"write one that returns a {kind}"
+        raise InputError(f"{subject}: {file} has no function {name}; {remedy}")
     if not callable(function):
         raise InputError(f"{subject}: {name} is a {type(function).__name__}, must be a function that returns a {kind}")
     return function

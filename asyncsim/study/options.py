@@ -59,6 +59,15 @@ class Option(NamedTuple):
         return typing.get_origin(_unmarked(self.annotation)) in (tuple, list)
 
     @property
+    def optional(self) -> bool:
+        """Whether ``none`` stands for None; a path may have that name."""
+        annotation = self.annotation
+        while typing.get_origin(annotation) is Annotated:
+            annotation = annotation.__origin__
+        parts = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else ()
+        return type(None) in parts and Path not in parts
+
+    @property
     def form(self) -> str:
         """The option with its values: ``--seeds integer``."""
         return f"{self.flag} {self.kind}{' ...' if self.several else ''}"
@@ -73,6 +82,8 @@ class Option(NamedTuple):
         if not self.several and len(texts) != 1:
             problem = "takes a single value" if texts else "has no value"
             raise InputError(f"{typed}: {problem}; write {self.form}")
+        if self.optional and [text.casefold() for text in texts] == ["none"]:
+            return None
         annotation = _unmarked(self.annotation)
         try:
             if not self.several:
@@ -230,7 +241,7 @@ def _convert(annotation: Any, text: str) -> Any:
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:
         for part in parts:
-            if str(part) == text:
+            if str(part) == text or str(part) == "none" == text.casefold():
                 return part
     if typing.get_origin(annotation) in _UNIONS:
         for part in parts:
@@ -238,7 +249,7 @@ def _convert(annotation: Any, text: str) -> Any:
                 return _convert(part, text)
             except ValueError:
                 continue
-    if annotation is type(None) and text == "None":
+    if annotation is type(None) and text.casefold() == "none":
         return None
     if annotation not in _KINDS:
         raise ValueError(text)

@@ -26,6 +26,8 @@ from asyncsim.study.columns import Column, as_column, text_of
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
+#: Printed below results of one seed.
+ONE_SEED = "one seed cannot show the noise; give --seeds 3 or more"
 #: Columns that bound a measure from below where the target was not reached.
 _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "gradients"}
 #: Rows that a notice names; of more it gives the number.
@@ -275,7 +277,7 @@ def marks(table: pd.DataFrame) -> str:
     """Return a legend of the columns and marks of `order_columns` that a table has."""
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
     separated = table["apart_from_above"].iloc[1:]
-    parts = [f"vs above, vs best: {relative} in the line above, in the first line"]
+    parts = [f"vs above, vs best: {relative} in the line above, or in the first"]
     parts += ["~: not distinguishable from the line above"] if separated.eq(False).any() else []
     parts += ["?: not compared with the line above"] if separated.isna().any() else []
     return "; ".join(parts)
