@@ -72,7 +72,8 @@ __all__ = [
     "topologies",
 ]
 
-#: Where the names are that are imported when first used: the package of a module, or the module of a name.
+#: Where the names are that are imported when first used: the package of a module, or the module of
+#: a name.
 _HOME = {
     "aggregation": "byzantine",
     "attacks": "byzantine",
@@ -84,14 +85,32 @@ _HOME = {
     **dict.fromkeys(("calibration", "methods", "problems", "real", "runs", "study", "theory"), ""),
     **dict.fromkeys(
         (
-            *("Constant", "Empirical", "Exponential", "Gamma", "Law", "LogNormal", "Mixture", "Pareto", "Uniform"),
+            *(
+                "Constant",
+                "Empirical",
+                "Exponential",
+                "Gamma",
+                "Law",
+                "LogNormal",
+                "Mixture",
+                "Pareto",
+                "Uniform",
+            ),
             "Weibull",
         ),
         "clusters.laws",
     ),
     **dict.fromkeys(
         (
-            *("Policy", "asynchronous", "barrier", "bounded_staleness", "buckets", "buffered", "cancel_stale"),
+            *(
+                "Policy",
+                "asynchronous",
+                "barrier",
+                "bounded_staleness",
+                "buckets",
+                "buffered",
+                "cancel_stale",
+            ),
             *("discard_stale", "first_of", "handshake", "neighbours", "overlap", "rounds"),
         ),
         "clusters.policy",

@@ -63,7 +63,11 @@ def _run(command: str, rest: Sequence[str]) -> int:
         return run(command, rest)
     commands = ["study", "post-training", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
-    problem = f"takes no argument {rest[0]!r}" if command in commands else f"unknown; {choices_like(command, commands)}"
+    problem = (
+        f"takes no argument {rest[0]!r}"
+        if command in commands
+        else f"unknown; {choices_like(command, commands)}"
+    )
     tell_error(f"command = {command!r}: {meant}{problem}")
     return 2
 

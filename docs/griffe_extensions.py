@@ -25,4 +25,6 @@ class Definitions(griffe.Extension):
         """Mark the definitions below the terms of an object's docstring."""
         if obj.docstring:
             pattern = r"^( *)(``[^\n]+``)\n\1    (?=\S)"
-            obj.docstring.value = re.sub(pattern, r"\n\1\2\n\1:   ", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(
+                pattern, r"\n\1\2\n\1:   ", obj.docstring.value, flags=re.MULTILINE
+            )

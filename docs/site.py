@@ -23,11 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "results" / "gallery"
 #: The pages of the API and their modules.
 API = {
-    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy clusters.collectives",
+    "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy "
+    "clusters.collectives",
     "rollouts": "clusters.rollouts",
     "topologies": "clusters.topologies",
     "failures": "clusters.failures",
-    "traces": "simulation.simulate traces.prescription traces.visits traces.trace traces.samples traces.lag",
+    "traces": "simulation.simulate traces.prescription traces.visits traces.trace traces.samples "
+    "traces.lag",
     "methods": "methods methods.policy_gradient",
     "aggregation": "byzantine.aggregation",
     "attacks": "byzantine.attacks",
@@ -58,9 +60,16 @@ def on_files(files: Any, config: Any) -> Any:
     outside = {path for text in pages.values() for path in _OUTSIDE.findall(text)}
     for path in sorted(outside | {"CHANGELOG.md"}):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
-    images = {image for text in pages.values() for command, _ in drawings(text) for image in run(command).glob("*.png")}
+    images = {
+        image
+        for text in pages.values()
+        for command, _ in drawings(text)
+        for image in run(command).glob("*.png")
+    }
     for path in [*sorted(images), film(pages["tutorial.md"])]:
-        files.append(File.generated(config, str(path.relative_to(GALLERY.parent)), abs_src_path=str(path)))
+        files.append(
+            File.generated(config, str(path.relative_to(GALLERY.parent)), abs_src_path=str(path))
+        )
     return files
 
 
@@ -75,7 +84,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = markdown.replace(fence, f"{fence}\n\n{images}", 1)
     if _FILM in markdown:
         path = film((ROOT / "docs" / "tutorial.md").read_text()).relative_to(GALLERY.parent)
-        markdown = markdown.replace(_FILM, f"![Workers around the central variable, two methods]({path})")
+        markdown = markdown.replace(
+            _FILM, f"![Workers around the central variable, two methods]({path})"
+        )
     return _FENCE.sub(r"```\1\n\3```", _OUTSIDE.sub(r"](\1", markdown))
 
 
@@ -94,7 +105,11 @@ def mathml(formula: re.Match[str]) -> str:
 def drawings(page: str) -> list[tuple[str, list[str]]]:
     """Return the commands of the fences that say ``draw=a,b``, and the figures to show of each."""
     fences = [(info, text.strip()) for _, info, text in _FENCE.findall(page)]
-    return [(text, info.removeprefix("draw=").split(",")) for info, text in fences if info.startswith("draw=")]
+    return [
+        (text, info.removeprefix("draw=").split(","))
+        for info, text in fences
+        if info.startswith("draw=")
+    ]
 
 
 def run(command: str) -> Path:
@@ -120,11 +135,15 @@ def film(page: str) -> Path:
 def _execute(*arguments: str) -> None:
     GALLERY.mkdir(parents=True, exist_ok=True)
     tutorial = (ROOT / "docs" / "tutorial.md").read_text()
-    (source,) = re.findall(r"^```python\n(# mine\.py\n.*?)^```$", tutorial, re.MULTILINE | re.DOTALL)
+    (source,) = re.findall(
+        r"^```python\n(# mine\.py\n.*?)^```$", tutorial, re.MULTILINE | re.DOTALL
+    )
     (GALLERY / "mine.py").write_text(source)
     variables = {"PYTHONPATH": str(ROOT), "ASYNCSIM_INDEX": str(GALLERY / "index")}
     command = [sys.executable, "-m", "asyncsim", *arguments]
-    done = subprocess.run(command, cwd=GALLERY, env=os.environ | variables, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=GALLERY, env=os.environ | variables, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)}\n{done.stderr}")
 
@@ -154,13 +173,27 @@ def catalogue() -> str:
     lines = [
         "# Methods and problems",
         "",
-        'An entry of `--methods` is a call: `"gem(kappa=2)"`, or `"gem(kappa=[1, 2])"` for one method per value.',
-        "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` apply to entries that do not set them.",
-        "`help(asyncsim.methods.gem)` has the formula, the source and every departure from it. This page follows from",
+        'An entry of `--methods` is a call: `"gem(kappa=2)"`, or `"gem(kappa=[1, 2])"` for one '
+        "method per value.",
+        "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` apply to entries that "
+        "do not set them.",
+        "`help(asyncsim.methods.gem)` has the formula, the source and every departure from it. "
+        "This page follows from",
         "the docstrings.",
     ]
-    for title, table in (("method", METHODS), ("problem", PROBLEMS), ("rule", RULES), ("attack", ATTACKS)):
-        lines += ["", f"## {title.capitalize()}s", "", f"| {title} | description | arXiv |", "|---|---|---|"]
+    for title, table in (
+        ("method", METHODS),
+        ("problem", PROBLEMS),
+        ("rule", RULES),
+        ("attack", ATTACKS),
+    ):
+        lines += [
+            "",
+            f"## {title.capitalize()}s",
+            "",
+            f"| {title} | description | arXiv |",
+            "|---|---|---|",
+        ]
         lines += [_entry(factory) for factory in table.values()]
     return "\n".join(lines) + "\n"
 
@@ -171,8 +204,13 @@ def _entry(factory: Any) -> str:
     function = getattr(factory, "func", factory)
     docstring = function.__doc__ or ""
     summary = docstring.partition("\n")[0].removeprefix("Return ").replace("|", r"\|")
-    papers = re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[function.__module__].__doc__}{docstring}")
-    return f"| `{form_of(factory)}` | {summary[:1].upper()}{summary[1:]} | {', '.join(dict.fromkeys(papers))} |"
+    papers = re.findall(
+        r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[function.__module__].__doc__}{docstring}"
+    )
+    return (
+        f"| `{form_of(factory)}` | {summary[:1].upper()}{summary[1:]} | "
+        f"{', '.join(dict.fromkeys(papers))} |"
+    )
 
 
 def options() -> str:
@@ -180,31 +218,47 @@ def options() -> str:
     from asyncsim import study
     from asyncsim.study.config import StudyConfig
 
-    modules = {path.stem: study.load(path.stem) for path in sorted(study.shipped("studies").glob("[!_]*.py"))}
+    modules = {
+        path.stem: study.load(path.stem)
+        for path in sorted(study.shipped("studies").glob("[!_]*.py"))
+    }
     lines = [
         "# All studies",
         "",
         "| study | question |",
         "|---|---|",
-        *(f"| [`{name}`](#{name}) | {_paragraphs(module.__doc__ or '')[0]} |" for name, module in modules.items()),
+        *(
+            f"| [`{name}`](#{name}) | {_paragraphs(module.__doc__ or '')[0]} |"
+            for name, module in modules.items()
+        ),
         "",
-        "`asyncsim study NAME --help` prints the options below. An option's name on the command line has hyphens:",
+        "`asyncsim study NAME --help` prints the options below. An option's name on the command "
+        "line has hyphens:",
         "`--learning-rate 0.1`; `--no-NAME` turns a switch off.",
         "",
         "## Common options",
         "",
-        "The sections below list further options of each study, and options with another default. `fairness` and",
-        "`validate`, which record real processes, and `scaling` and `throughput` have fewer of these.",
+        "The sections below list further options of each study, and options with another default. "
+        "`fairness` and",
+        "`validate`, which record real processes, and `scaling` and `throughput` have fewer of "
+        "these.",
         *_table(_fields(StudyConfig)),
         "",
         *_paragraphs(StudyConfig.help_notes),
     ]
     common = _fields(StudyConfig)
     for name, module in modules.items():
-        fields = {field: text for field, text in _fields(module.Config).items() if common.get(field) != text}
+        fields = {
+            field: text
+            for field, text in _fields(module.Config).items()
+            if common.get(field) != text
+        }
         lines += ["", f"## {name}", "", *_paragraphs(module.__doc__ or ""), *_table(fields)]
         if scales := getattr(module, "SCALES", None):
-            lines += ["", f"`--scale` chooses other defaults: {', '.join(f'`{scale}`' for scale in scales)}."]
+            lines += [
+                "",
+                f"`--scale` chooses other defaults: {', '.join(f'`{scale}`' for scale in scales)}.",
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -220,7 +274,9 @@ def _fields(config: type) -> dict[str, tuple[str, str]]:
                 texts[field.target.id] = ""
             elif isinstance(text, ast.Expr):
                 texts[field.target.id] = " ".join(text.value.value.split())
-    fields = {field.name: (_default(field), texts[field.name]) for field in dataclasses.fields(config)}
+    fields = {
+        field.name: (_default(field), texts[field.name]) for field in dataclasses.fields(config)
+    }
     return {name: entry for name, entry in fields.items() if entry[1]}
 
 

@@ -1,1 +1,3 @@
-"""Figures: one study or paper a file; they read a folder of results and draw, and never simulate."""
+"""Figures: one study or paper a file; they read a folder of results and draw, and never
+simulate.
+"""

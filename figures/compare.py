@@ -1,12 +1,13 @@
 """The figures of a comparison of methods, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study compare``, which draws them itself. To draw them again::
+The data come from ``python -m asyncsim.study compare``, which draws them itself. To draw them
+again::
 
     python -m figures results/compare              # in a clone
     asyncsim figures results/compare     # installed
 
-``curves``: the measure of each method at its best learning rate, against simulated time and computed
-gradients. ``tuning``: the measure of every method at every learning rate.
+``curves``: the measure of each method at its best learning rate, against simulated time and
+computed gradients. ``tuning``: the measure of every method at every learning rate.
 """
 
 from typing import Any
@@ -43,17 +44,23 @@ _GRADIENTS = "gradients computed, including discarded ones"
 
 
 def curves(finished: Finished) -> Figure:
-    """Draw the course of the measure for every method at its best rate: mean and range of the seeds.
+    """Draw the course of the measure for every method at its best rate: mean and range of the
+    seeds.
 
-    For times and gradients to a target the target's measure is drawn. A diverged seed counts until its
-    end; values far above the first are cut off. If the study compares by a target, the time axis ends
-    shortly after the last run reaches it; otherwise with the traces of the study's number of workers,
-    but not before that. One panel with both axes, if time and gradients are proportional.
+    For times and gradients to a target the target's measure is drawn. A diverged seed counts until
+    its end; values far above the first are cut off. If the study compares by a target, the time
+    axis ends shortly after the last run reaches it; otherwise with the traces of the study's number
+    of workers, but not before that. One panel with both axes, if time and gradients are
+    proportional.
     """
     config, table, drawn = finished.config, finished.table("comparison.csv", _OF_TABLE), {}
-    quantity = config["target_of"] if config["measure"].endswith("_to_target") else config["measure"]
+    quantity = (
+        config["target_of"] if config["measure"].endswith("_to_target") else config["measure"]
+    )
     all_workers = finished.summary[finished.summary["own_workers"] == finished.summary["workers"]]
-    until = float((all_workers if len(all_workers) else finished.summary)["simulated_seconds"].max())
+    until = float(
+        (all_workers if len(all_workers) else finished.summary)["simulated_seconds"].max()
+    )
     target_times = []
     for row in table.itertuples():
         # A method without a learning rate has one group of runs.
@@ -89,7 +96,8 @@ def curves(finished: Finished) -> Figure:
 
 
 def tuning(finished: Finished) -> Figure | None:
-    """Draw the measure of every method at every learning rate: mean and standard deviation, the best filled.
+    """Draw the measure of every method at every learning rate: mean and standard deviation, the
+    best filled.
 
     A rate at which a seed diverged or missed the target is a cross above the curves (below them if
     larger is better). Returns None if no method has several rates.
@@ -124,14 +132,22 @@ def tuning(finished: Finished) -> Figure | None:
             elinewidth=0.6,
             label=appearance.label,
         )
-        axes.plot(x, y, "o", color=appearance.color, markersize=4, markerfacecolor="white", zorder=3)
+        axes.plot(
+            x, y, "o", color=appearance.color, markersize=4, markerfacecolor="white", zorder=3
+        )
         axes.plot(x[best], y[best], "o", color=appearance.color, markersize=5, zorder=3)
     edge = 0.04 if config.get("best") == "most" or name.endswith("accuracy") else 0.96
     if not valid.all():
         # Crosses in a separate row that no curve enters.
         for (method, appearance), turn in zip(looks.items(), turns, strict=True):
             x = tried.loc[~valid & (tried["method"] == method), "learning_rate"] * turn
-            axes.plot(x, [edge] * len(x), color=appearance.color, transform=axes.get_xaxis_transform(), **DIVERGED)
+            axes.plot(
+                x,
+                [edge] * len(x),
+                color=appearance.color,
+                transform=axes.get_xaxis_transform(),
+                **DIVERGED,
+            )
         scale = axes.yaxis.get_transform()
         low, high = scale.transform(np.array(axes.get_ylim()))
         room = 0.12 * (high - low)
@@ -147,7 +163,9 @@ def tuning(finished: Finished) -> Figure | None:
         handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
         named.append("not reached by all seeds" if name.endswith("_to_target") else "diverged")
     layout.legend_below(figure, handles, named, 3)
-    seeds = over_seeds(int(tried["seeds"].max()), "mean and standard deviation of", int(tried["seeds"].min()))
+    seeds = over_seeds(
+        int(tried["seeds"].max()), "mean and standard deviation of", int(tried["seeds"].min())
+    )
     layout.title(figure, f"{_cluster(config)}; {seeds}; filled: the best rate")
     return figure
 
@@ -158,16 +176,24 @@ def _cluster(config: dict[str, Any]) -> str:
 
 
 def _accuracies(drawn: dict[str, Curve], config: dict[str, Any]) -> tuple[float, float]:
-    """Choose the limits of an axis of accuracies: the lowest final accuracy, or six times the target's error."""
+    """Choose the limits of an axis of accuracies: the lowest final accuracy, or six times the
+    target's error.
+    """
     ends = min(float(np.nan_to_num(curve.mean).max()) for curve in drawn.values())
-    return max(0.0, min(1 - 6 * (1 - config["target"]), ends - 0.1)) if config["target"] < 1 else 0.0, 1.0
+    return max(0.0, min(1 - 6 * (1 - config["target"]), ends - 0.1)) if config[
+        "target"
+    ] < 1 else 0.0, 1.0
 
 
 def _curve(finished: Finished, rows: pd.DataFrame, quantity: str) -> Curve:
-    """Return the curve of a quantity at the evaluations of runs; its steps are computed gradients."""
+    """Return the curve of a quantity at the evaluations of runs; its steps are computed
+    gradients.
+    """
     runs, traces = map(finished.run, rows["run_folder"]), map(finished.trace, rows["trace_file"])
     pairs = list(zip(runs, traces, strict=True))
-    return evaluation_curve([run for run, _ in pairs], [_computed(*pair) for pair in pairs], quantity)
+    return evaluation_curve(
+        [run for run, _ in pairs], [_computed(*pair) for pair in pairs], quantity
+    )
 
 
 def _computed(run: Run, trace: Trace) -> np.ndarray:

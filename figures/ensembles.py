@@ -1,6 +1,7 @@
 """Figure of the ensembles study, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study ensembles``, which draws this figure itself. To draw it again::
+The data come from ``python -m asyncsim.study ensembles``, which draws this figure itself. To draw
+it again::
 
     python -m figures results/ensembles              # in a clone
     asyncsim figures results/ensembles     # installed
@@ -24,7 +25,16 @@ from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 from asyncsim.study.results import SUMMARY
 
-_COLUMNS = ("method", "seed", "models", "diverged", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
+_COLUMNS = (
+    "method",
+    "seed",
+    "models",
+    "diverged",
+    "test_loss",
+    "single_loss",
+    "test_accuracy",
+    "single_accuracy",
+)
 _MEASURES = {"loss": "test loss (nats)", "accuracy": "test accuracy"}
 #: Line and label of averaged and single predictions, by the prefix of their columns.
 _LINES: dict[str, tuple[Any, str]] = {
@@ -37,10 +47,13 @@ def ensembles(finished: Finished) -> Figure:
     """Draw test losses and test accuracies against the number of models."""
     try:
         # Failed runs have no models.
-        return _ensembles(finished.summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models"))
+        return _ensembles(
+            finished.summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models")
+        )
     except ValueError as error:
         raise InputError(
-            f"folder = {str(finished.folder)!r}: its {SUMMARY} has text in a column of numbers ({error}); "
+            f"folder = {str(finished.folder)!r}: its {SUMMARY} has text in a column of numbers "
+            f"({error}); "
             "run the study again"
         ) from error
 
@@ -62,13 +75,23 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
         Line2D([], [], color=how.color, marker=marker, markersize=3.5, label=how.label)
         for marker, how in zip(look.MARKERS * len(looks), looks.values(), strict=False)
     ]
-    lines = [Line2D([], [], color=look.GREY, linestyle=line, label=label) for line, label in _LINES.values()]
+    lines = [
+        Line2D([], [], color=look.GREY, linestyle=line, label=label)
+        for line, label in _LINES.values()
+    ]
     handles = [*(named if len(named) > 1 else []), *lines]
-    layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], columns=min(4, len(handles)))
+    layout.legend_below(
+        figure,
+        handles,
+        [str(handle.get_label()) for handle in handles],
+        columns=min(4, len(handles)),
+    )
     method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
     seeds = over_seeds(summary["seed"].nunique(), "mean of")
     left_out = ", without those that diverged" if summary["diverged"].any() else ""
-    layout.title(figure, f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}")
+    layout.title(
+        figure, f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}"
+    )
     return figure
 
 

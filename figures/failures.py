@@ -5,7 +5,8 @@ The data come from ``python -m asyncsim.study failures``, which draws it itself.
     python -m figures results/failures              # in a clone
     asyncsim figures results/failures     # installed
 
-``goodput``: the division of the workers' time, a panel for each policy, a bar for each rate of deaths.
+``goodput``: the division of the workers' time, a panel for each policy, a bar for each rate of
+deaths.
 """
 
 from matplotlib.figure import Figure
@@ -30,8 +31,13 @@ def goodput(finished: Finished) -> Figure:
     height = 0.8 + (0.45 + 0.22 * table["deaths"].nunique()) * len(groups)
     figure, panels = look.new_figure(look.DOUBLE, height, 1, len(groups), sharex=True)
     for axes, ((workers, policy), rows) in zip(panels, groups, strict=True):
-        bars = [(axis_of(part), color, rows[part.name]) for part, color in zip(parts, _COLORS, strict=True)]
-        layout.stacked_bars(axes, bars, [f"{deaths:g}" for deaths in rows["deaths"]], rows["throughput"])
+        bars = [
+            (axis_of(part), color, rows[part.name])
+            for part, color in zip(parts, _COLORS, strict=True)
+        ]
+        layout.stacked_bars(
+            axes, bars, [f"{deaths:g}" for deaths in rows["deaths"]], rows["throughput"]
+        )
         axes.set_title(f"{policy}, {counted(int(workers), 'worker')}")
     figure.supylabel("deaths of a worker per hour", fontsize=8)
     panels[-1].set_xlabel("part of the workers' time")
@@ -42,4 +48,6 @@ def goodput(finished: Finished) -> Figure:
     return figure
 
 
-draw = drawer("failures", ("workers", "method", "policy", "deaths", "status", "run_folder"), goodput=goodput)
+draw = drawer(
+    "failures", ("workers", "method", "policy", "deaths", "status", "run_folder"), goodput=goodput
+)

@@ -1,11 +1,13 @@
 """Figure of the fairness study, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study fairness``, which draws this figure itself. To draw it again::
+The data come from ``python -m asyncsim.study fairness``, which draws this figure itself. To draw it
+again::
 
     python -m figures results/fairness              # in a clone
     asyncsim figures results/fairness     # installed
 
-``fairness``: each worker's share of the commits, of real processes and in the simulator, by discipline.
+``fairness``: each worker's share of the commits, of real processes and in the simulator, by
+discipline.
 """
 
 from typing import Any
@@ -20,14 +22,20 @@ from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
-_TITLES = {"fifo": "first come, first served", "lowest_rank": "lowest rank first", "random": "random order"}
+_TITLES = {
+    "fifo": "first come, first served",
+    "lowest_rank": "lowest rank first",
+    "random": "random order",
+}
 
 
 def fairness(finished: Finished) -> Figure:
     """Draw each worker's share of the commits, a panel for each discipline."""
     summary = finished.summary
     disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
-    figure, axes = look.new_figure(max(look.SINGLE, 2.4 * len(disciplines)), 2.4, len(disciplines), sharey=True)
+    figure, axes = look.new_figure(
+        max(look.SINGLE, 2.4 * len(disciplines)), 2.4, len(disciplines), sharey=True
+    )
     for panel, discipline in zip(axes, disciplines, strict=True):
         _panel(panel, summary[summary["discipline"] == discipline])
         panel.set_title(_TITLES.get(discipline, discipline))
@@ -35,7 +43,9 @@ def fairness(finished: Finished) -> Figure:
     axes[0].set_ylabel("share of the commits")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    layout.title(figure, "Share of the commits by the order in which the server serves waiting workers")
+    layout.title(
+        figure, "Share of the commits by the order in which the server serves waiting workers"
+    )
     return figure
 
 

@@ -5,9 +5,9 @@ The data come from ``python -m asyncsim.study gossip``, which draws this itself.
     python -m figures results/gossip              # in a clone
     asyncsim figures results/gossip     # installed
 
-``gossip``: the target's measure against simulated time and gradients, a column for each topology, and the
-replicas' distance from their mean against the spectral gap; each method at its best learning rate. Two
-rows for each split of the data.
+``gossip``: the target's measure against simulated time and gradients, a column for each topology,
+and the replicas' distance from their mean against the spectral gap; each method at its best
+learning rate. Two rows for each split of the data.
 """
 
 import itertools
@@ -40,7 +40,9 @@ _OF_SUMMARY = ("topology", "method", "learning_rate", "run_folder")
 
 
 def gossip(finished: Finished) -> Figure:
-    """Draw the curves of each topology and of the server, and the replicas' distances against the spectral gap."""
+    """Draw the curves of each topology and of the server, and the replicas' distances against the
+    spectral gap.
+    """
     config, quantity = finished.config, finished.config["target_of"]
     table = finished.table("gossip.csv", _COLUMNS)
     table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
@@ -52,7 +54,9 @@ def gossip(finished: Finished) -> Figure:
     for record in table.to_dict("records"):
         selection = {name: record[name] for name in keys}
         if len(finished.rows(**selection)):
-            curves[record.get("dirichlet"), record["name"], record["method"]] = _curve(finished, quantity, selection)
+            curves[record.get("dirichlet"), record["name"], record["method"]] = _curve(
+                finished, quantity, selection
+            )
     if not curves:
         reason = "its summary.csv has no run of gossip.csv"
         raise InputError(f"folder = {str(finished.folder)!r}: {reason}; {finished.remedy}")
@@ -67,7 +71,11 @@ def gossip(finished: Finished) -> Figure:
     rows = itertools.product(splits, (("time", "simulated time (s)"), ("step", "gradients")))
     for row, (split, (against, label)) in enumerate(rows):
         # Until the slowest run reaches the target; curves are flat afterwards.
-        until = _until(_of(table, split), {key: curve for key, curve in curves.items() if key[0] == split}, against)
+        until = _until(
+            _of(table, split),
+            {key: curve for key, curve in curves.items() if key[0] == split},
+            against,
+        )
         for column, name in enumerate(names):
             axes = panels[row * columns + column]
             if accuracy:
@@ -95,7 +103,12 @@ def gossip(finished: Finished) -> Figure:
         for point in _of(serverless, split).itertuples():
             color = looks[point.method].color
             distance_axes.plot(
-                point.spectral_gap, point.consensus_distance, markers[point.name], color=color, markersize=4, alpha=0.8
+                point.spectral_gap,
+                point.consensus_distance,
+                markers[point.name],
+                color=color,
+                markersize=4,
+                alpha=0.8,
             )
         distances = serverless["consensus_distance"]
         if (distances > 0).any():
@@ -107,9 +120,14 @@ def gossip(finished: Finished) -> Figure:
         distance_axes.set_xlabel(axis_of("spectral_gap"))
         distance_axes.set_title("mean squared distance\nfrom the mean replica")
         empty.axis("off")
-    handles = [empty.plot([], [], markers[name], color=look.GREY, markersize=4)[0] for name in names]
+    handles = [
+        empty.plot([], [], markers[name], color=look.GREY, markersize=4)[0] for name in names
+    ]
     empty.legend(handles, names, loc="center", title="topology", title_fontsize=7)
-    lines = [empty.plot([], [], color=appearance.color, linestyle=appearance.line)[0] for appearance in looks.values()]
+    lines = [
+        empty.plot([], [], color=appearance.color, linestyle=appearance.line)[0]
+        for appearance in looks.values()
+    ]
     layout.legend_below(figure, lines, [appearance.label for appearance in looks.values()], 6)
     slow = f", one {config['slow']:g} times as slow" if config["slow"] != 1 else ""
     link = config.get("slow_link", 1)
@@ -121,7 +139,9 @@ def gossip(finished: Finished) -> Figure:
     labels = {method: appearance.label for method, appearance in looks.items()}
     for split, name in itertools.product(splits, names):
         selection = {
-            method: curve for (of, at, method), curve in curves.items() if of == split and at in (name, "server")
+            method: curve
+            for (of, at, method), curve in curves.items()
+            if of == split and at in (name, "server")
         }
         title_parts += [
             f"{text} on {name}{'' if split is None else f', {_split_text(split)}'}"
@@ -141,14 +161,23 @@ def _split_text(split: float) -> str:
 
 
 def _curve(finished: Finished, quantity: str, selection: dict[str, Any]) -> Curve:
-    """Return the curve of the target's measure at the evaluations of the runs; its steps are gradients."""
+    """Return the curve of the target's measure at the evaluations of the runs; its steps are
+    gradients.
+    """
     runs = finished.runs(**selection)
-    return evaluation_curve(runs, [run.evaluations["gradients"] for run in runs], quantity)._replace(ends=[])
+    return evaluation_curve(
+        runs, [run.evaluations["gradients"] for run in runs], quantity
+    )._replace(ends=[])
 
 
 def _until(table: pd.DataFrame, curves: dict[Any, Curve], against: str) -> float:
-    """Return the end of the horizontal axis: shortly after the last success in reaching the target."""
-    longest = max(float(np.nanmax(curve.time if against == "time" else curve.step)) for curve in curves.values())
+    """Return the end of the horizontal axis: shortly after the last success in reaching the
+    target.
+    """
+    longest = max(
+        float(np.nanmax(curve.time if against == "time" else curve.step))
+        for curve in curves.values()
+    )
     reached = table["time_to_target" if against == "time" else "gradients_to_target"]
     finite = reached[np.isfinite(reached)]
     return min(longest, 1.25 * float(finite.max())) if len(finite) else longest

@@ -1,4 +1,5 @@
-"""Figures of "Leader Stochastic Gradient Descent" (Teng et al. 2019, arXiv 1905.10395) from our own runs.
+"""Figures of "Leader Stochastic Gradient Descent" (Teng et al. 2019, arXiv 1905.10395) from our own
+runs.
 
 Drawn from the results of the study ``leaders``, which draws them itself. To draw them again::
 
@@ -27,7 +28,11 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 #: Labels of the study's methods that differ from `look.METHOD_LOOKS`.
-_LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}
+_LABELS = {
+    "lsgd": "LSGD, one leader",
+    "lsgd_groups": "LSGD, a leader in each group",
+    "aeasgd": "EASGD, asynchronous",
+}
 
 
 def over_time(finished: Finished) -> Figure:
@@ -43,10 +48,25 @@ def over_time(finished: Finished) -> Figure:
             appearance = looks[row.method]
             runs = _runs(finished, row)
             time, values = _curves(runs)
-            axes.fill_between(time, values.min(0), values.max(0), color=appearance.color, alpha=0.2, linewidth=0)
-            axes.plot(time, values.mean(0), color=appearance.color, linestyle=appearance.line, label=appearance.label)
+            axes.fill_between(
+                time, values.min(0), values.max(0), color=appearance.color, alpha=0.2, linewidth=0
+            )
+            axes.plot(
+                time,
+                values.mean(0),
+                color=appearance.color,
+                linestyle=appearance.line,
+                label=appearance.label,
+            )
             if any(run.diverged_at is not None for run in runs):
-                axes.plot(time[-1], values.mean(0)[-1], color=appearance.color, clip_on=False, zorder=4, **DIVERGED)
+                axes.plot(
+                    time[-1],
+                    values.mean(0)[-1],
+                    color=appearance.color,
+                    clip_on=False,
+                    zorder=4,
+                    **DIVERGED,
+                )
         axes.set_yscale("log")
         layout.plain_logs(axes.yaxis)
         axes.set_xlim(0, None)
@@ -60,24 +80,40 @@ def over_time(finished: Finished) -> Figure:
 
 
 def periods(finished: Finished) -> Figure:
-    """Draw the error at the end against the communication period: mean and range of the seeds that finished."""
+    """Draw the error at the end against the communication period: mean and range of the seeds that
+    finished.
+    """
     table = finished.table("leaders.csv")
     if (table["diverged"] == table["seeds"]).all():
-        raise InputError(f"folder = {str(finished.folder)!r}: all runs diverged; give lower learning rates")
+        raise InputError(
+            f"folder = {str(finished.folder)!r}: all runs diverged; give lower learning rates"
+        )
     workers = sorted(table["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.8, len(workers), sharey=True)
     looks = _looks(table)
     value = _quantity(table)
     for axes, n in zip(panels, workers, strict=True):
         for turn, (method, appearance) in enumerate(looks.items()):
-            rows = table[(table["workers"] == n) & (table["method"] == method)].sort_values("window")
+            rows = table[(table["workers"] == n) & (table["method"] == method)].sort_values(
+                "window"
+            )
             rows = rows[rows["diverged"] < rows["seeds"]]
             ends = [_ends(_runs(finished, row)) for row in rows.itertuples()]
             x = rows["window"] * 1.06 ** (turn - (len(looks) - 1) / 2)
-            style: dict[str, Any] = {"color": appearance.color, "linestyle": appearance.line, "label": appearance.label}
-            axes.plot(x, rows[value], marker=look.MARKERS[turn % len(look.MARKERS)], markersize=4, **style)
+            style: dict[str, Any] = {
+                "color": appearance.color,
+                "linestyle": appearance.line,
+                "label": appearance.label,
+            }
+            axes.plot(
+                x, rows[value], marker=look.MARKERS[turn % len(look.MARKERS)], markersize=4, **style
+            )
             axes.vlines(
-                x, [min(end) for end in ends], [max(end) for end in ends], color=appearance.color, linewidth=0.8
+                x,
+                [min(end) for end in ends],
+                [max(end) for end in ends],
+                color=appearance.color,
+                linewidth=0.8,
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -102,13 +138,23 @@ def leaderships(finished: Finished) -> Figure:
     leaders = load("leaders").leaders
     for axes, n in zip(panels, workers, strict=True):
         for row in rows[rows["workers"] == n].sort_values("window").itertuples():
-            won = [np.bincount(leaders(run, n), minlength=n) / len(run.commits) for run in _runs(finished, row)]
+            won = [
+                np.bincount(leaders(run, n), minlength=n) / len(run.commits)
+                for run in _runs(finished, row)
+            ]
             # Sorted within each seed, because its workers are interchangeable.
             shares = np.mean([np.sort(wins)[::-1] for wins in won], axis=0)
             shade = shades[row.window]
             retention = "one election" if np.isnan(row.kept) else f"kept in {row.kept:.0%}"
             label = f"period {row.window}: {retention}"
-            axes.plot(range(1, n + 1), shares, color=shade.color, marker=shade.marker, markersize=3.2, label=label)
+            axes.plot(
+                range(1, n + 1),
+                shares,
+                color=shade.color,
+                marker=shade.marker,
+                markersize=3.2,
+                label=label,
+            )
         layout.whole_ticks(axes.xaxis)
         axes.axhline(1 / n, color=look.BLACK, linewidth=0.8, linestyle=":")
         axes.set_ylim(0, None)
@@ -117,7 +163,8 @@ def leaderships(finished: Finished) -> Figure:
         axes.legend()
     panels[0].set_ylabel("share of elections")
     remark = (
-        f"{finished.config['problem']}; {over_seeds(_seeds(table), 'means over')}; dotted: 1/n; kept: the leader stays"
+        f"{finished.config['problem']}; {over_seeds(_seeds(table), 'means over')}; dotted: 1/n; "
+        "kept: the leader stays"
     )
     layout.title(figure, f"LSGD's one leader; {remark}")
     return figure
@@ -127,11 +174,16 @@ def _looks(table: pd.DataFrame) -> dict[str, Look]:
     looks = look.looks(dict.fromkeys(table["method"]))
     if "lsgd_groups" in looks:
         looks["lsgd_groups"] = look.METHOD_LOOKS["lsgd"]._replace(line="-.")
-    return {name: appearance._replace(label=_LABELS.get(name, appearance.label)) for name, appearance in looks.items()}
+    return {
+        name: appearance._replace(label=_LABELS.get(name, appearance.label))
+        for name, appearance in looks.items()
+    }
 
 
 def _runs(finished: Finished, row: Any) -> list[Run]:
-    selection = {name: getattr(row, name) for name in ("workers", "window", "method", "learning_rate")}
+    selection = {
+        name: getattr(row, name) for name in ("workers", "window", "method", "learning_rate")
+    }
     return finished.runs(**selection)
 
 
@@ -168,7 +220,9 @@ def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
     handles = layout.labelled(figure)
     if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
         text += "; crosses: a seed diverged"
-    ordered = [handles[appearance.label] for appearance in looks.values() if appearance.label in handles]
+    ordered = [
+        handles[appearance.label] for appearance in looks.values() if appearance.label in handles
+    ]
     figure.legend(handles=ordered, loc="outside lower center", ncols=min(4, len(ordered)))
     layout.title(figure, text)
 
@@ -183,7 +237,11 @@ FIGURES = {
 PAPER = Paper(
     "lsgd",
     (__doc__ or "").partition("\n")[0],
-    {"leaders": Study("leaders", "on two cores about 5 min with small; paper is an accelerator's work")},
+    {
+        "leaders": Study(
+            "leaders", "on two cores about 5 min with small; paper is an accelerator's work"
+        )
+    },
     FIGURES,
 )
 draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main

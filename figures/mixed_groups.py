@@ -29,7 +29,9 @@ _NAME_WIDTH = 24
 
 def mixed_groups(finished: Finished) -> Figure:
     """Draw the contrasts with their intervals, and the measured ascent beside the law."""
-    contrasts = finished.table("contrasts.csv", ("contrast", "expected", "difference", "low", "high"))
+    contrasts = finished.table(
+        "contrasts.csv", ("contrast", "expected", "difference", "low", "high")
+    )
     columns = ("law", "mix", "method", "seeds", "ascent", "ascent_sd", "ascent_law", "drift")
     rewards = finished.table("rewards.csv", columns)
     uncorrected = rewards[rewards["method"] == "none"].reset_index(drop=True)
@@ -44,7 +46,9 @@ def mixed_groups(finished: Finished) -> Figure:
     config = finished.config
     staleness = f"token bandit, mean staleness {config['staleness']}, groups of {config['group']}"
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
-    intervals = f"contrasts, with their predictions: intervals that hold together with {CONFIDENCE:.0%}"
+    intervals = (
+        f"contrasts, with their predictions: intervals that hold together with {CONFIDENCE:.0%}"
+    )
     title_parts = [staleness, seeds, "each at its best rate", intervals]
     layout.title(figure, "; ".join(title_parts))
     return figure
@@ -52,10 +56,23 @@ def mixed_groups(finished: Finished) -> Figure:
 
 def _draw_contrasts(axes: Axes, contrasts: pd.DataFrame) -> None:
     places = np.arange(len(contrasts))
-    beyond = [contrasts["difference"] - contrasts["low"], contrasts["high"] - contrasts["difference"]]
-    axes.errorbar(contrasts["difference"], places, xerr=beyond, fmt="o", color=look.BLUE, markersize=3.5, capsize=2)
+    beyond = [
+        contrasts["difference"] - contrasts["low"],
+        contrasts["high"] - contrasts["difference"],
+    ]
+    axes.errorbar(
+        contrasts["difference"],
+        places,
+        xerr=beyond,
+        fmt="o",
+        color=look.BLUE,
+        markersize=3.5,
+        capsize=2,
+    )
     axes.axvline(0, color=look.BLACK, linewidth=0.6)
-    names = [wrapped(f"{row.contrast}: {row.expected}", _NAME_WIDTH) for row in contrasts.itertuples()]
+    names = [
+        wrapped(f"{row.contrast}: {row.expected}", _NAME_WIDTH) for row in contrasts.itertuples()
+    ]
     axes.set_yticks(places, names)
     axes.set_ylim(len(contrasts) - 0.5, -0.5)
     axes.set_xlabel("difference of final rewards")
@@ -65,16 +82,34 @@ def _draw_ascents(axes: Axes, uncorrected: pd.DataFrame) -> None:
     places = np.arange(len(uncorrected))
     error = uncorrected["ascent_sd"] / np.sqrt(uncorrected["seeds"])
     style: dict[str, Any] = {"color": look.BLUE, "markersize": 3.5, "capsize": 2, "linestyle": ""}
-    axes.errorbar(uncorrected["ascent"], places, xerr=error, marker="o", label="measured, ± 1 standard error", **style)
+    axes.errorbar(
+        uncorrected["ascent"],
+        places,
+        xerr=error,
+        marker="o",
+        label="measured, ± 1 standard error",
+        **style,
+    )
     axes.plot(
-        uncorrected["ascent_law"], places, "D", color=look.VERMILLION, markersize=5, fillstyle="none",
+        uncorrected["ascent_law"],
+        places,
+        "D",
+        color=look.VERMILLION,
+        markersize=5,
+        fillstyle="none",
         label="law of mixed groups",
-    )  # fmt: skip
+    )
     axes.plot(
-        uncorrected["ascent_law"] - uncorrected["drift"], places, "|", color=look.BLACK, markersize=7,
+        uncorrected["ascent_law"] - uncorrected["drift"],
+        places,
+        "|",
+        color=look.BLACK,
+        markersize=7,
         label="law without the drift of mixed groups",
-    )  # fmt: skip
-    axes.set_yticks(places, [f"{row.law.replace('_', ' ')} by {row.mix}" for row in uncorrected.itertuples()])
+    )
+    axes.set_yticks(
+        places, [f"{row.law.replace('_', ' ')} by {row.mix}" for row in uncorrected.itertuples()]
+    )
     axes.set_ylim(len(uncorrected) - 0.5, -0.5)
 
 

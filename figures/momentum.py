@@ -1,7 +1,9 @@
-"""The figure of "Asynchrony begets momentum" (Mitliagkas et al. 2016, arXiv 1605.09774) from our own runs.
+"""The figure of "Asynchrony begets momentum" (Mitliagkas et al. 2016, arXiv 1605.09774) from our
+own runs.
 
-The best explicit momentum against the number of workers, and the speed of learning against the momentum.
-The data come from ``python -m asyncsim.study best_momentum``, which draws this itself. To draw it again::
+The best explicit momentum against the number of workers, and the speed of learning against the
+momentum. The data come from ``python -m asyncsim.study best_momentum``, which draws this itself. To
+draw it again::
 
     python -m figures momentum                                    # in a clone
     asyncsim figures momentum --results results         # installed
@@ -19,17 +21,21 @@ _BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
 
 
 def momentum(finished: Finished) -> Figure:
-    """Draw the best momentum against the number of workers, and the speed of learning against the momentum.
+    """Draw the best momentum against the number of workers, and the speed of learning against the
+    momentum.
 
     Each momentum is shown at the learning rate with the lowest geometric mean loss over the seeds.
-    Without noise the loss of a quadratic falls geometrically: the gradients per factor of ten measure
-    the speed.
+    Without noise the loss of a quadratic falls geometrically: the gradients per factor of ten
+    measure the speed.
     """
     config, summary = finished.config, finished.summary
     best = finished.table("best.csv", _BEST)
     figure, (momentum_axes, speed_axes) = look.new_figure(look.DOUBLE, 2.9, 2)
     counts = best["workers"].to_numpy()
-    beyond = [(best["server_momentum"] - best["lowest"]).clip(0), (best["highest"] - best["server_momentum"]).clip(0)]
+    beyond = [
+        (best["server_momentum"] - best["lowest"]).clip(0),
+        (best["highest"] - best["server_momentum"]).clip(0),
+    ]
     momentum_axes.errorbar(
         counts,
         best["server_momentum"],
@@ -40,7 +46,9 @@ def momentum(finished: Finished) -> Figure:
         capsize=2,
         label="best explicit",
     )
-    momentum_axes.plot(counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n")
+    momentum_axes.plot(
+        counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n"
+    )
     momentum_axes.axhline(0, color=look.BLACK, linewidth=0.6)
     momentum_axes.set_xscale("log")
     layout.ticks_at(momentum_axes.xaxis, counts)
@@ -50,7 +58,9 @@ def momentum(finished: Finished) -> Figure:
     shades = look.shades(counts.tolist())
     with np.errstate(divide="ignore"):
         decades = np.log10(summary["first_loss"] / summary["train_loss"])
-    mean = decades.groupby([summary[name] for name in ("workers", "server_momentum", "learning_rate")]).mean()
+    mean = decades.groupby(
+        [summary[name] for name in ("workers", "server_momentum", "learning_rate")]
+    ).mean()
     fastest = mean.groupby(level=[0, 1]).max()
     for count, shade in shades.items():
         curve = fastest.loc[count]
@@ -77,7 +87,11 @@ def momentum(finished: Finished) -> Figure:
 PAPER = Paper(
     "momentum",
     (__doc__ or "").partition("\n")[0],
-    {"best_momentum": Study("best_momentum", "on two cores about 3 min with small, half an hour with paper")},
+    {
+        "best_momentum": Study(
+            "best_momentum", "on two cores about 3 min with small, half an hour with paper"
+        )
+    },
     {"momentum": Drawing("best_momentum", "the best explicit momentum with n workers", momentum)},
 )
 draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main

@@ -19,7 +19,17 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 from asyncsim.study.planning import FEWEST_ROUNDS
 
-_COLUMNS = ("name", "policy", "collective", "cost", "cost_low", "cost_high", "staleness_mean", "front", "seeds")
+_COLUMNS = (
+    "name",
+    "policy",
+    "collective",
+    "cost",
+    "cost_low",
+    "cost_high",
+    "staleness_mean",
+    "front",
+    "seeds",
+)
 #: Members of the front with a number at their point and a name in the legend.
 _NAMED = 8
 #: Characters of a line of a name.
@@ -30,17 +40,25 @@ _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s"))
 def plan(finished: Finished) -> Figure:
     """Draw staleness against time, and with replays the times to the target."""
     config, table = finished.config, finished.table("plan.csv", _COLUMNS)
-    replayed = table[table["time_to_target"].notna()] if "time_to_target" in table else table.head(0)
+    replayed = (
+        table[table["time_to_target"].notna()] if "time_to_target" in table else table.head(0)
+    )
     figure, panels = look.new_figure(look.DOUBLE, 3.6, 2 if len(replayed) else 1)
     axes = panels[0]
-    seconds, unit = next(scale for scale in _UNITS if table["cost"].median() >= scale[0] or scale[0] == 1)
-    kinds = table["policy"].where(table["collective"] == "none", table["policy"] + ", " + table["collective"])
+    seconds, unit = next(
+        scale for scale in _UNITS if table["cost"].median() >= scale[0] or scale[0] == 1
+    )
+    kinds = table["policy"].where(
+        table["collective"] == "none", table["policy"] + ", " + table["collective"]
+    )
     looks = look.category_looks(dict.fromkeys(kinds.sort_values()))
     markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
     for kind, appearance in looks.items():
         rows = table[kinds == kind]
         time = rows["cost"] / seconds
-        spread = np.maximum(np.abs(rows[["cost_low", "cost_high"]].to_numpy().T / seconds - time.to_numpy()), 0)
+        spread = np.maximum(
+            np.abs(rows[["cost_low", "cost_high"]].to_numpy().T / seconds - time.to_numpy()), 0
+        )
         axes.errorbar(
             time,
             rows["staleness_mean"],
@@ -73,19 +91,30 @@ def plan(finished: Finished) -> Figure:
     axes.set_xlabel(f"time {per} ({unit})")
     axes.set_ylabel(axis_of("staleness_mean"))
     for number, row in enumerate(front.head(_NAMED).itertuples(), start=1):
-        axes.annotate(str(number), (row.cost / seconds, row.staleness_mean), (3, 3), textcoords="offset points")
+        axes.annotate(
+            str(number),
+            (row.cost / seconds, row.staleness_mean),
+            (3, 3),
+            textcoords="offset points",
+        )
     if len(replayed):
         right, rows = panels[1], replayed.sort_values("time_to_target", ignore_index=True)
-        right.set_yticks(range(len(rows)), [wrapped(name, _WIDTH) for name in rows["name"]], fontsize=6)
+        right.set_yticks(
+            range(len(rows)), [wrapped(name, _WIDTH) for name in rows["name"]], fontsize=6
+        )
         right.set_ylim(len(rows) - 0.4, -0.6)
         for place, row in enumerate(rows.itertuples()):
             soon = getattr(row, "rounds_to_target", FEWEST_ROUNDS) < FEWEST_ROUNDS
             if np.isfinite(row.time_to_target) and not soon:
-                right.plot([row.time_low, row.time_high], [place, place], color=look.BLUE, linewidth=1)
+                right.plot(
+                    [row.time_low, row.time_high], [place, place], color=look.BLUE, linewidth=1
+                )
                 right.plot(row.time_to_target, place, "o", color=look.BLUE, markersize=4)
             else:
                 text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon else "not reached"
-                right.annotate(text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6)
+                right.annotate(
+                    text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
+                )
         right.set_xlim(left=0)
         right.set_xlabel("simulated time to the target (s)")
         right.set_title(f"replayed on {config['problem']}")
@@ -94,7 +123,9 @@ def plan(finished: Finished) -> Figure:
     blank = [axes.plot([], [], linestyle="none")[0] for _ in names]
     layout.legend_below(figure, handles + blank, labels + names, 2)
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
-    layout.title(figure, f"{len(table)} combinations, {workers}; {seeds}; the front is numbered", look.DOUBLE)
+    layout.title(
+        figure, f"{len(table)} combinations, {workers}; {seeds}; the front is numbered", look.DOUBLE
+    )
     return figure
 
 

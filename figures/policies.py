@@ -1,13 +1,14 @@
 """The figures of a study of policies, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study policies``, which draws them itself. To draw them again::
+The data come from ``python -m asyncsim.study policies``, which draws them itself. To draw them
+again::
 
     python -m figures results/policies              # in a clone
     asyncsim figures results/policies     # installed
 
-``policies``: the division of the workers' time under each policy. ``loss``: the target's measure, by
-default the training loss, against simulated time, a panel for each method and window, each policy at its
-best learning rate; not drawn if no gradients were computed.
+``policies``: the division of the workers' time under each policy. ``loss``: the target's measure,
+by default the training loss, against simulated time, a panel for each method and window, each
+policy at its best learning rate; not drawn if no gradients were computed.
 """
 
 import itertools
@@ -40,20 +41,28 @@ def time_spent(finished: Finished) -> Figure:
     """Draw the division of the workers' time and its useless part, a bar for each policy."""
     table = finished.table("policies.csv", _COLUMNS)
     clusters = [group for _, group in table.groupby(["workers", "window"], sort=False)]
-    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(clusters), 1, len(clusters))
+    figure, panels = look.new_figure(
+        look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(clusters), 1, len(clusters)
+    )
     for axes, rows in zip(panels, clusters, strict=True):
         layout.stacked_bars(axes, _parts(rows), list(rows["policy"]), rows["throughput"])
         axes.set_title(_cluster(table, rows["workers"].iloc[0], rows["window"].iloc[0]))
     panels[-1].set_xlabel("part of the workers' time")
     handles = layout.labelled(figure)
     layout.legend_below(figure, list(handles.values()), list(handles), 3)
-    layout.title(figure, f"workers' time under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
+    layout.title(
+        figure, f"workers' time under each policy; {_seeds(finished, 'means over')}", look.DOUBLE
+    )
     return figure
 
 
 def _parts(rows: pd.DataFrame) -> list[tuple[str, str, pd.Series]]:
     """Return label, colour and share of the time, by policy, of each part of the workers' time."""
-    idle_parts = [(doing, look.PHASES[phase], rows[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
+    idle_parts = [
+        (doing, look.PHASES[phase], rows[phase])
+        for phase, doing in IN_WORDS.items()
+        if phase != "computing"
+    ]
     useful = rows["computing"] - rows["in_vain"]
     return [
         ("computing accepted gradients", look.PHASES["computing"], useful),
@@ -63,7 +72,8 @@ def _parts(rows: pd.DataFrame) -> list[tuple[str, str, pd.Series]]:
 
 
 def loss(finished: Finished) -> Figure | None:
-    """Draw the target's measure under each policy against simulated time, a panel for each method and cluster.
+    """Draw the target's measure under each policy against simulated time, a panel for each method
+    and cluster.
 
     Returns None if no gradients were computed.
     """
@@ -72,12 +82,16 @@ def loss(finished: Finished) -> Figure | None:
     finished.require(("method", "run_folder"))
     times = finished.table("times.csv", ("workers", "window", "policy", "method", "learning_rate"))
     quantity = finished.config["target_of"]
-    panels_of = finished.summary[["workers", "window", "method"]].drop_duplicates().itertuples(index=False)
+    panels_of = (
+        finished.summary[["workers", "window", "method"]].drop_duplicates().itertuples(index=False)
+    )
     groups = [(int(workers), int(window), str(method)) for workers, window, method in panels_of]
     looks = look.category_looks(finished.summary["policy"].unique())
     figure, panels = look.new_grid(len(groups), 2.7, sharey=True)
     curves_of = {group: _curves(finished, times, group, quantity) for group in groups}
-    all_curves = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
+    all_curves = list(
+        itertools.chain.from_iterable(curves.values() for curves in curves_of.values())
+    )
     scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(all_curves)
     for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=True):
         scale_losses(axes, *scale)
@@ -97,16 +111,24 @@ def loss(finished: Finished) -> Figure | None:
     return figure
 
 
-def _curves(finished: Finished, times: pd.DataFrame, group: tuple[int, int, str], quantity: str) -> dict[str, Curve]:
-    """Return the curves under each policy at its best rate; ``group``: workers, window and method."""
+def _curves(
+    finished: Finished, times: pd.DataFrame, group: tuple[int, int, str], quantity: str
+) -> dict[str, Curve]:
+    """Return the curves under each policy at its best rate; ``group``: workers, window and
+    method.
+    """
     workers, window, method = group
     curves = {}
     for row in times[(times["workers"] == workers) & (times["window"] == window)].itertuples():
         rate = {} if pd.isna(row.learning_rate) else {"method.learning_rate": row.learning_rate}
-        rows = finished.rows(workers=workers, window=window, policy=row.policy, method=method, **rate)
+        rows = finished.rows(
+            workers=workers, window=window, policy=row.policy, method=method, **rate
+        )
         if row.method == method and len(rows):
             names = rows.drop_duplicates("seed")["run_folder"]
-            curves[str(row.policy)] = evaluation_curve([finished.run(name) for name in names], measure=quantity)
+            curves[str(row.policy)] = evaluation_curve(
+                [finished.run(name) for name in names], measure=quantity
+            )
     return curves
 
 

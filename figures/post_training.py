@@ -5,9 +5,10 @@ The data come from ``asyncsim post-training``, which draws them itself. To draw 
     python -m figures results/post_training              # in a clone
     asyncsim figures results/post_training     # installed
 
-``rewards``: the expected reward against simulated time, a panel for each queue, each correction at its best rate with
-its range over seeds. ``staleness``: the law of the staleness of each queue, by samples and by tokens. ``timeline``:
-the samples of some slots, by their staleness, above the learner's updates.
+``rewards``: the expected reward against simulated time, a panel for each queue, each correction at
+its best rate with its range over seeds. ``staleness``: the law of the staleness of each queue, by
+samples and by tokens. ``timeline``: the samples of some slots, by their staleness, above the
+learner's updates.
 """
 
 import numpy as np
@@ -32,7 +33,9 @@ def rewards(finished: Finished) -> Figure | None:
     """
     if not (finished.folder / "curves.csv").exists():
         return None
-    curves = finished.table("curves.csv", ("queue", "correction", "commit_time", "reward", "low", "high"))
+    curves = finished.table(
+        "curves.csv", ("queue", "correction", "commit_time", "reward", "low", "high")
+    )
     target = finished.table("rewards.csv", ("target",))["target"].iloc[0]
     curves = curves[curves["commit_time"] > 0]
     queues = list(dict.fromkeys(curves["queue"]))
@@ -41,8 +44,21 @@ def rewards(finished: Finished) -> Figure | None:
     for axes, queue in zip(panels, queues, strict=False):
         for correction, one in looks.items():
             rows = curves[(curves["queue"] == queue) & (curves["correction"] == correction)]
-            axes.plot(rows["commit_time"], rows["reward"], color=one.color, linestyle=one.line, label=correction)
-            axes.fill_between(rows["commit_time"], rows["low"], rows["high"], color=one.color, alpha=0.15, linewidth=0)
+            axes.plot(
+                rows["commit_time"],
+                rows["reward"],
+                color=one.color,
+                linestyle=one.line,
+                label=correction,
+            )
+            axes.fill_between(
+                rows["commit_time"],
+                rows["low"],
+                rows["high"],
+                color=one.color,
+                alpha=0.15,
+                linewidth=0,
+            )
         axes.axhline(target, color=look.GREY, linewidth=0.6, linestyle=":")
         axes.set_xscale("log")
         axes.set_xlabel("simulated time (s)")
@@ -67,9 +83,17 @@ def staleness(finished: Finished) -> Figure:
     figure, panels = look.new_grid(len(queues), 1.8, 0.6, sharex=True)
     most = int(laws.loc[laws["share"] > 1e-3, "staleness"].max())
     for axes, queue in zip(panels, queues, strict=False):
-        for offset, (weight, color) in enumerate((("samples", look.BLUE), ("tokens", look.VERMILLION))):
+        for offset, (weight, color) in enumerate(
+            (("samples", look.BLUE), ("tokens", look.VERMILLION))
+        ):
             rows = laws[(laws["queue"] == queue) & (laws["weight"] == weight)]
-            axes.bar(rows["staleness"] + 0.4 * offset - 0.2, rows["share"], 0.4, color=color, label=f"by {weight}")
+            axes.bar(
+                rows["staleness"] + 0.4 * offset - 0.2,
+                rows["share"],
+                0.4,
+                color=color,
+                label=f"by {weight}",
+            )
             mean = (rows["staleness"] * rows["share"]).sum()
             axes.axvline(mean, color=color, linewidth=0.8, linestyle="--")
         axes.set_xlim(-0.6, most + 0.6)
@@ -84,7 +108,9 @@ def staleness(finished: Finished) -> Figure:
 
 
 def timeline(finished: Finished) -> Figure:
-    """Draw the samples on some slots and the learner's updates, a panel for each of the first queues."""
+    """Draw the samples on some slots and the learner's updates, a panel for each of the first
+    queues.
+    """
     columns = ("queue", "slot", "start_time", "end_time", "staleness", "outcome", "slots")
     samples = finished.table("timeline.csv", columns)
     updates = finished.table("updates.csv", ("queue", "start_time", "send_time"))
@@ -103,9 +129,18 @@ def timeline(finished: Finished) -> Figure:
         top = rows["slot"].max() + 2
         for row in trained.itertuples():
             start = max(row.start_time, begin)
-            axes.barh(top, min(row.send_time, end) - start, 1.6, start, color=look.VERMILLION, edgecolor="white")
+            axes.barh(
+                top,
+                min(row.send_time, end) - start,
+                1.6,
+                start,
+                color=look.VERMILLION,
+                edgecolor="white",
+            )
             if begin <= row.send_time <= end:
-                axes.axvline(row.send_time, color=look.VERMILLION, linewidth=0.4, alpha=0.6, zorder=0)
+                axes.axvline(
+                    row.send_time, color=look.VERMILLION, linewidth=0.4, alpha=0.6, zorder=0
+                )
         axes.set_xlim(begin, end)
         axes.set_ylim(-0.6, top + 1)
         slots = np.arange(0, top - 1, 4)
@@ -114,7 +149,10 @@ def timeline(finished: Finished) -> Figure:
         layout.panel_title(axes, queue)
     panels[0].set_ylabel("slot")
     names = [*map(str, range(_STALE)), f"{_STALE} or more"]
-    handles = [Patch(color=shades[number].color, label=f"staleness {name}") for number, name in enumerate(names)]
+    handles = [
+        Patch(color=shades[number].color, label=f"staleness {name}")
+        for number, name in enumerate(names)
+    ]
     present = samples["outcome"].unique()
     handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
     handles.append(Patch(color=look.VERMILLION, label="update"))

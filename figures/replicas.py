@@ -1,12 +1,13 @@
 """The figure of a study of replicas, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study replicas``, which draws this itself. To draw it again::
+The data come from ``python -m asyncsim.study replicas``, which draws this itself. To draw it
+again::
 
     python -m figures results/replicas              # in a clone
     asyncsim figures results/replicas     # installed
 
-``replicas``: test error, or training loss, against gradients, simulated time and communications of a
-worker; each method at its best learning rate.
+``replicas``: test error, or training loss, against gradients, simulated time and communications of
+a worker; each method at its best learning rate.
 """
 
 import numpy as np
@@ -23,12 +24,19 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "learning_rate", "own_workers", "trace_file", "run_folder")
-_LABELS = {"data_parallel": "data-parallel SGD", "averaging": "local SGD", "easgd": "EASGD, synchronous"}
+_LABELS = {
+    "data_parallel": "data-parallel SGD",
+    "averaging": "local SGD",
+    "easgd": "EASGD, synchronous",
+}
 
 
 def replicas(finished: Finished) -> Figure:
     """Draw the three panels: mean and range of the seeds, a curve for each method."""
-    config, table = finished.config, finished.table("replicas.csv", ("method", "learning_rate", "seeds"))
+    config, table = (
+        finished.config,
+        finished.table("replicas.csv", ("method", "learning_rate", "seeds")),
+    )
     looks = look.looks(table["method"])
     figure, panels = look.new_figure(look.DOUBLE, 2.9, 3, sharey=True)
     error = config["target_of"] == "test_accuracy"
@@ -40,18 +48,28 @@ def replicas(finished: Finished) -> Figure:
     if not drawn:
         reason = "its summary.csv has no run of replicas.csv"
         raise InputError(f"folder = {str(finished.folder)!r}: {reason}; {finished.remedy}")
-    looks |= {"data_parallel": Look(look.BLACK, "-", ""), "averaging": Look(look.ORANGE, (0, (5, 1, 1, 1)), "")}
+    looks |= {
+        "data_parallel": Look(look.BLACK, "-", ""),
+        "averaging": Look(look.ORANGE, (0, (5, 1, 1, 1)), ""),
+    }
     looks = {
         name: appearance._replace(label=_LABELS.get(name, appearance.label))
         for name, appearance in looks.items()
         if name in drawn
     }
-    for axes, along in zip(panels, ("gradients", "simulated time (s)", "communications of a worker"), strict=True):
+    for axes, along in zip(
+        panels, ("gradients", "simulated time (s)", "communications of a worker"), strict=True
+    ):
         axes.set_yscale("log")
         for name, curves in drawn.items():
             if along in curves:
                 draw_curve(axes, curves[along], looks[name], "step")
-        axes.axhline(1 - config["target"] if error else config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
+        axes.axhline(
+            1 - config["target"] if error else config["target"],
+            color=look.BLACK,
+            linewidth=0.6,
+            zorder=0,
+        )
         axes.set_xlabel(along)
         layout.plain_logs(axes.yaxis)
     # Twice the time of the fastest method: data-parallel SGD takes many times as long as the rest.
@@ -61,12 +79,17 @@ def replicas(finished: Finished) -> Figure:
     layout.plain_logs(panels[2].xaxis)
     panels[0].set_xlim(0, None)
     panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))
-    lines = [panels[0].plot([], [], color=looks[name].color, linestyle=looks[name].line)[0] for name in drawn]
+    lines = [
+        panels[0].plot([], [], color=looks[name].color, linestyle=looks[name].line)[0]
+        for name in drawn
+    ]
     layout.legend_below(figure, lines, [looks[name].label for name in drawn], 6)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = f"{counted(config['workers'], 'worker')}, period {config['window']}"
     labels = {name: appearance.label for name, appearance in looks.items()}
-    overlaps = coincidences({name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels)
+    overlaps = coincidences(
+        {name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels
+    )
     best = "each at the best of its learning rates"
     layout.title(figure, "; ".join([f"{config['problem']}, {workers}", seeds, best, *overlaps]))
     return figure
@@ -76,17 +99,29 @@ def _curves(finished: Finished, rows: pd.DataFrame, error: bool) -> dict[str, Cu
     """Return a method's curve along each axis; along communications only if it has any."""
     tables = [finished.run(name).evaluations for name in rows["run_folder"]]
     values = pd.concat(
-        [1 - evaluations["test_accuracy"] if error else evaluations["train_loss"] for evaluations in tables], axis=1
+        [
+            1 - evaluations["test_accuracy"] if error else evaluations["train_loss"]
+            for evaluations in tables
+        ],
+        axis=1,
     )
     values = values.where(np.isfinite(values))
     along = {}
     workers = int(rows["own_workers"].iloc[0])
-    for name, column in (("gradients", "gradients"), ("simulated time (s)", "commit_time"), ("", "commit")):
-        steps = np.maximum.accumulate(pd.concat([evaluations[column] for evaluations in tables], axis=1).mean(axis=1))
+    for name, column in (
+        ("gradients", "gradients"),
+        ("simulated time (s)", "commit_time"),
+        ("", "commit"),
+    ):
+        steps = np.maximum.accumulate(
+            pd.concat([evaluations[column] for evaluations in tables], axis=1).mean(axis=1)
+        )
         if name:
             along[name] = curve_over_seeds(steps, steps, values, [])
         elif workers > 1:  # a logarithmic axis has no zero
-            along["communications of a worker"] = curve_over_seeds(steps[1:], steps[1:] / workers, values[1:], [])
+            along["communications of a worker"] = curve_over_seeds(
+                steps[1:], steps[1:] / workers, values[1:], []
+            )
     return along
 
 

@@ -1,13 +1,14 @@
 """The figure of a study of robustness, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study robustness``, which draws this itself. To draw it again::
+The data come from ``python -m asyncsim.study robustness``, which draws this itself. To draw it
+again::
 
     python -m figures results/robustness              # in a clone
     asyncsim figures results/robustness     # installed
 
 ``robustness``: on the left the test accuracy under the worst attack against the number of Byzantine
-workers, each rule at its best rate. Its value at zero shows the cost of a rule, its fall the breaking
-point. On the right the test accuracy under each attack with the most Byzantine workers.
+workers, each rule at its best rate. Its value at zero shows the cost of a rule, its fall the
+breaking point. On the right the test accuracy under each attack with the most Byzantine workers.
 """
 
 import numpy as np
@@ -25,7 +26,9 @@ _DARK = 0.6
 
 
 def robustness(finished: Finished) -> Figure:
-    """Draw worst cases against the number of Byzantine workers, and every attack at the largest number."""
+    """Draw worst cases against the number of Byzantine workers, and every attack at the largest
+    number.
+    """
     worst, accuracy = (finished.table(name, _COLUMNS) for name in ("worst.csv", "accuracy.csv"))
     names = list(worst["method"].unique())
     looks = look.looks(names)
@@ -48,20 +51,29 @@ def robustness(finished: Finished) -> Figure:
     attack_axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for (row, column), value in np.ndenumerate(table.to_numpy()):
         text = "-" if np.isnan(value) else f"{value:.2f}"
-        attack_axes.text(column, row, text, ha="center", va="center", color="white" if value < _DARK else "black")
+        attack_axes.text(
+            column, row, text, ha="center", va="center", color="white" if value < _DARK else "black"
+        )
     attack_axes.set_xticks(
-        range(len(table.columns)), [text.partition("(")[0].replace("_", "\n") for text in table.columns]
+        range(len(table.columns)),
+        [text.partition("(")[0].replace("_", "\n") for text in table.columns],
     )
     attack_axes.set_yticks(range(len(names)), names)
     attack_axes.grid(False)
-    layout.panel_title(attack_axes, f"test accuracy under each attack of {counted(int(largest), 'worker')}")
+    layout.panel_title(
+        attack_axes, f"test accuracy under each attack of {counted(int(largest), 'worker')}"
+    )
     handles, labels = accuracy_axes.get_legend_handles_labels()
     layout.legend_below(figure, handles, labels, 3)
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
     layout.title(
-        figure, f"{finished.config['problem']}, {finished.config['policy']}; {seeds}; each rule at its best rate"
+        figure,
+        f"{finished.config['problem']}, {finished.config['policy']}; {seeds}; each rule at its "
+        "best rate",
     )
     return figure
 
 
-draw = drawer("robustness", ("method", "byzantine", "attack", "learning_rate"), robustness=robustness)
+draw = drawer(
+    "robustness", ("method", "byzantine", "attack", "learning_rate"), robustness=robustness
+)

@@ -5,8 +5,9 @@ The data come from ``python -m asyncsim.study scaling``, which draws it itself. 
     python -m figures results/scaling              # in a clone
     asyncsim figures results/scaling     # installed
 
-``scaling``: the efficiency against the number of nodes, computed and published, with overheads fitted to
-one published point; and each layer's computation and communication on the largest cluster.
+``scaling``: the efficiency against the number of nodes, computed and published, with overheads
+fitted to one published point; and each layer's computation and communication on the largest
+cluster.
 """
 
 import numpy as np
@@ -22,7 +23,9 @@ _LOOKS = {"data parallel": (look.VERMILLION, "--"), "hybrid": (look.BLUE, "-")}
 
 
 def scaling(finished: Finished) -> Figure:
-    """Draw efficiencies and published points on the left, the layers of the largest cluster on the right."""
+    """Draw efficiencies and published points on the left, the layers of the largest cluster on the
+    right.
+    """
     config, summary = finished.config, finished.summary
     layers = finished.table("layers.csv", ("nodes", "way", "layer", "computing", "communicating"))
     published, implied = (
@@ -32,11 +35,18 @@ def scaling(finished: Finished) -> Figure:
     figure, (efficiency_axes, layer_axes) = look.new_figure(look.DOUBLE, 3.3, 2)
     for way, (color, line) in _LOOKS.items():
         rows = summary[summary["way"] == way].sort_values("nodes")
-        efficiency_axes.plot(rows["nodes"], rows["efficiency"], color=color, linestyle=line, label=f"{way}, computed")
+        efficiency_axes.plot(
+            rows["nodes"], rows["efficiency"], color=color, linestyle=line, label=f"{way}, computed"
+        )
     vgg = published["network"] == "VGG-A"
-    for rows, marker, label in ((published[vgg], "o", "VGG-A, published"), (published[~vgg], "s", "others, published")):
+    for rows, marker, label in (
+        (published[vgg], "o", "VGG-A, published"),
+        (published[~vgg], "s", "others, published"),
+    ):
         color = look.BLACK if marker == "o" else look.GREY
-        efficiency_axes.plot(rows["nodes"], rows["efficiency"], marker, color=color, markersize=4, label=label)
+        efficiency_axes.plot(
+            rows["nodes"], rows["efficiency"], marker, color=color, markersize=4, label=label
+        )
     for name, appearance in look.category_looks(dict.fromkeys(implied["overhead"])).items():
         rows = implied[implied["overhead"] == name]
         line = appearance.line if appearance.line != "-" else ":"
@@ -63,7 +73,12 @@ def scaling(finished: Finished) -> Figure:
         spent = rows.groupby(stage)[["computing", "communicating"]].sum().loc[names] * 1e3
         offset = -0.2 if way == "data parallel" else 0.2
         layer_axes.plot(
-            spent["communicating"], place + offset, "D", color=color, markersize=3, label=f"communicating, {way}"
+            spent["communicating"],
+            place + offset,
+            "D",
+            color=color,
+            markersize=3,
+            label=f"communicating, {way}",
         )
     layer_axes.barh(place, spent["computing"], color="#d9d9d9", label="computing")
     layer_axes.set_xscale("log")
@@ -75,7 +90,9 @@ def scaling(finished: Finished) -> Figure:
     layer_handles, layer_labels = layer_axes.get_legend_handles_labels()
     layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
-    layout.title(figure, f"{config['network']}, {config['examples']} examples a node; {assumed}", look.DOUBLE)
+    layout.title(
+        figure, f"{config['network']}, {config['examples']} examples a node; {assumed}", look.DOUBLE
+    )
     return figure
 
 

@@ -1,13 +1,14 @@
 """Figures of the staleness study, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study staleness``, which draws these figures itself. To draw them again::
+The data come from ``python -m asyncsim.study staleness``, which draws these figures itself. To draw
+them again::
 
     python -m figures results/staleness              # in a clone
     asyncsim figures results/staleness     # installed
 
-``staleness``: histogram of the staleness, with theory. ``loss``: minibatch loss against simulated time and
-worker steps. ``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the
-server over time, a row for each cluster.
+``staleness``: histogram of the staleness, with theory. ``loss``: minibatch loss against simulated
+time and worker steps. ``energy``: central over proxy energy. ``queue``: the first visits, and the
+visits at the server over time, a row for each cluster.
 """
 
 import os
@@ -75,7 +76,9 @@ class Results(NamedTuple):
         return self.timings[0].workers
 
     def over_seeds(self, statistic: str) -> str:
-        """Format the number of seeds for titles; an interrupted study may have fewer of some methods."""
+        """Format the number of seeds for titles; an interrupted study may have fewer of some
+        methods.
+        """
         counts = [len(runs) for runs in self.runs.values()]
         return over_seeds(max(counts), statistic, min(counts))
 
@@ -96,7 +99,9 @@ class Results(NamedTuple):
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw all figures of a folder of results into the folder; return the PNG and the PDF of each."""
+    """Draw all figures of a folder of results into the folder; return the PNG and the PDF of
+    each.
+    """
     folder = Path(folder)
     results = read(folder)
     paths = []
@@ -137,11 +142,15 @@ def staleness(results: Results) -> Figure:
 
 
 def loss(results: Results) -> Figure:
-    """Draw the minibatch losses against simulated time and against worker steps, cut off far above the first.
+    """Draw the minibatch losses against simulated time and against worker steps, cut off far above
+    the first.
 
     One panel with both axes if worker steps take equal times for all methods, otherwise two panels.
     """
-    curves = {name: curve_of(runs, _losses, "mean", results.workers) for name, runs in results.runs.items()}
+    curves = {
+        name: curve_of(runs, _losses, "mean", results.workers)
+        for name, runs in results.runs.items()
+    }
     sizes = (look.DOUBLE, 2.7), (_LOSS_WIDTH, 3.0)
     until, scale = _longest_time(results), loss_axis(curves.values())
     figure, panels = draw_along(curves, results.labels, sizes, scale, until, steady_time(curves))
@@ -157,7 +166,10 @@ def energy(results: Results) -> Figure:
     `asyncsim.study.outcome.energy_ratios`).
     """
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
-    curves = {name: curve_of(runs, _energy_ratios, "median", results.workers) for name, runs in results.runs.items()}
+    curves = {
+        name: curve_of(runs, _energy_ratios, "median", results.workers)
+        for name, runs in results.runs.items()
+    }
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
     layout.plain_logs(axes.yaxis)
@@ -170,10 +182,14 @@ def energy(results: Results) -> Figure:
 
 
 def queue(results: Results) -> Figure:
-    """Draw the first seed's timeline and visits at the server over time, a row for each group of traces."""
+    """Draw the first seed's timeline and visits at the server over time, a row for each group of
+    traces.
+    """
     timings = results.asynchronous
     figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
-    for row, timing in zip(figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True):
+    for row, timing in zip(
+        figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True
+    ):
         trace = timing.traces[0]
         timeline_axes, queue_axes = row.subplots(1, 2)
         plots.timeline(timeline_axes, trace)
@@ -195,7 +211,9 @@ def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[SharedTraces]
         group = groups.setdefault(cluster, {})
         group.setdefault(str(row.trace_file), []).append(str(row.method))
     timings = [
-        SharedTraces(tuple(dict.fromkeys(chain(*files.values()))), tuple(traces[name] for name in files))
+        SharedTraces(
+            tuple(dict.fromkeys(chain(*files.values()))), tuple(traces[name] for name in files)
+        )
         for files in groups.values()
     ]
     return sorted(timings, key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
@@ -210,12 +228,18 @@ def _energy_ratios(commits: pd.DataFrame) -> np.ndarray:
 
 
 def _longest_time(results: Results) -> float:
-    """Return the longest simulated time among traces with all workers; a lone worker would take far longer."""
+    """Return the longest simulated time among traces with all workers; a lone worker would take far
+    longer.
+    """
     timings = [timing for timing in results.timings if timing.workers == results.workers]
-    return max(float(trace.frame["commit_time"].iloc[-1]) for timing in timings for trace in timing.traces)
+    return max(
+        float(trace.frame["commit_time"].iloc[-1]) for timing in timings for trace in timing.traces
+    )
 
 
-def _finish(figure: Figure, results: Results, axes: Axes, average: str, curves: Mapping[str, Curve]) -> None:
+def _finish(
+    figure: Figure, results: Results, axes: Axes, average: str, curves: Mapping[str, Curve]
+) -> None:
     """Add the title and the legend."""
     handles, labels = axes.get_legend_handles_labels()
     if any(run.diverged_at is not None for runs in results.runs.values() for run in runs):
@@ -229,10 +253,19 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str, curves: 
     seeds = results.over_seeds("mean and range of")
     policies = {timing.traces[0].policy for timing in results.asynchronous}
     # Several policies are named in the panels of the staleness histograms.
-    named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]
-    setting = ", ".join([counted(results.workers, "worker"), *named, *attack_text(results.config.get("attack"))])
+    named = [
+        str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1
+    ]
+    setting = ", ".join(
+        [counted(results.workers, "worker"), *named, *attack_text(results.config.get("attack"))]
+    )
     overlaps = coincidences(curves, results.labels)
-    layout.title(figure, "; ".join([f"{results.config.get('problem', '')}, {setting}", seeds, point_text, *overlaps]))
+    layout.title(
+        figure,
+        "; ".join(
+            [f"{results.config.get('problem', '')}, {setting}", seeds, point_text, *overlaps]
+        ),
+    )
 
 
 def _labels(methods: Sequence[str]) -> str:
@@ -240,7 +273,9 @@ def _labels(methods: Sequence[str]) -> str:
 
 
 def _cluster(trace: Trace) -> str:
-    """Describe the cluster, with line breaks allowed only between its parts and between listed laws."""
+    """Describe the cluster, with line breaks allowed only between its parts and between listed
+    laws.
+    """
     if trace.cluster is None:
         return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
     glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))

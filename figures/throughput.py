@@ -1,12 +1,13 @@
 """Figure of the throughput study, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study throughput``, which draws this figure itself. To draw it again::
+The data come from ``python -m asyncsim.study throughput``, which draws this figure itself. To draw
+it again::
 
     python -m figures results/throughput              # in a clone
     asyncsim figures results/throughput     # installed
 
-``throughput``: commits, gradients or visits per second of each contender, by task, workers and method; the
-median of the turns and a line from the slowest to the fastest.
+``throughput``: commits, gradients or visits per second of each contender, by task, workers and
+method; the median of the turns and a line from the slowest to the fastest.
 """
 
 import pandas as pd
@@ -18,7 +19,15 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
-_COLUMNS = ("task", "workers", "method", "contender", "per_second", "per_second_min", "per_second_max")
+_COLUMNS = (
+    "task",
+    "workers",
+    "method",
+    "contender",
+    "per_second",
+    "per_second_min",
+    "per_second_max",
+)
 #: Colour and marker of each contender, in the order of the legend.
 _MARKS = {
     "gradients alone": (look.BLACK, "|"),
@@ -37,14 +46,20 @@ def throughput(finished: Finished) -> Figure:
     summary = finished.summary
     summary = summary.assign(method=summary["method"].astype(object).fillna(""))
     tasks = list(dict.fromkeys(summary["task"]))
-    case_count = max(len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task"))
+    case_count = max(
+        len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task")
+    )
     figure, panels = look.new_grid(len(tasks), 0.18 * case_count + 0.7, extra_height=0.5)
     for axes, task in zip(panels, tasks, strict=True):
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))
         axes.set_xlabel("visits / s" if task == "trace" else "commits or gradients / s")
     handles = layout.labelled(figure)
-    figure.legend(handles=[handles[name] for name in _MARKS if name in handles], loc="outside lower center", ncols=3)
+    figure.legend(
+        handles=[handles[name] for name in _MARKS if name in handles],
+        loc="outside lower center",
+        ncols=3,
+    )
     layout.title(figure, "Median of the turns; lines from the slowest to the fastest")
     return figure
 
@@ -55,12 +70,21 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     cases = list(dict.fromkeys(zip(rows["method"], rows["workers"], strict=True)))
     for name, (color, marker) in _MARKS.items():
         contender_rows = rows[rows["contender"] == name]
-        places = [cases.index(case) for case in zip(contender_rows["method"], contender_rows["workers"], strict=True)]
+        places = [
+            cases.index(case)
+            for case in zip(contender_rows["method"], contender_rows["workers"], strict=True)
+        ]
         if places:
             axes.hlines(
-                places, contender_rows["per_second_min"], contender_rows["per_second_max"], color=color, linewidth=1
+                places,
+                contender_rows["per_second_min"],
+                contender_rows["per_second_max"],
+                color=color,
+                linewidth=1,
             )
-            axes.plot(contender_rows["per_second"], places, marker, color=color, markersize=4, label=name)
+            axes.plot(
+                contender_rows["per_second"], places, marker, color=color, markersize=4, label=name
+            )
     axes.set_xscale("log")
     axes.set_xlim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
     wide = rows["per_second_max"].max() > 30 * rows["per_second_min"].min()
@@ -68,7 +92,9 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(len(cases) - 0.4, -0.6)
-    labels = [f"{names[method].label}, {count:,}" if method else f"{count:,}" for method, count in cases]
+    labels = [
+        f"{names[method].label}, {count:,}" if method else f"{count:,}" for method, count in cases
+    ]
     axes.set_yticks(range(len(cases)), labels)
     axes.set_ylabel("method, workers" if names else "workers")
     axes.grid(axis="x", color=look.GREY, alpha=0.25, linewidth=0.4)

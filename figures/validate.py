@@ -1,6 +1,7 @@
 """Figure of the validate study, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study validate``, which draws this figure itself. To draw it again::
+The data come from ``python -m asyncsim.study validate``, which draws this figure itself. To draw it
+again::
 
     python -m figures results/validate              # in a clone
     asyncsim figures results/validate     # installed
@@ -19,7 +20,8 @@ from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "bar", "precision", "folder")
-#: The replays in the order of drawing: colour, label and size. Free and forced are often the same, one in the other.
+#: The replays in the order of drawing: colour, label and size. Free and forced are often the same,
+#: one in the other.
 _REPLAYS = {
     "perturbed": (look.GREY, "perturbed by round-off, to the free one", 3),
     "forced": (look.BLUE, "forced, from checkpoint to checkpoint", 5),
@@ -30,7 +32,9 @@ _EQUAL = {"float32": 1e-10, "float64": 1e-18}
 
 
 def agreement(finished: Finished) -> Figure:
-    """Draw the differences of every commit: losses above, parameters below, a column for each method."""
+    """Draw the differences of every commit: losses above, parameters below, a column for each
+    method.
+    """
     summary = finished.summary
     tables: dict[str, list[pd.DataFrame]] = {}
     for method, name in zip(summary["method"], summary["folder"], strict=True):
@@ -42,7 +46,9 @@ def agreement(finished: Finished) -> Figure:
         label = look.looks([method])[method].label
         for row, quantity in enumerate(("loss", "params")):
             panel = axes[row * columns + column]
-            _panel(panel, runs, quantity, float(summary["bar"].iloc[0]), _EQUAL[_precision(summary)])
+            _panel(
+                panel, runs, quantity, float(summary["bar"].iloc[0]), _EQUAL[_precision(summary)]
+            )
             panel.set_title(label if row == 0 else "")
     for row, text in enumerate(("losses differ by", "parameters differ by")):
         axes[row * columns].set_ylabel(text)
@@ -50,7 +56,9 @@ def agreement(finished: Finished) -> Figure:
     decades = np.arange(np.log10(equal) + 2, np.log10(top))
     decades = decades[:: max(1, round(len(decades) / 5))]
     # Shared by all panels. Equality has a separate tick below the scale.
-    axes[0].set_yticks([equal, *10**decades], ["equal", *(f"$10^{{{decade:.0f}}}$" for decade in decades)])
+    axes[0].set_yticks(
+        [equal, *10**decades], ["equal", *(f"$10^{{{decade:.0f}}}$" for decade in decades)]
+    )
     axes[0].set_ylim(equal / 4, top)
     for panel in axes:
         panel.minorticks_off()
@@ -59,9 +67,18 @@ def agreement(finished: Finished) -> Figure:
         panel.set_xlabel("commits")
         layout.whole_ticks(panel.xaxis, "auto")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1, markerscale=2)
-    recordings = f"{len(summary)} recordings of real processes" if len(summary) > 1 else "a recording of real processes"
-    layout.title(figure, f"Differences between {recordings} and the replays of their order, {_precision(summary)}")
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1, markerscale=2
+    )
+    recordings = (
+        f"{len(summary)} recordings of real processes"
+        if len(summary) > 1
+        else "a recording of real processes"
+    )
+    layout.title(
+        figure,
+        f"Differences between {recordings} and the replays of their order, {_precision(summary)}",
+    )
     return figure
 
 
@@ -79,7 +96,15 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], quantity: str, bar: float, equa
             legend_label = label if number == 0 else None
             line = "none" if quantity == "loss" else "-"
             axes.plot(
-                table["commit"], drawn, color=color, label=legend_label, marker=".", mew=0, ms=size, ls=line, lw=0.6
+                table["commit"],
+                drawn,
+                color=color,
+                label=legend_label,
+                marker=".",
+                mew=0,
+                ms=size,
+                ls=line,
+                lw=0.6,
             )
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")

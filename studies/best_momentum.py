@@ -5,11 +5,12 @@ Asynchronous SGD with momentum on the server, by default on a quadratic::
     m       <- server_momentum * m - learning_rate * gradient
     central <- central + m
 
-Every number of workers computes the same number of gradients, at each momentum and each learning rate; a
-momentum is judged by the final loss at its best learning rate. With one worker and exact gradients the best
-momentum is known, ``((sqrt(k) - 1) / (sqrt(k) + 1))**2`` for the condition number k: 0.67 by default, where
-k is 100. Mitliagkas, Zhang, Hadjis and Ré (2016, arXiv 1605.09774) report that the best momentum falls from
-0.6 or 0.7 towards 0 with more workers, and below 0 if asynchrony alone adds too much.
+Every number of workers computes the same number of gradients, at each momentum and each learning
+rate; a momentum is judged by the final loss at its best learning rate. With one worker and exact
+gradients the best momentum is known, ``((sqrt(k) - 1) / (sqrt(k) + 1))**2`` for the condition
+number k: 0.67 by default, where k is 100. Mitliagkas, Zhang, Hadjis and Ré (2016, arXiv 1605.09774)
+report that the best momentum falls from 0.6 or 0.7 towards 0 with more workers, and below 0 if
+asynchrony alone adds too much.
 """
 
 from dataclasses import dataclass
@@ -38,7 +39,15 @@ from asyncsim.theory import implicit_momentum
 TABLE = "best.csv"
 
 #: Options without effect: the study fixes the method, and evaluates a run at its start and its end.
-_IGNORED = ("steps", "optimizer", "momentum", "evaluate_every", "diagnose_every", "diagnose_energy", "animate")
+_IGNORED = (
+    "steps",
+    "optimizer",
+    "momentum",
+    "evaluate_every",
+    "diagnose_every",
+    "diagnose_energy",
+    "animate",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ class Config(SweepConfig):
     gradients: int = 600
     """Gradients of each run, by all workers together."""
     compute: LawLike = "exponential(1)"
-    """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
+    """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per
+    worker.
+    """
     service: LawLike = "constant(0)"
     """Law of the time that the server is busy with a visit (s)."""
     problem: ProblemLike = "quadratic(curvature=[1, 0.3, 0.1, 0.03, 0.01], noise=0)"
@@ -70,7 +81,9 @@ class Config(SweepConfig):
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         if self.methods != type(self).methods:
-            raise InputError(f"methods = {self.methods!r}: this study fixes its method; leave it out")
+            raise InputError(
+                f"methods = {self.methods!r}: this study fixes its method; leave it out"
+            )
         super().check()
         require_count("gradients", self.gradients)
         for rate in self.learning_rate:
@@ -100,7 +113,11 @@ def run(config: Config) -> Result:
     with config.computing_device():
         cells = sweep(config, [{"workers": n} for n in config.workers])
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}
-        record = {"study": "best_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
+        record = {
+            "study": "best_momentum",
+            **config.record([heavy_ball()], cells[0].problem),
+            **swept,
+        }
         jobs = [
             measurement(
                 f"{cell.cluster.workers} workers, seed {seed}",
@@ -117,7 +134,10 @@ def run(config: Config) -> Result:
             best = best_momentum(summary)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
-            text = f"{record['problem']}, lowest training loss after {gradients}; {seeds}\n{text_of(best)}"
+            text = (
+                f"{record['problem']}, lowest training loss after {gradients}; "
+                f"{seeds}\n{text_of(best)}"
+            )
             present(folder, {TABLE: best}, text)
 
         return run_jobs("best_momentum", config, record, jobs, executor, conclude)
@@ -136,9 +156,9 @@ def best_momentum(summary: pd.DataFrame) -> pd.DataFrame:
     ``summary``: a row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``,
     ``train_loss`` (infinite if it diverged).
 
-    Returns ``workers``; ``server_momentum`` and ``learning_rate`` with the lowest geometric mean over the
-    seeds, ``train_loss``; ``lowest`` and ``highest``, the range over seeds of the best momentum;
-    ``implicit``, ``1 - 1/n``.
+    Returns ``workers``; ``server_momentum`` and ``learning_rate`` with the lowest geometric mean
+    over the seeds, ``train_loss``; ``lowest`` and ``highest``, the range over seeds of the best
+    momentum; ``implicit``, ``1 - 1/n``.
     """
     rows = []
     for workers, runs in summary.groupby("workers"):
@@ -167,7 +187,9 @@ def log_loss(runs: pd.DataFrame) -> pd.Series:
 
 
 def _losses(config: Config, cell: Cell, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Replay all momenta and learning rates on the trace of a number of workers and a seed; return the rows."""
+    """Replay all momenta and learning rates on the trace of a number of workers and a seed; return
+    the rows.
+    """
     commits = max(1, int(config.gradients // cell.cluster.mean_window))
     with config.computing_device():
         runs = replay_ensemble(
@@ -187,7 +209,9 @@ def _losses(config: Config, cell: Cell, seed: int) -> dict[str, list[dict[str, A
             **run.config["hyperparameters"],
             "status": run.status,
             "first_loss": float(run.evaluations["train_loss"].iloc[0]),
-            "train_loss": np.inf if run.diverged_at is not None else float(run.evaluations["train_loss"].iloc[-1]),
+            "train_loss": np.inf
+            if run.diverged_at is not None
+            else float(run.evaluations["train_loss"].iloc[-1]),
         }
         for run in runs
     ]

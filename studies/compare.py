@@ -1,9 +1,11 @@
-"""Which method is best on a cluster: any methods side by side, by the time or the gradients they need.
+"""Which method is best on a cluster: any methods side by side, by the time or the gradients they
+need.
 
-Every seed has one trace for each timing that some method needs, with the same random numbers. Prints a table
-sorted by the measure of your choice; reports which methods are best, which cannot be distinguished and how
-sure that is, and how much each method sends and discards. Writes traces, runs, the tables of the methods and
-of all learning rates, and figures. docs/compare.md explains the table.
+Every seed has one trace for each timing that some method needs, with the same random numbers.
+Prints a table sorted by the measure of your choice; reports which methods are best, which cannot be
+distinguished and how sure that is, and how much each method sends and discards. Writes traces,
+runs, the tables of the methods and of all learning rates, and figures. docs/compare.md explains the
+table.
 """
 
 from dataclasses import dataclass
@@ -38,14 +40,28 @@ from asyncsim.study.target import Target, TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
 
 #: Measures that most problems have; a problem may have further ones.
-MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
+MEASURES = (
+    "time_to_target",
+    "gradients_to_target",
+    "train_loss",
+    "test_loss",
+    "final_loss",
+    "test_accuracy",
+)
 #: Measures of every run, whatever the problem evaluates.
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
 #: Files beside the summary: the methods at their best learning rates, and all methods and rates.
 TABLE, TUNING = results.RANKING, "tuning.csv"
 #: Printed columns of a ranked method, before and after the problem's further measures.
 _LEARNED = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy")
-_COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes")
+_COSTS = (
+    "first_touch",
+    "simulated_seconds",
+    "staleness_mean",
+    "discarded",
+    "messages",
+    "gigabytes",
+)
 #: Columns that identify a row of these tables.
 _BY = ("method", "learning_rate")
 
@@ -62,16 +78,21 @@ class Config(TargetOptions, StudyConfig):
     learning_rate: float | None = None  # type: ignore[assignment]
     """Step size of a gradient, for all methods. none: each method's own default."""
     measure: str = "time_to_target"
-    """Measure that sorts the table and chooses the best learning rate: time_to_target, gradients_to_target,
-    final_loss (of minibatches), or a measure of the problem's evaluation, such as test_accuracy."""
+    """Measure that sorts the table and chooses the best learning rate: time_to_target,
+    gradients_to_target, final_loss (of minibatches), or a measure of the problem's evaluation, such
+    as test_accuracy."""
     best: Literal["least", "most"] | None = None
-    """Which values of the measure are best. none: the most of accuracies, the least of losses, times and counts."""
+    """Which values of the measure are best. none: the most of accuracies, the least of losses,
+    times and counts.
+    """
     time_budget: float | None = None
     """Simulated time that each method has (s). none: as many gradients for all, by --steps."""
 
     @property
     def goal(self) -> Target:
-        """The target: a value of the measure if that is a loss or an accuracy, else of the training loss."""
+        """The target: a value of the measure if that is a loss or an accuracy, else of the training
+        loss.
+        """
         measured = self.measure if self.measure.startswith(("train_", "test_")) else "train_loss"
         return self.goal_of(measured if measured.endswith(("loss", "accuracy")) else "train_loss")
 
@@ -111,29 +132,39 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table, grid_table = results_tables(config, cells[0], read(folder, "compare"))
-            present(folder, {TABLE: table, TUNING: grid_table}, report(config, cells[0], table, grid_table))
+            present(
+                folder,
+                {TABLE: table, TUNING: grid_table},
+                report(config, cells[0], table, grid_table),
+            )
             if warning := say_at_start(summary, config.goal):
                 note(warning)
 
         return run_cells("compare", config, cells, conclude)
 
 
-def results_tables(config: Config, cell: Cell, finished: Finished) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tabulate each method at its best learning rate, the best method first, and all methods and rates.
+def results_tables(
+    config: Config, cell: Cell, finished: Finished
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tabulate each method at its best learning rate, the best method first, and all methods and
+    rates.
 
     Columns: as in `asyncsim.study.ranking.grid`, with all measures (the problem's last), and
-    ``simulated_seconds`` of the runs; from their traces ``staleness_mean``, ``discarded`` (share of discarded
-    computations), ``messages`` and ``gigabytes`` (both ways; a parameter vector each, upwards scaled by the
-    method's ``message_size``); ``cut_off`` (seeds that met the target at the end of their runs, but had not
-    held it yet). The first table also has the columns of `asyncsim.study.ranking.ranked`, the second
-    ``best``, whether the rate is in the first, and ``as_good`` (`asyncsim.study.ranking.as_good`).
+    ``simulated_seconds`` of the runs; from their traces ``staleness_mean``, ``discarded`` (share of
+    discarded computations), ``messages`` and ``gigabytes`` (both ways; a parameter vector each,
+    upwards scaled by the method's ``message_size``); ``cut_off`` (seeds that met the target at the
+    end of their runs, but had not held it yet). The first table also has the columns of
+    `asyncsim.study.ranking.ranked`, the second ``best``, whether the rate is in the first, and
+    ``as_good`` (`asyncsim.study.ranking.as_good`).
     """
     summary = finished.summary
     # A user's own method may have no learning rate.
     rate = summary.get("method.learning_rate", float("nan"))
     summary = summary.assign(learning_rate=rate).drop_duplicates([*_BY, "seed"])
     vector = config.vector_bytes(cell.problem)
-    sizes = {method.name: method.timing.size_of_message(config.bits) or 1.0 for method in cell.methods}
+    sizes = {
+        method.name: method.timing.size_of_message(config.bits) or 1.0 for method in cell.methods
+    }
     of_trace = {file: _costs(finished.trace(file)) for file in summary["trace_file"].unique()}
     costs = pd.DataFrame([of_trace[file] for file in summary["trace_file"]], summary.index)
     # A worker sends a message and reads a vector of parameters.
@@ -141,11 +172,16 @@ def results_tables(config: Config, cell: Cell, finished: Finished) -> tuple[pd.D
     summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
     grid_table = grid(summary, _BY, names, config.measured)
-    summary["cut_off"] = config.goal.is_met_by(summary[config.goal.of]) & np.isinf(summary["time_to_target"])
+    summary["cut_off"] = config.goal.is_met_by(summary[config.goal.of]) & np.isinf(
+        summary["time_to_target"]
+    )
     groups = summary.groupby(list(_BY), sort=False, dropna=False)
-    grid_table = grid_table.merge(groups[list(costs)].mean().join(groups["cut_off"].sum()).reset_index(), on=list(_BY))
+    grid_table = grid_table.merge(
+        groups[list(costs)].mean().join(groups["cut_off"].sum()).reset_index(), on=list(_BY)
+    )
     grid_table = grid_table.assign(
-        best=~grid_table.duplicated("method"), as_good=as_good(grid_table, summary, _BY, config.measured)
+        best=~grid_table.duplicated("method"),
+        as_good=as_good(grid_table, summary, _BY, config.measured),
     )
     table = grid_table[grid_table["best"]].drop(columns=["best", "as_good"])
     return ranked(table, summary, _BY, config.measured), grid_table
@@ -157,9 +193,13 @@ def _check_measure(config: Config, problem: Problem) -> None:
     standard = [name for name in MEASURES if name in available]
     require_choice("measure", config.measure, [*standard, *sorted(available.difference(standard))])
     if config.best == "most" and config.measure in MEASURES[:2]:
-        raise InputError(f"best = 'most': smaller values of {config.measure} are better; leave it out")
+        raise InputError(
+            f"best = 'most': smaller values of {config.measure} are better; leave it out"
+        )
     if config.direction is None:
-        raise InputError(f"measure = {config.measure!r}: best values unknown; give best = 'least' or 'most'")
+        raise InputError(
+            f"measure = {config.measure!r}: best values unknown; give best = 'least' or 'most'"
+        )
 
 
 def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataFrame) -> str:
@@ -167,9 +207,18 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
     measure, several = config.measured, len(table) > 1
     problem_measures = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
     clusters = timings(cell.cluster, cell.methods, config.bits)
-    prefixes = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
-    described = "\n".join(f"{prefixes[cluster]}{describe(cluster, config.attack)}" for cluster in clusters)
-    length = "the same number of accepted gradients" if config.time_budget is None else f"{config.time_budget:g} s"
+    prefixes = {
+        cluster: f"{', '.join(names)}: " if len(clusters) > 1 else ""
+        for cluster, names in clusters.items()
+    }
+    described = "\n".join(
+        f"{prefixes[cluster]}{describe(cluster, config.attack)}" for cluster in clusters
+    )
+    length = (
+        "the same number of accepted gradients"
+        if config.time_budget is None
+        else f"{config.time_budget:g} s"
+    )
     # An unfinished study may have fewer rates than --tune, and not the same number of each method.
     rates = grid_table.groupby("method")["learning_rate"].nunique()
     counts = f"{rates.max()}" if rates.min() == rates.max() else f"{rates.min()} to {rates.max()}"
@@ -177,8 +226,10 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
     direction = f"the {measure.best} first"
     lines = [
         described,
-        f"{cell.problem.name}; {length} for every method{tuned}; {counted(int(table['seeds'].max()), 'seed')}",
-        f"time and gradients until {config.goal.criterion()}; sorted by {measure.heading}, {direction}; \u00b1: "
+        f"{cell.problem.name}; {length} for every method{tuned}; "
+        f"{counted(int(table['seeds'].max()), 'seed')}",
+        f"time and gradients until {config.goal.criterion()}; sorted by {measure.heading}, "
+        f"{direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
     lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS), TABLE))
@@ -188,7 +239,8 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
             lines[-1] += "; the rates were chosen with the same seeds, which favours noisy methods"
     longer = "--steps" if config.time_budget is None else "--time-budget"
     lines += [
-        f"{row.method}: touched by {row.touched} of {row.seeds} seeds, but {counted(row.cut_off, 'run')} ended before "
+        f"{row.method}: touched by {row.touched} of {row.seeds} seeds, but "
+        f"{counted(row.cut_off, 'run')} ended before "
         f"it was held: increase {longer}"
         for row in table.itertuples()
         if row.cut_off
@@ -199,7 +251,9 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
 
 
 def _costs(trace: Trace) -> dict[str, float]:
-    """Return the mean staleness of a trace, the share of discarded computations, and the messages both ways."""
+    """Return the mean staleness of a trace, the share of discarded computations, and the messages
+    both ways.
+    """
     outcome = trace.frame["outcome"]
     discarded = int(outcome.isin(["discarded", "cancelled"]).sum())
     sent = int((outcome != "cancelled").sum())

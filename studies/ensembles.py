@@ -1,9 +1,10 @@
 """What an ensemble gains: models are trained alone, and their predictions are averaged.
 
-dist-keras' EnsembleTrainer, its only trainer without a central variable: each model has separate initial
-parameters and minibatches and never communicates. The predicted probabilities of the first k models are
-averaged and judged on the test data, beside the single models. All models draw from the whole training set;
-in dist-keras each has a shard. A custom problem needs test data and a predict: see asyncsim.problems.custom.
+dist-keras' EnsembleTrainer, its only trainer without a central variable: each model has separate
+initial parameters and minibatches and never communicates. The predicted probabilities of the first
+k models are averaged and judged on the test data, beside the single models. All models draw from
+the whole training set; in dist-keras each has a shard. A custom problem needs test data and a
+predict: see asyncsim.problems.custom.
 """
 
 import math
@@ -41,7 +42,15 @@ from asyncsim.study.sweep import sweep
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
 #: Options that affect only the times of a lone worker, which only custom methods may use.
 _OF_TIMES = (
-    *("service", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "discipline", "read_blocks"),
+    *(
+        "service",
+        "latency",
+        "bandwidth",
+        "shared_bandwidth",
+        "message_bytes",
+        "discipline",
+        "read_blocks",
+    ),
     *("sites", "far_latency", "far_bandwidth"),
 )
 #: Options that the timing of some methods overrides.
@@ -57,7 +66,9 @@ class Config(StudyConfig):
     steps: int = 450
     """Commits of each model."""
     methods: tuple[MethodLike, ...] = ("sgd",)
-    """Methods that models are trained with, by one worker each; or your own as FILE.py:FUNCTION (see the README)."""
+    """Methods that models are trained with, by one worker each; or your own as FILE.py:FUNCTION
+    (see the README).
+    """
 
 
 def run(config: Config) -> Result:
@@ -82,7 +93,10 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             seeds = over_seeds(summary["seed"].nunique(), "means over")
-            text = f"{cell.problem.name}, {seeds}; averages over the first models, without diverged ones"
+            text = (
+                f"{cell.problem.name}, {seeds}; averages over the first models, without diverged "
+                "ones"
+            )
             present(folder, {}, text, report(summary))
 
         executor = executor_of(config, [(cell.problem, config.workers)])
@@ -91,8 +105,14 @@ def run(config: Config) -> Result:
 
 def _unused(config: Config, methods: Sequence[Method]) -> list[str]:
     """List the cluster's options that have no effect on models trained alone with these methods."""
-    shipped = all(isinstance(entry, str) and not own_file(entry)[0] for entry in split(config.methods))
-    needs = [name for name in _OF_NEEDS if all(getattr(method.timing, name) is not None for method in methods)]
+    shipped = all(
+        isinstance(entry, str) and not own_file(entry)[0] for entry in split(config.methods)
+    )
+    needs = [
+        name
+        for name in _OF_NEEDS
+        if all(getattr(method.timing, name) is not None for method in methods)
+    ]
     return [*(_OF_TIMES if shipped else ()), *needs]
 
 
@@ -103,19 +123,26 @@ def _require_predictions(problem: Problem) -> None:
             "asyncsim.problems.custom a function predict(params, data)"
         )
     if problem.test is None:
-        raise InputError(f"problem = {problem.name!r}: has no test data to predict; give some, or choose digits, say")
+        raise InputError(
+            f"problem = {problem.name!r}: has no test data to predict; give some, or choose "
+            "digits, say"
+        )
 
 
 def report(summary: pd.DataFrame) -> str:
     """Format the printed table: means over the seeds."""
-    means = summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
+    means = (
+        summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
+    )
     return text_of(means, digits=4)
 
 
 def averaged_predictions(problem: Problem, models: Sequence[Any], data: Any) -> dict[str, float]:
-    """Compute loss (nats) and accuracy of the models' mean predicted probabilities over all examples.
+    """Compute loss (nats) and accuracy of the models' mean predicted probabilities over all
+    examples.
 
-    ``problem``: must have ``predict``. ``models``: parameters of each model. ``data``: labelled examples.
+    ``problem``: must have ``predict``. ``models``: parameters of each model. ``data``: labelled
+    examples.
     """
     predict: Any = problem.predict
 
@@ -127,14 +154,18 @@ def averaged_predictions(problem: Problem, models: Sequence[Any], data: Any) -> 
         return {"loss": -jnp.mean(right), "accuracy": accuracy(mean, part["label"])}
 
     with whole_products():
-        means_by_name = jax.jit(lambda data: mean_in_pieces(means, data))(jax.tree.map(jnp.asarray, data))
+        means_by_name = jax.jit(lambda data: mean_in_pieces(means, data))(
+            jax.tree.map(jnp.asarray, data)
+        )
     return {name: float(value) for name, value in means_by_name.items()}
 
 
 def _ensemble(
     config: Config, cluster: Cluster, method: Method, problem: Problem, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Train the models of a method and a seed; return a row per number of models, without diverged models."""
+    """Train the models of a method and a seed; return a row per number of models, without diverged
+    models.
+    """
     lone_cluster = meet(meet(cluster, Timing(workers=1)), method.timing)
     models, single, rows = [], [], []
     with config.computing_device():

@@ -1,9 +1,9 @@
 """What deaths of workers cost: goodput by policy and loss by method, at several rates of death.
 
-Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each the
-division of the workers' time into accepted gradients and several losses, and the remaining commits per
-second; and for each method the time to a target. Writes two tables, beside traces, runs, a summary and a
-figure.
+Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each
+the division of the workers' time into accepted gradients and several losses, and the remaining
+commits per second; and for each method the time to a target. Writes two tables, beside traces,
+runs, a summary and a figure.
 """
 
 import functools
@@ -56,17 +56,21 @@ class Config(SweepConfig):
     """Seconds until the server detects a death; until then others wait for the worker."""
     # A sequence, unlike in the base class: each cell has one value.
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
-    """Policies of the server, one after the other; the end of --help lists them.
-    By default asynchronous, bounded_staleness(3), barrier, and first_of half of each cluster's workers."""
+    """Policies of the server, one after the other; the end of --help lists them. By default
+    asynchronous, bounded_staleness(3), barrier, and first_of half of each cluster's workers."""
     methods: tuple[MethodLike, ...] = ("downpour", "gem")
-    """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the
+    README).
+    """
     target: float = 0.5
     """Target loss or accuracy whose time is reported."""
     target_of: str = "train_loss"
-    """Measure of the target: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it."""
+    """Measure of the target: train_loss or test_loss, reached from above, or train_accuracy or
+    test_accuracy, from below, if the problem has it."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
+    """Worker steps between evaluations on all data, between which the time to the target is
+    interpolated.
+    """
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -84,7 +88,9 @@ class Config(SweepConfig):
         if deaths:
             lasts: Any = self.lasts  # for lists, which options allow, crash raises the error
             deaths_failure = (str(crash(f"exponential({_HOUR / deaths!r})", lasts, self.detect)),)
-        given_failures = (self.failures,) if isinstance(self.failures, str) else tuple(self.failures)
+        given_failures = (
+            (self.failures,) if isinstance(self.failures, str) else tuple(self.failures)
+        )
         return super().at(**{"failures": given_failures + deaths_failure, **values})
 
 
@@ -113,15 +119,19 @@ def run(config: Config) -> Result:
 def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the cost of deaths under each policy, as means over traces.
 
-    Columns: ``workers``, ``policy``, ``deaths`` (per hour and worker); ``throughput`` (accepted commits/s);
-    ``remaining``, the ratio to the throughput with the fewest deaths; the parts of the workers' time
-    (`PARTS`); ``staleness_mean``.
+    Columns: ``workers``, ``policy``, ``deaths`` (per hour and worker); ``throughput`` (accepted
+    commits/s); ``remaining``, the ratio to the throughput with the fewest deaths; the parts of the
+    workers' time (`PARTS`); ``staleness_mean``.
     """
     columns = ["throughput", *(part.name for part in PARTS), "staleness_mean"]
     traces = summary.drop_duplicates([*_CLUSTER, "trace_file"]).groupby(list(_CLUSTER), sort=False)
-    table = pd.DataFrame({cluster: trace_means(group, cluster[0])[columns] for cluster, group in traces}).T
+    table = pd.DataFrame(
+        {cluster: trace_means(group, cluster[0])[columns] for cluster, group in traces}
+    ).T
     table = table.rename_axis(_CLUSTER).reset_index()
-    fewest = table.sort_values("deaths").groupby(["workers", "policy"])["throughput"].transform("first")
+    fewest = (
+        table.sort_values("deaths").groupby(["workers", "policy"])["throughput"].transform("first")
+    )
     table.insert(4, "remaining", table["throughput"] / fewest)
     return table
 
@@ -129,9 +139,9 @@ def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
 def times_table(finished: Finished, target: Target) -> pd.DataFrame:
     """Tabulate each method's time to the target under each policy at each rate of deaths.
 
-    Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that
-    met the target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), ``final_loss``
-    (minibatch loss, mean over the finished seeds).
+    Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached``
+    (seeds that met the target), ``time_to_target`` (s, simulated; infinite if a seed did not meet
+    it), ``final_loss`` (minibatch loss, mean over the finished seeds).
     """
     times = [target.time(finished.run(name).evaluations) for name in finished.summary["run_folder"]]
     runs = finished.summary.assign(time_to_target=times)
@@ -140,11 +150,14 @@ def times_table(finished: Finished, target: Target) -> pd.DataFrame:
 
 def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
-    counts = f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: per worker and hour"
+    counts = (
+        f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: per worker and hour"
+    )
     present(
         folder,
         {GOODPUT: goodput, TIMES: times},
-        f"{counts}; parts of the workers' time; remaining: part of the throughput with the fewest deaths",
+        f"{counts}; parts of the workers' time; remaining: part of the throughput with the fewest "
+        "deaths",
         f"{text_of(goodput, [*_CLUSTER, 'throughput', 'remaining', *PARTS, 'staleness_mean'])}\n",
         f"simulated time until {target} is reached\n{text_of(times)}",
     )

@@ -1,12 +1,12 @@
 """Who gets served by a saturated real server: the first to come, or the lowest rank.
 
-Real worker processes visit a real server process that is never idle. Served in the order of arrival, all
-commit equally often; with the lowest rank first, the highest ranks starve, as the GEM paper's authors report
-of their program. The simulator, calibrated with the computing and service times under the first discipline,
-predicts both.
+Real worker processes visit a real server process that is never idle. Served in the order of
+arrival, all commit equally often; with the lowest rank first, the highest ranks starve, as the GEM
+paper's authors report of their program. The simulator, calibrated with the computing and service
+times under the first discipline, predicts both.
 
-Needs Ray: pip install "asyncsim[ray]". Interrupted recordings stay in the study's folder; --resume continues
-them.
+Needs Ray: pip install "asyncsim[ray]". Interrupted recordings stay in the study's folder; --resume
+continues them.
 """
 
 import dataclasses
@@ -58,7 +58,9 @@ class Config(RealConfig):
     """Law of the time that the server sleeps per visit (s), besides applying the message."""
     # A sequence, unlike in the base class: each recording has one value.
     discipline: tuple[Discipline, ...] = DISCIPLINES  # type: ignore[assignment]
-    """Order in which waiting workers are served, one recording each; the first calibrates the simulator."""
+    """Order in which waiting workers are served, one recording each; the first calibrates the
+    simulator.
+    """
     simulations: int = 20
     """Simulations of each discipline, for mean and range."""
     seed: int = 0
@@ -70,7 +72,9 @@ class Config(RealConfig):
         for discipline in self.discipline:
             require_choice("discipline", discipline, ("fifo", "lowest_rank", "random"))
         if not self.exclusive:
-            raise InputError("exclusive = False: the times between the two visits are not recorded; leave it out")
+            raise InputError(
+                "exclusive = False: the times between the two visits are not recorded; leave it out"
+            )
         require_count("simulations", self.simulations)
         require_count("seed", self.seed, minimum=0)
         for discipline in self.discipline:
@@ -78,7 +82,9 @@ class Config(RealConfig):
 
     def under(self, discipline: str) -> RealConfig:
         """Return the options of one recording."""
-        options: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)}
+        options: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)
+        }
         return RealConfig(**{**options, "discipline": discipline})
 
 
@@ -88,7 +94,9 @@ def run(config: Config) -> Result:
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
-        raise InputError(f"methods: {len(methods)} given; the order of service depends on no method: give one")
+        raise InputError(
+            f"methods: {len(methods)} given; the order of service depends on no method: give one"
+        )
     require_timing(methods[0], config.under(config.discipline[0]).processes())
     record = {"study": "fairness", **config.record(methods, problem)}
     jobs = [
@@ -102,21 +110,32 @@ def run(config: Config) -> Result:
         )
         for discipline in config.discipline
     ]
-    return run_jobs("fairness", config, record, jobs, config.one_by_one(config.workers + 1), _conclude)
+    return run_jobs(
+        "fairness", config, record, jobs, config.one_by_one(config.workers + 1), _conclude
+    )
 
 
-def _measured(folder: Path, config: Config, method: Method, problem: Problem, discipline: str) -> Tables:
-    """Record, or resume, a discipline; return its rows beside simulations calibrated with the first discipline."""
+def _measured(
+    folder: Path, config: Config, method: Method, problem: Problem, discipline: str
+) -> Tables:
+    """Record, or resume, a discipline; return its rows beside simulations calibrated with the first
+    discipline.
+    """
     traces = {}
     for name in dict.fromkeys([config.discipline[0], discipline]):
-        traces[name] = config.under(name).recorded(method, problem, folder / _RECORDINGS / name, config.seed).trace
+        traces[name] = (
+            config.under(name)
+            .recorded(method, problem, folder / _RECORDINGS / name, config.seed)
+            .trace
+        )
     laws = observed(traces[config.discipline[0]])
     rows = predicted(traces[discipline], discipline, laws, config.simulations, config.seed)
     return {results.SUMMARY: plain(rows.to_dict("records"))}
 
 
 def observed(trace: Trace) -> tuple[Law, Law]:
-    """Return empirical laws of a recording: time away from the server per step, and service time per visit.
+    """Return empirical laws of a recording: time away from the server per step, and service time
+    per visit.
 
     They resample the recorded times. Reads in separate visits count as services.
     """
@@ -125,15 +144,24 @@ def observed(trace: Trace) -> tuple[Law, Law]:
     away = (later["arrive_time"] - later["read_time"]).to_numpy()
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()
     if trace.source.separate_reads:
-        service = np.concatenate([service, (later["read_time"] - later["read_serve_time"]).to_numpy()])
+        service = np.concatenate(
+            [service, (later["read_time"] - later["read_serve_time"]).to_numpy()]
+        )
     return Empirical(away.tolist()), Empirical(service.tolist())
 
 
-def predicted(trace: Trace, discipline: str, laws: tuple[Law, Law], simulations: int, seed: int) -> pd.DataFrame:
+def predicted(
+    trace: Trace, discipline: str, laws: tuple[Law, Law], simulations: int, seed: int
+) -> pd.DataFrame:
     """Tabulate each worker's share of the commits and mean wait (s), recorded and simulated."""
     away, service = laws
     cluster = Cluster(
-        trace.workers, compute=away, service=service, protocol=trace.protocol, exclusive=True, discipline=discipline
+        trace.workers,
+        compute=away,
+        service=service,
+        protocol=trace.protocol,
+        exclusive=True,
+        discipline=discipline,
     )
     drawn = [simulate(cluster, len(trace), seed + i).per_worker(0) for i in range(simulations)]
     share = np.array([table["share"] for table in drawn])
@@ -153,7 +181,18 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         rate = f"{numbers['throughput']:.3g} commits/s"
         lines.append(f"{discipline}: {rate}, server busy {numbers['utilisation']:.3f} of the time")
         if numbers["utilisation"] < _BUSY:
-            note(f"{discipline}: with a short queue the order matters little; give more workers or a longer --service")
-    columns = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
+            note(
+                f"{discipline}: with a short queue the order matters little; give more workers or "
+                "a longer --service"
+            )
+    columns = [
+        "discipline",
+        "worker",
+        "commits",
+        "share",
+        "simulated_share",
+        "simulated_low",
+        "simulated_high",
+    ]
     columns += ["mean_wait", "simulated_wait"]
     present(folder, {}, *lines, f"\n{text_of(summary, columns)}")

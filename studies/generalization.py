@@ -1,9 +1,11 @@
 """Whether many epochs overfit: training and test loss of GEM, and of SGD on one worker.
 
-Figure 5 of the GEM paper: 30 passes through the training data, by 100 workers together with GEM and by one worker with
-momentum SGD, so that both compute the same number of gradients. The paper calls the test data validation data.
+Figure 5 of the GEM paper: 30 passes through the training data, by 100 workers together with GEM and
+by one worker with momentum SGD, so that both compute the same number of gradients. The paper calls
+the test data validation data.
 
-At paper scale about 170,000 commits of MNIST's network, evaluated about 30 times a run: half an hour on two cores.
+At paper scale about 170,000 commits of MNIST's network, evaluated about 30 times a run: half an
+hour on two cores.
 """
 
 import functools
@@ -32,7 +34,9 @@ class Config(SweepConfig):
     evaluate_every: int | None = None
     """Worker steps between evaluations on all data. none: about one for each epoch."""
     methods: tuple[MethodLike, ...] = ("gem", "sgd")
-    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION
+    (see the README).
+    """
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -55,7 +59,9 @@ def run(config: Config) -> Result:
         cells = sweep(config, [{"workers": n} for n in config.workers])
         if cells[0].problem.test is None:
             name = cells[0].problem.name
-            raise InputError(f"problem = {name!r}: has no test data to generalize to; choose another, digits say")
+            raise InputError(
+                f"problem = {name!r}: has no test data to generalize to; choose another, digits say"
+            )
         if config.steps == 0:
             cells = [_of_epochs(cell, config.epochs) for cell in cells]
         conclude = functools.partial(report, by=("workers", "method"))
@@ -63,7 +69,9 @@ def run(config: Config) -> Result:
 
 
 def _of_epochs(cell: Cell, epochs: int) -> Cell:
-    """Set a cell's steps so that all workers together make ``epochs`` passes through the training data."""
+    """Set a cell's steps so that all workers together make ``epochs`` passes through the training
+    data.
+    """
     steps = steps_of_epochs(cell, epochs)
     interval = cell.config.evaluate_every or max(1, steps // epochs)
     return cell.with_options(steps=steps, evaluate_every=interval)

@@ -1,9 +1,9 @@
 """Without a server: gossip on topologies against all-reduce and a server; slow workers, slow links.
 
-Methods without a server are run on each topology, the rest on a cluster with a server, all with the same
-random numbers and each at the best of its learning rates, on homogeneous data or data split by class. Prints
-the simulated time and the gradients to a target, and the distance of the replicas beside the topology's
-spectral gap; writes traces, runs, two tables and a figure.
+Methods without a server are run on each topology, the rest on a cluster with a server, all with the
+same random numbers and each at the best of its learning rates, on homogeneous data or data split by
+class. Prints the simulated time and the gradients to a target, and the distance of the replicas
+beside the topology's spectral gap; writes traces, runs, two tables and a figure.
 """
 
 import dataclasses
@@ -35,7 +35,8 @@ from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions
 from asyncsim.theory import spectral_gap
 
-#: The table of each method on each topology at its best learning rate, beside the summary of all runs.
+#: The table of each method on each topology at its best learning rate, beside the summary of all
+#: runs.
 TABLE = "gossip.csv"
 #: The topology of methods with a server, or with an all-reduce.
 SERVER = "server"
@@ -54,30 +55,37 @@ class Config(TargetOptions, StudyConfig):
     seeds: int = 1
     """Number of seeds: 0, 1, ... One trace per seed for each timing."""
     methods: tuple[MethodLike, ...] = ("dpsgd", "sgp", "osgp", "adpsgd", "batch_sgd", "downpour")
-    """Methods to compare: those without a server are run on each topology, the others once, with a server. batch_sgd is
-    all-reduce: it waits for all."""
+    """Methods to compare: those without a server are run on each topology, the others once, with a
+    server. batch_sgd is all-reduce: it waits for all."""
     topology: tuple[str, ...] = ("ring()", "one_peer_exponential()", "complete()")
-    """Topologies: ring(), exponential(), one_peer_exponential(), complete(), random_regular(degree), base2(). Methods
-    whose workers meet in pairs leave out directed ones."""
+    """Topologies: ring(), exponential(), one_peer_exponential(), complete(),
+    random_regular(degree), base2(). Methods whose workers meet in pairs leave out directed ones."""
     dirichlet: tuple[float | Literal["none"], ...] = ("none",)
-    """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which each worker's classes
-    are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data, unless the problem says otherwise."""
+    """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which
+    each worker's classes are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data,
+    unless the problem says otherwise."""
     evaluate_replicas: bool = False
     """Evaluate each worker's replica, too; the table then has the worst one's accuracy."""
     slow: float = 1.0
     """Factor by which worker 0 takes longer for a local step: 5, say."""
     slow_link: float = 1.0
-    """Factor by which messages take longer between worker 0 and its first neighbour, or the server; needs a latency or
-    a bandwidth."""
+    """Factor by which messages take longer between worker 0 and its first neighbour, or the server;
+    needs a latency or a bandwidth."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
-    """Learning rates to try for every method; the table shows each method on each topology at its best one."""
+    """Learning rates to try for every method; the table shows each method on each topology at its
+    best one.
+    """
     evaluate_every: int | None = 2
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
-    the logarithm of the loss or the error."""
+    """Worker steps between evaluations on all data, between which the time to the target is
+    interpolated, linearly in the logarithm of the loss or the error."""
 
     def goal_on(self, problem: Problem) -> Target:
-        """Return the target: by default a test accuracy, or a training loss if the problem has no accuracy."""
-        return self.goal_of("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
+        """Return the target: by default a test accuracy, or a training loss if the problem has no
+        accuracy.
+        """
+        return self.goal_of(
+            "test_accuracy" if "test_accuracy" in measures(problem) else "train_loss"
+        )
 
     @property
     def topologies(self) -> tuple[str, ...]:
@@ -102,7 +110,9 @@ class Config(TargetOptions, StudyConfig):
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cell."""
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        options = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)
+        }
         options_of_cell = {
             "slow": self.slow,
             "slow_link": self.slow_link,
@@ -131,14 +141,19 @@ class _ClusterConfig(StudyConfig):
             if self.slow_link != 1 and self.workers > 1:
                 link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
                 topology = slow_links(topology, [*(topology.slow or ()), link])
-            # The service has a default that must not apply here; the server's other options are refused by name.
+            # The service has a default that must not apply here; the server's other options are
+            # refused by name.
             return dataclasses.replace(cluster, service=Constant(0.0), topology=topology)
         if self.slow_link == 1 or self.workers == 1:
             return cluster
 
         def first_slow(values: Any, slower: Callable[[Any], Any]) -> PerWorker:
-            first, *rest = values.values if isinstance(values, PerWorker) else (values,) * self.workers
-            return per_worker([tuple(map(slower, first)) if isinstance(first, tuple) else slower(first), *rest])
+            first, *rest = (
+                values.values if isinstance(values, PerWorker) else (values,) * self.workers
+            )
+            return per_worker(
+                [tuple(map(slower, first)) if isinstance(first, tuple) else slower(first), *rest]
+            )
 
         slower: dict[str, Any] = {}
         if cluster.latency != Constant(0.0):
@@ -172,7 +187,9 @@ def run(config: Config) -> Result:
         goal.check_of(cells[0].problem)
         goal.check()
         cells = [cell._replace(goal=goal) for cell in cells]
-        return run_cells("gossip", config, cells, functools.partial(_conclude, config, goal, left_out))
+        return run_cells(
+            "gossip", config, cells, functools.partial(_conclude, config, goal, left_out)
+        )
 
 
 @each_note_once()
@@ -187,14 +204,24 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
     grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies, SERVER)]
     if set(config.dirichlet) - {"none", None}:
         # A number in every row: infinite for homogeneous data.
-        values = [np.inf if concentration in ("none", None) else concentration for concentration in config.dirichlet]
+        values = [
+            np.inf if concentration in ("none", None) else concentration
+            for concentration in config.dirichlet
+        ]
         grid = [{"dirichlet": value, **point} for value in values for point in grid]
     cells, left_out = [], {}
-    for cell in sweep(config, [{**point, "learning_rate": rate} for point in grid for rate in config.tune]):
-        if "dirichlet" in cell.values and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]:
+    for cell in sweep(
+        config, [{**point, "learning_rate": rate} for point in grid for rate in config.tune]
+    ):
+        if (
+            "dirichlet" in cell.values
+            and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]
+        ):
             raise InputError(
-                f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = {str(config.problem)!r} says its own, "
-                "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet in brackets"
+                f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = "
+                f"{str(config.problem)!r} says its own, "
+                "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet "
+                "in brackets"
             )
         methods = []
         for method in cell.methods:
@@ -222,14 +249,16 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
 
 
 def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
-    """Tabulate each split of the data, topology and method at its best learning rate, in the study's order.
+    """Tabulate each split of the data, topology and method at its best learning rate, in the
+    study's order.
 
-    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``dirichlet`` if the study has splits (infinite:
-    homogeneous), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that
-    met and held the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed
-    did not), the measures at the last evaluation, also for the worst replica if replicas were evaluated,
-    ``simulated_seconds`` of the whole run, ``consensus_distance`` (mean squared distance of the replicas from
-    their mean, averaged over the evaluations after the first) and ``spectral_gap``.
+    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``dirichlet`` if the study has splits
+    (infinite: homogeneous), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
+    ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
+    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, also
+    for the worst replica if replicas were evaluated, ``simulated_seconds`` of the whole run,
+    ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the
+    evaluations after the first) and ``spectral_gap``.
     """
     finished = read(folder, "gossip")
     worst = [f"{name}_worst" for name in _MEASURES[:2]]
@@ -257,7 +286,11 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
     longest = table["simulated_seconds"].max()
     missed = [
         f"{row.method} on {row.topology}"
-        + (f" in its {number_text(row.simulated_seconds)} s" if row.simulated_seconds < longest else "")
+        + (
+            f" in its {number_text(row.simulated_seconds)} s"
+            if row.simulated_seconds < longest
+            else ""
+        )
         for row in table[table["reached"] < table["seeds"]].itertuples()
     ]
     lacking = f"; not reached with every seed: {', '.join(missed)}" if missed else ""
@@ -266,30 +299,43 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
     first = serverless.loc[serverless["time_to_target"].idxmin()]
     text = (
         f"first without a server at {goal}: {first['method']} on {first['topology']}, after "
-        f"{number_text(first['time_to_target'])} s and {number_text(first['gradients_to_target'])} gradients"
+        f"{number_text(first['time_to_target'])} s and {number_text(first['gradients_to_target'])} "
+        "gradients"
     )
-    for row in table[(table["topology"] == SERVER) & (table["reached"] == table["seeds"])].itertuples():
+    for row in table[
+        (table["topology"] == SERVER) & (table["reached"] == table["seeds"])
+    ].itertuples():
         time, work = (
             row.time_to_target / first["time_to_target"],
             first["gradients_to_target"] / row.gradients_to_target,
         )
-        text += f"; {number_text(time)} times as fast as {row.method}, with {number_text(work)} times its gradients"
+        text += (
+            f"; {number_text(time)} times as fast as {row.method}, with {number_text(work)} times "
+            "its gradients"
+        )
     return text + lacking
 
 
-def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame) -> None:
+def _conclude(
+    config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame
+) -> None:
     table = results_table(config, goal, folder)
     printed = table.copy()
     if "dirichlet" in table:
         printed["dirichlet"] = [
-            "none" if np.isinf(concentration) else f"{concentration:g}" for concentration in table["dirichlet"]
+            "none" if np.isinf(concentration) else f"{concentration:g}"
+            for concentration in table["dirichlet"]
         ]
         splits = {of: table[printed["dirichlet"] == of] for of in printed["dirichlet"].unique()}
-        verdict_text = "\n".join(f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items())
+        verdict_text = "\n".join(
+            f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items()
+        )
     else:
         verdict_text = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
-    slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
+    slow += (
+        f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
+    )
     setting = ", ".join([f"{config.workers} workers{slow}", *attack_text(config.attack)])
     lines = [
         f"{setting}; time and gradients until {goal.criterion()}; consensus distance: mean "

@@ -1,8 +1,8 @@
 """How energetic GEM's proxy may be: loss and median pi for several kappa, up to divergence.
 
-Figure 8 of the GEM paper, which matches the energy of momentum SGD times kappa (its eq. 27) with 10 workers: better
-with a larger kappa up to 3, diverging at 4. At paper scale about 200,000 commits of MNIST's network: twenty minutes on
-two cores.
+Figure 8 of the GEM paper, which matches the energy of momentum SGD times kappa (its eq. 27) with 10
+workers: better with a larger kappa up to 3, diverging at 4. At paper scale about 200,000 commits of
+MNIST's network: twenty minutes on two cores.
 """
 
 import functools
@@ -21,8 +21,8 @@ class Config(SweepConfig):
     workers: tuple[int, ...] = (10,)
     """Workers of the clusters, one after the other."""
     methods: tuple[MethodLike, ...] = ("gem(kappa=[1, 1.5, 2, 2.5, 3, 3.5, 4])",)
-    """Methods to compare: gem, with the energies of its proxy relative to momentum SGD, or your own as FILE.py:FUNCTION
-    (see the README)."""
+    """Methods to compare: gem, with the energies of its proxy relative to momentum SGD, or your own
+    as FILE.py:FUNCTION (see the README)."""
 
 
 SCALES = {
@@ -38,6 +38,8 @@ def run(config: Config) -> Result:
         cells = sweep(config, [{"workers": n} for n in config.workers])
         if not any("kappa" in method.hyperparameters for method in cells[0].methods):
             names = ", ".join(method.name for method in cells[0].methods)
-            raise InputError(f"methods = {names}: no kappa, which varies here; give gem, or your own")
+            raise InputError(
+                f"methods = {names}: no kappa, which varies here; give gem, or your own"
+            )
         conclude = functools.partial(report, by=("workers", "method"))
         return run_cells("kappa", config, cells, conclude)

@@ -1,12 +1,14 @@
 """Pulled to the best replica, or to a mean: LSGD, EASGD and DOWNPOUR by communication period.
 
-The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local
-steps between two visits) and learning rate, with the same number of gradients, each at its best rate: with
-the fewest diverged seeds, then the lowest final test error, then the lowest final training loss. With more
-workers than --group-size LSGD runs twice, with one leader and with one leader per group.
+The comparison of the LSGD paper on one cluster: every method at each communication period
+(--window, local steps between two visits) and learning rate, with the same number of gradients,
+each at its best rate: with the fewest diverged seeds, then the lowest final test error, then the
+lowest final training loss. With more workers than --group-size LSGD runs twice, with one leader and
+with one leader per group.
 
-Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program and about nine million
-gradients, for an accelerator. It omits the augmentation of images and the decay of the learning rates.
+Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program and about nine
+million gradients, for an accelerator. It omits the augmentation of images and the decay of the
+learning rates.
 """
 
 import inspect
@@ -19,7 +21,13 @@ import optax
 import pandas as pd
 
 from asyncsim.base.console import each_note_once, note
-from asyncsim.base.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.base.errors import (
+    InputError,
+    require_count,
+    require_fraction,
+    require_nonnegative,
+    require_positive,
+)
 from asyncsim.methods import METHODS, Method, lsgd, named_optimizer
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
@@ -58,11 +66,15 @@ class Config(SweepConfig):
     methods: tuple[MethodLike, ...] = ("lsgd", "aeasgd", "downpour")
     """Methods to compare, easgd say, or your own as FILE.py:FUNCTION (see the README)."""
     group_size: int = 4
-    """Workers of a group with a separate leader; 4 in the paper's runs, the accelerators of a machine."""
+    """Workers of a group with a separate leader; 4 in the paper's runs, the accelerators of a
+    machine.
+    """
     local_momentum: float = 0.0
     """Nesterov momentum of the local steps, from 0 to below 1."""
     weight_decay: float = 0.0
-    """Weight decay of the local steps: multiple of the parameters that is added to each gradient."""
+    """Weight decay of the local steps: multiple of the parameters that is added to each
+    gradient.
+    """
     target: float = 0.1
     """Test error (or training loss) whose time is reported."""
     seeds: int = 2
@@ -78,8 +90,10 @@ class Config(SweepConfig):
         require_positive("target", self.target)
         if self.optimizer is not None and (self.local_momentum or self.weight_decay):
             raise InputError(
-                f"optimizer = {self.optimizer!r}: local_momentum = {self.local_momentum:g} and weight_decay = "
-                f"{self.weight_decay:g} are of plain steps; set both to 0, or leave the optimizer out"
+                f"optimizer = {self.optimizer!r}: local_momentum = {self.local_momentum:g} and "
+                "weight_decay = "
+                f"{self.weight_decay:g} are of plain steps; set both to 0, or leave the optimizer "
+                "out"
             )
         for window in self.window:
             if self.gradients % window:
@@ -120,7 +134,10 @@ def run(config: Config) -> Result:
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = results_table(read(folder, "leaders"), config.target)
             present(folder, {TABLE: table}, report(cells[0].problem.name, table))
-            names = [f"{row.method} with {row.workers} workers and window {row.window}" for row in table.itertuples()]
+            names = [
+                f"{row.method} with {row.workers} workers and window {row.window}"
+                for row in table.itertuples()
+            ]
             if edge := at_the_edge(table, config.learning_rate, names, "--learning-rate"):
                 note(edge)
 
@@ -130,14 +147,17 @@ def run(config: Config) -> Result:
 def results_table(finished: Finished, target: float) -> pd.DataFrame:
     """Tabulate each number of workers, period and method at the method's best learning rate.
 
-    Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``train_loss``;
-    ``test_error`` if there is an accuracy; ``reached`` (seeds that met the target); ``time_to_target`` (s,
-    simulated, mean; infinite if a seed did not meet it); for LSGD ``largest_share`` (elections won by the most
-    frequent leader) and ``kept`` (elections that confirm the leader). Means over the seeds.
+    Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
+    ``train_loss``; ``test_error`` if there is an accuracy; ``reached`` (seeds that met the target);
+    ``time_to_target`` (s, simulated, mean; infinite if a seed did not meet it); for LSGD
+    ``largest_share`` (elections won by the most frequent leader) and ``kept`` (elections that
+    confirm the leader). Means over the seeds.
     """
     keys, summary, rows = ["workers", "window", "method"], finished.summary, []
     goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
-    for (n, window, method, rate), group in tuned(summary, keys, goal).groupby([*keys, "learning_rate"], sort=False):
+    for (n, window, method, rate), group in tuned(summary, keys, goal).groupby(
+        [*keys, "learning_rate"], sort=False
+    ):
         ended = group[group["status"] == "finished"]
         runs = [finished.run(name) for name in group["run_folder"]]
         row = {
@@ -151,21 +171,31 @@ def results_table(finished: Finished, target: float) -> pd.DataFrame:
         }
         if "test_accuracy" in group:
             row["test_error"] = 1 - ended["test_accuracy"].mean()
-        times = [time_to_target(run.evaluations["commit_time"], errors(run.evaluations), target) for run in runs]
+        times = [
+            time_to_target(run.evaluations["commit_time"], errors(run.evaluations), target)
+            for run in runs
+        ]
         row |= {"reached": int(np.isfinite(times).sum()), "time_to_target": np.mean(times)}
         if method == "lsgd":
             elected = [leaders(run, n) for run in runs]
-            row["largest_share"] = np.mean([np.bincount(winners).max() / len(winners) for winners in elected])
+            row["largest_share"] = np.mean(
+                [np.bincount(winners).max() / len(winners) for winners in elected]
+            )
             # Undefined for a single election.
             row["kept"] = np.mean(
-                [np.mean(winners[1:] == winners[:-1]) if len(winners) > 1 else np.nan for winners in elected]
+                [
+                    np.mean(winners[1:] == winners[:-1]) if len(winners) > 1 else np.nan
+                    for winners in elected
+                ]
             )
         rows.append(row)
     return pd.DataFrame(rows).sort_values(keys, key=_sort_key(finished), ignore_index=True)
 
 
 def leaders(run: Run, workers: int) -> np.ndarray:
-    """Return LSGD's single leader after each commit: the worker with the lowest last reported loss."""
+    """Return LSGD's single leader after each commit: the worker with the lowest last reported
+    loss.
+    """
     last_losses, leader = np.full(workers, np.inf), []
     for worker, loss in zip(run.commits["worker"], run.commits["loss"], strict=True):
         last_losses[worker] = loss
@@ -175,7 +205,11 @@ def leaders(run: Run, workers: int) -> np.ndarray:
 
 def errors(evaluations: pd.DataFrame) -> pd.Series:
     """Return a run's test errors, or its training losses if there is no accuracy."""
-    return 1 - evaluations["test_accuracy"] if "test_accuracy" in evaluations else evaluations["train_loss"]
+    return (
+        1 - evaluations["test_accuracy"]
+        if "test_accuracy" in evaluations
+        else evaluations["train_loss"]
+    )
 
 
 def report(problem: str, table: pd.DataFrame) -> str:
@@ -209,15 +243,23 @@ def _optimized(method: Method, rate: float, config: Config) -> Method:
     """Give a method the study's local optimizer, if it takes one."""
     if not config.local_momentum and not config.weight_decay:
         return method
-    if method.name in METHODS and "optimizer" not in inspect.signature(METHODS[method.name]).parameters:
-        note(f"local_momentum and weight_decay change nothing for {method.name}, which takes no optimizer")
+    if (
+        method.name in METHODS
+        and "optimizer" not in inspect.signature(METHODS[method.name]).parameters
+    ):
+        note(
+            f"local_momentum and weight_decay change nothing for {method.name}, which takes no "
+            "optimizer"
+        )
         return method
     optimizer = optax.chain(
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(rate, config.local_momentum, nesterov=True),
     )
     options = {"local_momentum": config.local_momentum, "weight_decay": config.weight_decay}
-    return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **options})
+    return method._replace(
+        optimizer=optimizer, hyperparameters={**method.hyperparameters, **options}
+    )
 
 
 def _sort_key(finished: Finished) -> Any:

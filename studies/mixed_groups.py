@@ -1,9 +1,10 @@
 """Does it matter how stale samples are mixed? The same staleness by batch, group, sample or token.
 
-Samples have a stated staleness, of one mean and four laws, which is drawn for each batch, each group, each sample or
-each token. A token bandit is trained on them with and without corrections, each at the best of its learning rates.
-Prints the rewards, the ascent of the uncorrected updates beside the law of mixed groups, and four contrasts, which were
-stated before the first run: see `CONTRASTS`. Writes these tables and a figure.
+Samples have a stated staleness, of one mean and four laws, which is drawn for each batch, each
+group, each sample or each token. A token bandit is trained on them with and without corrections,
+each at the best of its learning rates. Prints the rewards, the ascent of the uncorrected updates
+beside the law of mixed groups, and four contrasts, which were stated before the first run: see
+`CONTRASTS`. Writes these tables and a figure.
 """
 
 import dataclasses
@@ -45,10 +46,16 @@ METHODS = {
     "none, version_group": ("none", "version_group"),
     "truncated(2)": ("truncated(2)", "group"),
 }
-#: Differences of the final reward, first less second, each a law, a mix and a method; and the prediction of their sign
-#: from the law of mixed groups (`asyncsim.theory.rollouts.mixed_group_gradient`), written before the first run.
+#: Differences of the final reward, first less second, each a law, a mix and a method; and the
+#: prediction of their sign from the law of mixed groups
+#: (`asyncsim.theory.rollouts.mixed_group_gradient`), written before the first run.
 CONTRASTS = (
-    ("mixing within groups harms", ("two_point", "sample", "none"), ("two_point", "batch", "none"), "below zero"),
+    (
+        "mixing within groups harms",
+        ("two_point", "sample", "none"),
+        ("two_point", "batch", "none"),
+        "below zero",
+    ),
     (
         "a baseline per version repairs it",
         ("two_point", "sample", "none, version_group"),
@@ -101,12 +108,16 @@ class Config(JobOptions):
 
     def cluster(self) -> Cluster:
         """Return the cluster without staleness, whose samples get theirs afterwards."""
-        rollouts = Rollouts(self.batch, "uniform(0.5, 1.5)", self.group, self.batch, queue="pace(0)")
+        rollouts = Rollouts(
+            self.batch, "uniform(0.5, 1.5)", self.group, self.batch, queue="pace(0)"
+        )
         return Cluster(1, 0.1, rollouts=rollouts)
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.jobs.run_jobs`. Its summary has a row per condition, method, rate and seed."""
+    """Run the study; see `asyncsim.study.jobs.run_jobs`. Its summary has a row per condition,
+    method, rate and seed.
+    """
     config.check()
     # One object each for all jobs, which share compiled programs.
     problem = token_bandit(states=config.states)
@@ -128,22 +139,37 @@ def run(config: Config) -> Result:
         keys = ["law", "mix", "method", "learning_rate"]
         columns = ["reward", *ASCENTS, "staleness", "mixed_pairs"]
         rewards, contrasts = means(best, keys, columns, spreads=True), contrast_table(best)
-        present(folder, {REWARDS: rewards, CONTRASTS_FILE: contrasts}, *_texts(config, rewards, contrasts))
+        present(
+            folder,
+            {REWARDS: rewards, CONTRASTS_FILE: contrasts},
+            *_texts(config, rewards, contrasts),
+        )
 
     with config.computing_device():
         return run_jobs(
-            "mixed_groups", config, config.options_record("mixed_groups"), jobs, executor_of(config, ()), conclude
+            "mixed_groups",
+            config,
+            config.options_record("mixed_groups"),
+            jobs,
+            executor_of(config, ()),
+            conclude,
         )
 
 
 def token_versions(fresh: Trace, law: str, mix: str, mean: int) -> np.ndarray:
-    """Draw the version of each token, ``[samples, tokens]``, with a staleness for each batch, group, ...
+    """Draw the version of each token, ``[samples, tokens]``, with a staleness for each batch,
+    group, ...
 
-    Versions before the first update are version 0. The random numbers depend on the law and the mix alone.
+    Versions before the first update are version 0. The random numbers depend on the law and the mix
+    alone.
     """
     samples, tokens = fresh.samples[fresh.samples["outcome"] == "trained"], token_bandit().tokens
     version = samples["version"].to_numpy()
-    units = {"batch": version, "group": samples["group"].to_numpy(), "sample": samples["sample"].to_numpy()}
+    units = {
+        "batch": version,
+        "group": samples["group"].to_numpy(),
+        "sample": samples["sample"].to_numpy(),
+    }
     draws = Streams(0, f"staleness {law} by {mix}").generator(0)
     if mix == "token":
         drawn = draw_staleness(law, mean, draws, (len(samples), tokens))
@@ -164,11 +190,15 @@ def with_versions(fresh: Trace, versions: np.ndarray) -> Trace:
     staleness = samples["version"] - versions[:, 0]
     samples = samples.assign(length=length, read_version=versions[:, 0], staleness=staleness)
     row, token = np.nonzero(np.ones_like(versions[:, 1:]))
-    switches = pd.DataFrame({"row": row, "share": (token + 1) / versions.shape[1], "version": versions[:, 1:].ravel()})
+    switches = pd.DataFrame(
+        {"row": row, "share": (token + 1) / versions.shape[1], "version": versions[:, 1:].ravel()}
+    )
     return dataclasses.replace(fresh, rollouts=tables._replace(samples=samples, switches=switches))
 
 
-def draw_staleness(law: str, mean: int, draws: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
+def draw_staleness(
+    law: str, mean: int, draws: np.random.Generator, shape: int | tuple[int, ...]
+) -> np.ndarray:
     """Draw a staleness of a law with this mean for each entry of an array."""
     if law == "constant":
         return np.full(shape, mean)
@@ -179,7 +209,9 @@ def draw_staleness(law: str, mean: int, draws: np.random.Generator, shape: int |
     return np.round(mean / _STALE_SHARE).astype(int) * (draws.random(shape) < _STALE_SHARE)
 
 
-def _train(config: Config, problem: PolicyProblem, path: Recorder, law: str, mix: str, seed: int) -> Tables:
+def _train(
+    config: Config, problem: PolicyProblem, path: Recorder, law: str, mix: str, seed: int
+) -> Tables:
     """Return a row per method and rate of a condition and a seed."""
     with config.computing_device():
         fresh = simulate(config.cluster(), config.steps, 0, progress=False)
@@ -191,7 +223,12 @@ def _train(config: Config, problem: PolicyProblem, path: Recorder, law: str, mix
         rows = []
         for name, arguments in METHODS.items():
             runs = replay_members(
-                trace, policy_gradient(1.0, *arguments), problem, [seed] * len(rates), rates, record=[path]
+                trace,
+                policy_gradient(1.0, *arguments),
+                problem,
+                [seed] * len(rates),
+                rates,
+                record=[path],
             )
             for rate, run in zip(rates, runs, strict=True):
                 compares = name == "none" and run.status == "finished"
@@ -220,32 +257,41 @@ def _path(parameters: int) -> Recorder:
     return Recorder(names, lambda state, commit: (state, list(commit.before)))
 
 
-def ascents(run: Run, rate: float, trace: Trace, versions: np.ndarray, problem: PolicyProblem) -> dict[str, float]:
+def ascents(
+    run: Run, rate: float, trace: Trace, versions: np.ndarray, problem: PolicyProblem
+) -> dict[str, float]:
     """Compare the uncorrected updates of a run with the law of mixed groups, by enumeration.
 
-    Given who wrote each token, the mean update of a group of S samples is, with R the reward and s the score of the
-    current policy, both under the law of sample i, J_i the mean reward and J their mean over the group::
+    Given who wrote each token, the mean update of a group of S samples is, with R the reward and s
+    the score of the current policy, both under the law of sample i, J_i the mean reward and J their
+    mean over the group::
 
         1/S sum_i ((S - 1)/S cov_i(R, s) + (J_i - J) E_i[s])
 
-    The second part is the drift. With two policies the sum is `asyncsim.theory.rollouts.mixed_group_gradient`.
+    The second part is the drift. With two policies the sum is
+    `asyncsim.theory.rollouts.mixed_group_gradient`.
 
     Returns
     -------
     dict
-        Components along the gradient of the expected reward, summed over updates, relative to its summed square:
-        ``ascent`` of the updates, ``ascent_law`` of their means by the law, ``drift`` of the law's second part.
+        Components along the gradient of the expected reward, summed over updates, relative to its
+        summed square: ``ascent`` of the updates, ``ascent_law`` of their means by the law,
+        ``drift`` of the law's second part.
     """
     path = run.commits.filter(regex="^theta_").to_numpy()
     policies = enumerate_policies(path, problem)
     updates, _ = plan_updates(trace, problem, trace.seed)
-    states = np.asarray(jax.vmap(jax.vmap(functools.partial(problem.prompt, jax.random.key(0))))(updates.quantile))
+    states = np.asarray(
+        jax.vmap(jax.vmap(functools.partial(problem.prompt, jax.random.key(0))))(updates.quantile)
+    )
     assert trace.cluster is not None and trace.cluster.rollouts is not None
     of_law, drift = expected_updates(
         policies, versions.reshape(*states.shape, -1), states, trace.cluster.rollouts.group
     )
     probability = np.exp(policies.logp.sum(-1))
-    gradient = np.einsum("vsn,sn,vsnp->vp", probability, policies.reward, policies.score) / len(policies.reward)
+    gradient = np.einsum("vsn,sn,vsnp->vp", probability, policies.reward, policies.score) / len(
+        policies.reward
+    )
     # The parameters after the last update are not recorded.
     steps, gradient = (path[1:] - path[:-1]) / rate, gradient[:-1]
     square = (gradient**2).sum()
@@ -286,18 +332,22 @@ def expected_updates(
 
 
 def contrast_table(best: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per contrast: the mean difference over seeds, and intervals that all hold together.
+    """Return a row per contrast: the mean difference over seeds, and intervals that all hold
+    together.
 
-    The intervals are Student's, paired by seed, at a level that is corrected for their number (Bonferroni): together
-    they hold with `asyncsim.study.ranking.CONFIDENCE`. Each side is at its best rate, which the same runs chose: a bias
-    towards both. A contrast of which an interrupted study lacks a side, or with a diverged seed, has no interval.
+    The intervals are Student's, paired by seed, at a level that is corrected for their number
+    (Bonferroni): together they hold with `asyncsim.study.ranking.CONFIDENCE`. Each side is at its
+    best rate, which the same runs chose: a bias towards both. A contrast of which an interrupted
+    study lacks a side, or with a diverged seed, has no interval.
     """
     rewards = best.assign(reward=best["reward"].where(best["status"] == "finished"))
     rewards = rewards.pivot(index="seed", columns=["law", "mix", "method"], values="reward")
     quantile = 1 - (1 - CONFIDENCE) / (2 * len(CONTRASTS))
     rows = []
     for name, first, second, expected in CONTRASTS:
-        gap = (rewards.get(first, np.nan) - rewards.get(second, np.nan) + 0 * rewards.index).to_numpy()
+        gap = (
+            rewards.get(first, np.nan) - rewards.get(second, np.nan) + 0 * rewards.index
+        ).to_numpy()
         gap = gap if np.isfinite(gap).all() else gap * np.nan
         width = np.nan
         if len(gap) > 1:
@@ -319,19 +369,32 @@ def contrast_table(best: pd.DataFrame) -> pd.DataFrame:
 def _texts(config: Config, rewards: pd.DataFrame, contrasts: pd.DataFrame) -> list[str]:
     seeds = over_seeds(config.seeds, "means over")
     uncorrected = rewards[rewards["method"] == "none"]
-    columns: list[str | Column] = ["law", "mix", "method", "learning_rate", "reward", "staleness", "mixed_pairs"]
+    columns: list[str | Column] = [
+        "law",
+        "mix",
+        "method",
+        "learning_rate",
+        "reward",
+        "staleness",
+        "mixed_pairs",
+    ]
     texts = [
-        f"token bandit, groups of {config.group}, batches of {config.batch}, {config.steps} updates; {seeds}",
+        f"token bandit, groups of {config.group}, batches of {config.batch}, {config.steps} "
+        f"updates; {seeds}",
         text_of(rewards.assign(reward=spread(rewards, "reward")), columns, REWARDS),
         "mixed pairs: the probability that two draws from a group are by different versions",
         "",
-        "uncorrected updates along the gradient of the reward, relative to it: measured, and by the law of mixed "
+        "uncorrected updates along the gradient of the reward, relative to it: measured, and by "
+        "the law of mixed "
         "groups; drift: the law's part that only mixed groups have",
         text_of(
-            uncorrected.assign(ascent=spread(uncorrected, "ascent")), ["law", "mix", "learning_rate", *ASCENTS], REWARDS
+            uncorrected.assign(ascent=spread(uncorrected, "ascent")),
+            ["law", "mix", "learning_rate", *ASCENTS],
+            REWARDS,
         ),
         "",
-        f"contrasts; the {len(contrasts)} intervals, paired by seed, hold together with {CONFIDENCE:.0%}",
+        f"contrasts; the {len(contrasts)} intervals, paired by seed, hold together with "
+        f"{CONFIDENCE:.0%}",
         text_of(contrasts, ["contrast", "expected", "difference", "low", "high"], CONTRASTS_FILE),
     ]
     names = [f"{row.law} by {row.mix}, {row.method}" for row in rewards.itertuples()]

@@ -1,14 +1,16 @@
 """How much momentum asynchrony adds: measured on the path of the central variable, against 1 - 1/n.
 
-Asynchronous SGD on a quadratic, many seeds. With exponential compute times and an instantaneous server the
-mean of the central variable follows exactly the recursion of momentum SGD with momentum 1 - 1/n (Mitliagkas,
-Zhang, Hadjis, Ré 2016, arXiv 1605.09774, theorem 5; on a quadratic from the first commit)::
+Asynchronous SGD on a quadratic, many seeds. With exponential compute times and an instantaneous
+server the mean of the central variable follows exactly the recursion of momentum SGD with momentum
+1 - 1/n (Mitliagkas, Zhang, Hadjis, Ré 2016, arXiv 1605.09774, theorem 5; on a quadratic from the
+first commit)::
 
     E[w'' - w'] = momentum E[w' - w] - step E[w'],
     momentum = 1 - 1/n,  step = learning_rate curvature / n
 
-Momentum and step are estimated jointly from the paths. Compute times that vary less violate the assumption:
-the workers then commit nearly in turn, and the best fit to their mean path has another momentum and step.
+Momentum and step are estimated jointly from the paths. Compute times that vary less violate the
+assumption: the workers then commit nearly in turn, and the best fit to their mean path has another
+momentum and step.
 """
 
 from dataclasses import dataclass, replace
@@ -43,14 +45,15 @@ _PRINTED = (
     *("compute", "window", "method", "workers", "seeds", "momentum_measured", "momentum_theory"),
     *("step_measured", "step_theory", "path_off", "assumptions_hold"),
 )
-#: Worker steps after the path, until all gradients of its versions are committed: a worker with exponential
-#: times takes longer once in 400 million commits.
+#: Worker steps after the path, until all gradients of its versions are committed: a worker with
+#: exponential times takes longer once in 400 million commits.
 _AFTER = 20
 #: Options without effect: the study uses only the minibatch losses.
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
 #: Fewest seeds that give an estimate a standard error.
 _FEWEST = 3
-#: Methods whose windows of plain local steps theory covers, and whether they send the mean instead of the sum.
+#: Methods whose windows of plain local steps theory covers, and whether they send the mean instead
+#: of the sum.
 _AVERAGED = {"downpour": False, "agn": True}
 
 
@@ -73,8 +76,8 @@ class Config(SweepConfig):
     seeds: int = 100
     """Number of seeds: 0, 1, ...; at least three."""
     step: float = 1.0
-    """Step of a commit times workers, which sets the learning rate for each number of workers; above 1/4 the mean
-    oscillates."""
+    """Step of a commit times workers, which sets the learning rate for each number of workers;
+    above 1/4 the mean oscillates."""
     problem: ProblemLike = "quadratic"
     """Fixed by the study (a quadratic); leave it out."""
     x64: bool = True
@@ -85,30 +88,47 @@ class Config(SweepConfig):
         super().check()
         require_positive("step", self.step)
         if self.seeds < _FEWEST:
-            raise InputError(f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error")
+            raise InputError(
+                f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error"
+            )
         if min(self.workers) < 2:
-            raise InputError("workers = 1: any momentum fits a lone worker's path; give two or more")
+            raise InputError(
+                "workers = 1: any momentum fits a lone worker's path; give two or more"
+            )
         if self.step >= min(self.workers):
             raise InputError(
-                f"step = {self.step}: must be below the fewest workers, {min(self.workers)}, or one commit overshoots"
+                f"step = {self.step}: must be below the fewest workers, {min(self.workers)}, or "
+                "one commit overshoots"
             )
         if self.protocol != "exchange":
-            raise InputError(f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read")
+            raise InputError(
+                f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read"
+            )
         if self.policy != "asynchronous":
             raise InputError(
-                f"policy = {self.policy}: must be asynchronous, in which every version is read; leave it out"
+                f"policy = {self.policy}: must be asynchronous, in which every version is read; "
+                "leave it out"
             )
         if self.changed("learning_rate"):
-            raise InputError(f"learning_rate = {self.learning_rate}: follows from step here; give that")
+            raise InputError(
+                f"learning_rate = {self.learning_rate}: follows from step here; give that"
+            )
         if self.problem != "quadratic":
-            raise InputError(f"problem = {self.problem!r}: this study is of a quadratic; leave it out")
+            raise InputError(
+                f"problem = {self.problem!r}: this study is of a quadratic; leave it out"
+            )
 
 
-SCALES = {"small": Config(), "paper": Config(scale="paper", workers=(2, 4, 8, 16, 32, 64, 128), seeds=1000)}
+SCALES = {
+    "small": Config(),
+    "paper": Config(scale="paper", workers=(2, 4, 8, 16, 32, 64, 128), seeds=1000),
+}
 
 
 class Paths(NamedTuple):
-    """Paths of the central variable for the seeds that stayed finite, ``[seeds, commits + 1]``, and summary rows."""
+    """Paths of the central variable for the seeds that stayed finite, ``[seeds, commits + 1]``, and
+    summary rows.
+    """
 
     values: np.ndarray
     rows: list[dict[str, Any]]
@@ -131,17 +151,24 @@ def run(config: Config) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
         if not any("momentum" in method.hyperparameters for method in cells[0].methods):
-            config.say_ignored(["momentum"], "here: it belongs to a proxy, which this study does not measure")
+            config.say_ignored(
+                ["momentum"], "here: it belongs to a proxy, which this study does not measure"
+            )
         for method in cells[0].methods:
-            timed = method.timing.policy is not None or method.timing.protocol not in (None, "exchange")
+            timed = method.timing.policy is not None or method.timing.protocol not in (
+                None,
+                "exchange",
+            )
             if timed or method.resume or method.reply or method.look_ahead:
                 raise InputError(
-                    f"methods: workers of {method.name!r} do not read every version of the central variable, "
+                    f"methods: workers of {method.name!r} do not read every version of the central "
+                    "variable, "
                     "so their losses do not give its path; leave it out"
                 )
             if config.window > 1 and not _steps_plainly(method):
                 raise InputError(
-                    f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one the path is known "
+                    f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one "
+                    "the path is known "
                     "for plain gradient steps only; leave optimizer out, or give window 1"
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
@@ -157,8 +184,8 @@ def run(config: Config) -> Result:
 def revealing_quadratic() -> Problem:
     """Build the quadratic ``x**2 / 2`` of one number whose recorded loss is the worker's ``x``.
 
-    With exchanges the worker that commits a version reads it, so the recorded losses of a run are the path
-    of the central variable.
+    With exchanges the worker that commits a version reads it, so the recorded losses of a run are
+    the path of the central variable.
     """
 
     def loss(x: Any, batch: None, key: Any) -> Any:
@@ -168,14 +195,21 @@ def revealing_quadratic() -> Problem:
     def evaluate(x: Any, state: Any, data: None) -> dict[str, Any]:
         return {"loss": jnp.sum(x * x) / 2}
 
-    return Problem("quadratic", lambda key: jnp.ones(1), loss, evaluate, config={"curvature": [1.0], "start": 1.0})
+    return Problem(
+        "quadratic",
+        lambda key: jnp.ones(1),
+        loss,
+        evaluate,
+        config={"curvature": [1.0], "start": 1.0},
+    )
 
 
 def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
     """Replay all seeds and return the paths of the central variable over ``steps`` worker steps."""
     workers, config = cell.cluster.workers, cell.config
     commits = steps * workers
-    # The loss is the mean over the local steps of a window, and each step shrinks x by the same factor.
+    # The loss is the mean over the local steps of a window, and each step shrinks x by the same
+    # factor.
     local = (1 - config.learning_rate) ** np.arange(config.window)
     values, rows = [], []
     for seed in range(config.seeds):
@@ -188,7 +222,9 @@ def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
             evaluate_every=len(trace),
             progress=False,
         )
-        version, staleness = (trace.frame[name].to_numpy() for name in ("read_version", "staleness"))
+        version, staleness = (
+            trace.frame[name].to_numpy() for name in ("read_version", "staleness")
+        )
         path = np.full(len(trace) + 1, np.nan)
         path[version[: len(replayed.commits)]] = replayed.commits["loss"] / local.mean()
         finite = bool(np.isfinite(path[: commits + 1]).all())
@@ -214,11 +250,11 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
 
     Notes
     -----
-    The recursion holds for means, not for single paths, whose history carries more information about the next
-    step. So each seed's regressors are multiplied with the mean over the *other*, independent seeds: the
-    equations then hold exactly in expectation for any number of seeds. (Least squares on the mean path has
-    noise in the regressors, hence a bias.) Standard errors by the jackknife: somewhat too large if the noise
-    of the mean path is comparable to its moves.
+    The recursion holds for means, not for single paths, whose history carries more information
+    about the next step. So each seed's regressors are multiplied with the mean over the *other*,
+    independent seeds: the equations then hold exactly in expectation for any number of seeds.
+    (Least squares on the mean path has noise in the regressors, hence a bias.) Standard errors by
+    the jackknife: somewhat too large if the noise of the mean path is comparable to its moves.
     """
     move = np.diff(paths)
     x, y = np.stack([move[:, :-1], -paths[:, 1:-1]], axis=-1), move[:, 1:]
@@ -244,14 +280,17 @@ def report(momentum: pd.DataFrame) -> str:
     workers = momentum["workers"]
     printed = momentum.assign(
         momentum_measured=_with_error(momentum["momentum_measured"], momentum["standard_error"]),
-        step_measured=_with_error(workers * momentum["step_measured"], workers * momentum["step_error"]),
+        step_measured=_with_error(
+            workers * momentum["step_measured"], workers * momentum["step_error"]
+        ),
         step_theory=workers * momentum["step_theory"],
         path_off=_with_error(momentum["path_off"], momentum["path_error"]),
         assumptions_hold=momentum["assumptions_hold"].map({True: "yes", False: "no"}),
     )
     return (
         f"{text_of(printed, _PRINTED, digits=4)}\n"
-        "(path off: root mean square distance of the mean path from theory; assumed: theory's assumptions hold)"
+        "(path off: root mean square distance of the mean path from theory; assumed: theory's "
+        "assumptions hold)"
     )
 
 
@@ -261,9 +300,15 @@ def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
 
 
 def _grid(config: Config) -> list[dict[str, Any]]:
-    """Return the cells' values; the learning rate gives a window of plain local steps the requested step."""
+    """Return the cells' values; the learning rate gives a window of plain local steps the requested
+    step.
+    """
     return [
-        {"compute": law, "workers": n, "learning_rate": 1 - (1 - config.step / n) ** (1 / config.window)}
+        {
+            "compute": law,
+            "workers": n,
+            "learning_rate": 1 - (1 - config.step / n) ** (1 / config.window),
+        }
         for law in config.compute
         for n in config.workers
     ]
@@ -286,13 +331,19 @@ def _momentum_told(tables: Tables) -> str:
 
 
 def _measured(cell: Cell, method: Method) -> dict[str, list[dict[str, Any]]]:
-    """Measure a cell and method; return, by table, the estimate, the mean path by commit and a row per seed."""
+    """Measure a cell and method; return, by table, the estimate, the mean path by commit and a row
+    per seed.
+    """
     with cell.config.computing_device():
         paths = central_paths(cell, method, cell.config.steps)
     path = _path(cell, method, paths.values)
     labels = {**_of_cell(cell), "method": method.name}
     row = {**labels, **_estimated(cell, method, paths, path)}
-    rows = [row], [{**labels, **point} for point in path], [{**_of_cell(cell), **seed} for seed in paths.rows]
+    rows = (
+        [row],
+        [{**labels, **point} for point in path],
+        [{**_of_cell(cell), **seed} for seed in paths.rows],
+    )
     return dict(zip((*TABLES, results.SUMMARY), rows, strict=True))
 
 
@@ -304,10 +355,18 @@ def _of_cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _estimated(cell: Cell, method: Method, paths: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:
+def _estimated(
+    cell: Cell, method: Method, paths: Paths, path: list[dict[str, Any]]
+) -> dict[str, Any]:
     estimable = len(paths.values) >= _FEWEST
-    estimate = estimate_momentum(paths.values) if estimable else Estimate(*[np.nan] * len(Estimate._fields))
-    mean, error, theory = (np.array([point[name] for point in path]) for name in ("mean", "standard_error", "theory"))
+    estimate = (
+        estimate_momentum(paths.values)
+        if estimable
+        else Estimate(*[np.nan] * len(Estimate._fields))
+    )
+    mean, error, theory = (
+        np.array([point[name] for point in path]) for name in ("mean", "standard_error", "theory")
+    )
     return {
         "seeds": len(paths.values),
         "momentum_measured": estimate.momentum,
@@ -342,14 +401,18 @@ def _path(cell: Cell, method: Method, values: np.ndarray) -> list[dict[str, Any]
 
 
 def _commit_step(cell: Cell, method: Method) -> float:
-    """Return the step of one commit relative to the version read, NaN for a method outside the theory."""
+    """Return the step of one commit relative to the version read, NaN for a method outside the
+    theory.
+    """
     if not _is_known(cell, method):
         return np.nan
     return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
 
 
 def _is_known(cell: Cell, method: Method) -> bool:
-    """Return whether theory covers the method's commits: plain steps at the cell's learning rate."""
+    """Return whether theory covers the method's commits: plain steps at the cell's learning
+    rate.
+    """
     rate = method.hyperparameters.get("learning_rate")
     return method.name in _AVERAGED and _steps_plainly(method) and rate == cell.config.learning_rate
 

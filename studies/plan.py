@@ -1,15 +1,15 @@
 """Which protocol, policy, window, collective and compression a cluster should have, by time alone.
 
-Every combination of the choices is simulated, without a gradient, with the same random numbers: time to a
-number of gradients or versions, or gradients within some hours; staleness, waiting, traffic and cost.
-Contradictory combinations are left out, and with a horizon of versions also combinations whose versions hold
-another number of gradients; notes list them. Prints the assumed cluster, a table with the fastest first, and
-one sentence with the answer; writes these and a figure of staleness against time with the Pareto front.
---replay 5 then trains the best few on a stand-in problem whose messages have the real model's size, for the
-time to a loss or an accuracy.
+Every combination of the choices is simulated, without a gradient, with the same random numbers:
+time to a number of gradients or versions, or gradients within some hours; staleness, waiting,
+traffic and cost. Contradictory combinations are left out, and with a horizon of versions also
+combinations whose versions hold another number of gradients; notes list them. Prints the assumed
+cluster, a table with the fastest first, and one sentence with the answer; writes these and a figure
+of staleness against time with the Pareto front. --replay 5 then trains the best few on a stand-in
+problem whose messages have the real model's size, for the time to a loss or an accuracy.
 
-A horizon beyond --simulate commits is extrapolated at the rate after the start-up. The table has the value of
-the closed form if one is known.
+A horizon beyond --simulate commits is extrapolated at the rate after the start-up. The table has
+the value of the closed form if one is known.
 """
 
 import contextlib
@@ -26,8 +26,21 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds
-from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
+from asyncsim.base.console import (
+    LEAST_SHARE,
+    counted,
+    each_note_once,
+    note,
+    number_text,
+    over_seeds,
+)
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_nonnegative,
+    require_positive,
+)
 from asyncsim.base.files import read_table
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
@@ -73,16 +86,17 @@ class Config(TargetOptions, StudyConfig):
     workers: int = 32
     """Workers of the cluster."""
     recording: Path | None = None
-    """A recorded or simulated trace to calibrate the cluster from; it replaces the options of workers, their times, the
-    server and the network."""
+    """A recorded or simulated trace to calibrate the cluster from; it replaces the options of
+    workers, their times, the server and the network."""
     model_parameters: float | None = None
-    """Number of parameters of the real model, and so of values in its messages, 25e6 say. none: --message-bytes, or the
-    stand-in problem's."""
+    """Number of parameters of the real model, and so of values in its messages, 25e6 say. none:
+    --message-bytes, or the stand-in problem's."""
     message_type: Literal["float64", "float32", "bfloat16", "float16", "int8"] = "float32"
     """Type of the values of a message."""
     shared_bandwidth: bool = True
-    """The workers share the server's link, and each other site's workers share one link to it, one message at a time,
-    as in an all-reduce. --no-shared-bandwidth: each worker has a separate link to the server."""
+    """The workers share the server's link, and each other site's workers share one link to it, one
+    message at a time, as in an all-reduce. --no-shared-bandwidth: each worker has a separate link
+    to the server."""
     # A sequence, unlike in the base class: each combination has one value.
     protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
     """Protocols to try."""
@@ -91,34 +105,47 @@ class Config(TargetOptions, StudyConfig):
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]
     """Local steps per communication to try."""
     collective: tuple[str, ...] = (NONE,)
-    """All-reduces to try behind a barrier: none (a server), ring, tree, halving_doubling, shared_link, two_level."""
+    """All-reduces to try behind a barrier: none (a server), ring, tree, halving_doubling,
+    shared_link, two_level.
+    """
     compression: tuple[str, ...] = (NONE,)
-    """Compressed messages to try on the way up: none; a share of their bytes, 0.25 say; or a method that compresses,
-    "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values of 32 bits."""
+    """Compressed messages to try on the way up: none; a share of their bytes, 0.25 say; or a method
+    that compresses, "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values
+    of 32 bits."""
     versions: float | None = None
-    """The horizon, in versions. Only combinations whose versions hold the same number of gradients as the first's are
-    then compared."""
+    """The horizon, in versions. Only combinations whose versions hold the same number of gradients
+    as the first's are then compared."""
     gradients: float | None = None
     """The horizon, in gradients: local steps of all workers together. The default: 100,000."""
     hours: float | None = None
-    """The horizon, in hours of simulated time; combinations are compared by their gradients until then."""
+    """The horizon, in hours of simulated time; combinations are compared by their gradients until
+    then.
+    """
     simulate: int = 20_000
-    """Most commits that are simulated for a combination and a seed; a longer horizon is extrapolated."""
+    """Most commits that are simulated for a combination and a seed; a longer horizon is
+    extrapolated.
+    """
     price: float | None = None
     """Price of a worker's hour, in any currency."""
     show: int = 20
     """Printed rows of the table; plan.csv has all."""
 
     replay: int = 0
-    """Number of combinations to train: from the Pareto front of time and staleness, then the fastest."""
+    """Number of combinations to train: from the Pareto front of time and staleness, then the
+    fastest.
+    """
     steps: int = 200
     """Local steps of each worker in these runs, on average."""
     methods: tuple[MethodLike, ...] = ("batch_sgd(policy=None)",)
     """Methods of these runs; by default SGD with the mean of a version's messages."""
     tune: tuple[float, ...] | None = (0.05, 0.2, 0.8)
-    """Learning rates to try in these runs; each combination counts at its best one. none: --learning-rate."""
+    """Learning rates to try in these runs; each combination counts at its best one. none:
+    --learning-rate.
+    """
     evaluate_every: int | None = None
-    """Commits of a worker between evaluations on all data in these runs. none: 40 evaluations in all."""
+    """Commits of a worker between evaluations on all data in these runs. none: 40 evaluations in
+    all.
+    """
 
     @property
     def horizon(self) -> Horizon:
@@ -127,7 +154,9 @@ class Config(TargetOptions, StudyConfig):
         stated = {name: value for name, value in horizons.items() if value is not None}
         if len(stated) > 1:
             names = " and ".join("hours" if name == "seconds" else name for name in stated)
-            raise InputError(f"{names}: there is one horizon; give one of versions, gradients and hours")
+            raise InputError(
+                f"{names}: there is one horizon; give one of versions, gradients and hours"
+            )
         ((of, amount),) = stated.items() or {"gradients": 100_000.0}.items()
         amount = require_positive("hours" if of == "seconds" else of, amount)
         return Horizon(of, amount * (_HOUR if of == "seconds" else 1))
@@ -152,12 +181,21 @@ class Config(TargetOptions, StudyConfig):
         for collective in self.collective:
             require_choice("collective", collective, (NONE, *COLLECTIVES))
         if self.recording is not None and not Path(self.recording).is_file():
-            raise InputError(f"recording = {str(self.recording)!r}: there is no such file; give one of Trace.save")
+            raise InputError(
+                f"recording = {str(self.recording)!r}: there is no such file; give one of "
+                "Trace.save"
+            )
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one combination, by default of the first values."""
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
-        if self.bandwidth is None and self.far_bandwidth is None and not self.changed("shared_bandwidth"):
+        options = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)
+        }
+        if (
+            self.bandwidth is None
+            and self.far_bandwidth is None
+            and not self.changed("shared_bandwidth")
+        ):
             options["shared_bandwidth"] = False
         first = {name: getattr(self, name)[0] for name in ("protocol", "policy", "window")}
         return StudyConfig(**{**options, **first, **values})
@@ -180,10 +218,16 @@ def run(config: Config) -> Result:
         batch = candidates[first : first + job_size]
         name = f"combinations {first + 1} to {first + len(batch)} of {len(candidates)}"
         arguments = (batch, horizon, config.simulate, config.seeds, results.SUMMARY)
-        jobs.append(measurement(name, measure_all, *arguments, place=f"parts/{first:05d}-seeds{config.seeds}"))
+        jobs.append(
+            measurement(
+                name, measure_all, *arguments, place=f"parts/{first:05d}-seeds{config.seeds}"
+            )
+        )
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
-    return run_jobs("plan", config, config.options_record("plan"), jobs, _executor(config), conclude, follow)
+    return run_jobs(
+        "plan", config, config.options_record("plan"), jobs, _executor(config), conclude, follow
+    )
 
 
 @contextlib.contextmanager
@@ -207,10 +251,16 @@ def make_candidates(config: Config) -> list[Candidate]:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 candidate = _candidate(config, base, size, labels)
-                if config.horizon.of == "versions" and accepted and _version(candidate) != _version(accepted[0]):
+                if (
+                    config.horizon.of == "versions"
+                    and accepted
+                    and _version(candidate) != _version(accepted[0])
+                ):
                     raise InputError(
-                        f"versions: do not hold {_version(accepted[0])}, unlike {accepted[0].labels['policy']}, "
-                        f"window {accepted[0].labels['window']}; give gradients instead to compare all"
+                        f"versions: do not hold {_version(accepted[0])}, unlike "
+                        f"{accepted[0].labels['policy']}, "
+                        f"window {accepted[0].labels['window']}; give gradients instead to compare "
+                        "all"
                     )
                 accepted.append(candidate)
             for warning in caught:
@@ -235,22 +285,31 @@ def _version(candidate: Candidate) -> str:
 
 
 def _label(value: Any) -> str:
-    """Format a choice; numbers in their shortest form, because tables from files hold them as numbers."""
+    """Format a choice; numbers in their shortest form, because tables from files hold them as
+    numbers.
+    """
     try:
         return f"{float(value):g}"
     except (TypeError, ValueError):
         return str(value)
 
 
-def _candidate(config: Config, base: Cluster | None, size: float | None, labels: dict[str, Any]) -> Candidate:
+def _candidate(
+    config: Config, base: Cluster | None, size: float | None, labels: dict[str, Any]
+) -> Candidate:
     """Build one combination; raise InputError if it is contradictory."""
     policy, collective = parse_policy(labels["policy"]), labels["collective"]
     options: dict[str, Any] = {"protocol": labels["protocol"], "window": labels["window"]}
     if collective != NONE:
         if policy.name != "barrier":
-            raise InputError("collective: an all-reduce needs a barrier; other policies cannot have one")
+            raise InputError(
+                "collective: an all-reduce needs a barrier; other policies cannot have one"
+            )
         if labels["compression"] != NONE:
-            raise InputError("compression: a sum of compressed messages is not compressed, so an all-reduce takes none")
+            raise InputError(
+                "compression: a sum of compressed messages is not compressed, so an all-reduce "
+                "takes none"
+            )
         policy = dataclasses.replace(policy, collective=collective)
     if policy.collective is not None:  # an all-reduce has no server
         options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
@@ -263,7 +322,8 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
         sizes = size if up == size else (up, size)
     elif labels["compression"] != NONE:
         raise InputError(
-            f"compression = {labels['compression']}: the size of messages is not known; give model_parameters"
+            f"compression = {labels['compression']}: the size of messages is not known; give "
+            "model_parameters"
         )
     if base is not None:
         if policy.collective is not None:
@@ -283,7 +343,9 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
 
 
 def _narrower(name: str, value: Any) -> Any:
-    """Return the smaller bandwidth of both directions: each worker sends and receives in an all-reduce."""
+    """Return the smaller bandwidth of both directions: each worker sends and receives in an
+    all-reduce.
+    """
     bandwidths = None if value is None else as_bandwidth(name, value, 1)
     return min(bandwidths) if isinstance(bandwidths, tuple) else bandwidths
 
@@ -297,13 +359,18 @@ def _message_bytes(config: Config) -> float | None:
     if config.replay or config.bandwidth is not None or config.far_bandwidth is not None:
         problem = config.at().make_problem()
         if not config.replay:
-            note(f"messages have the size of {problem.name}'s parameters; --model-parameters gives another model's")
+            note(
+                f"messages have the size of {problem.name}'s parameters; --model-parameters gives "
+                "another model's"
+            )
         return float(problem.parameter_count * _WIDTHS[config.message_type])
     return None
 
 
 def _compressed(compression: str, size: float, config: Config) -> float:
-    """Return the bytes of a compressed message; raise InputError for a method without compression."""
+    """Return the bytes of a compressed message; raise InputError for a method without
+    compression.
+    """
     if compression == NONE:
         return size
     try:
@@ -312,12 +379,20 @@ def _compressed(compression: str, size: float, config: Config) -> float:
         share = None
     if share is not None:
         if not 0 < share <= 1:
-            raise InputError(f"compression = {compression}: a share of the bytes must be above zero and at most one")
+            raise InputError(
+                f"compression = {compression}: a share of the bytes must be above zero and at most "
+                "one"
+            )
         return share * size
-    (method,) = config.at(methods=(compression,)).make_methods(changed=lambda name: name == "learning_rate")
+    (method,) = config.at(methods=(compression,)).make_methods(
+        changed=lambda name: name == "learning_rate"
+    )
     share_of_type = method.timing.size_of_message(8 * _WIDTHS[config.message_type])
     if share_of_type is None:
-        raise InputError(f"compression = {compression}: compresses no messages; give none, 0.25 or qsgd(levels=7) say")
+        raise InputError(
+            f"compression = {compression}: compresses no messages; give none, 0.25 or "
+            "qsgd(levels=7) say"
+        )
     return min(size, share_of_type * size)
 
 
@@ -327,69 +402,106 @@ def _calibrated(config: Config) -> Cluster | None:
         return None
     from asyncsim.calibration import calibrate
 
-    ignored = ("compute", "service", "latency", "discipline", "sites", "far_latency", "far_bandwidth")
+    ignored = (
+        "compute",
+        "service",
+        "latency",
+        "discipline",
+        "sites",
+        "far_latency",
+        "far_bandwidth",
+    )
     config.say_ignored(ignored, "beside --recording")
     resized = config.changed("workers")
     cluster = calibrate(Trace.load(config.recording), per_worker=False if resized else None)
     return dataclasses.replace(cluster, workers=config.workers) if resized else cluster
 
 
-def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.DataFrame) -> pd.DataFrame:
+def plan_table(
+    config: Config, candidates: Sequence[Candidate], summary: pd.DataFrame
+) -> pd.DataFrame:
     """Tabulate the combinations, the fastest first: means over seeds.
 
     Columns: the choices, and ``name`` with the choices that differ; ``seconds``, ``gradients`` and
-    ``versions`` at the horizon; ``cost`` (s), of the horizon or, for a horizon in hours, of a thousand
-    gradients, with ``cost_low`` and ``cost_high``, the range over seeds; ``behind``, ``behind_low`` and
-    ``behind_high``, the ratio to the first row's cost in the same seed; the columns of
-    `asyncsim.study.planning.measure`; ``gigabytes`` (missing if the size of messages is unknown),
-    ``worker_hours`` and ``money`` until the horizon;
-    ``theory`` (s), the closed form ``theory_name`` of the cost if ``exact``, else a lower bound; ``front``:
-    whether the row is on the Pareto front of cost and staleness; ``round_gradients``: gradients of one
-    commit of each worker.
+    ``versions`` at the horizon; ``cost`` (s), of the horizon or, for a horizon in hours, of a
+    thousand gradients, with ``cost_low`` and ``cost_high``, the range over seeds; ``behind``,
+    ``behind_low`` and ``behind_high``, the ratio to the first row's cost in the same seed; the
+    columns of `asyncsim.study.planning.measure`; ``gigabytes`` (missing if the size of messages is
+    unknown), ``worker_hours`` and ``money`` until the horizon; ``theory`` (s), the closed form
+    ``theory_name`` of the cost if ``exact``, else a lower bound; ``front``: whether the row is on
+    the Pareto front of cost and staleness; ``round_gradients``: gradients of one commit of each
+    worker.
     """
     horizon, by = config.horizon, list(CHOICES)
     clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
-    differing = [name for name in CHOICES if len({candidate.labels[name] for candidate in candidates}) > 1] or [
-        "policy"
-    ]
+    differing = [
+        name for name in CHOICES if len({candidate.labels[name] for candidate in candidates}) > 1
+    ] or ["policy"]
     summary = summary[summary["seconds"].notna()]
     cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
     texts = {name: [_label(value) for value in summary[name]] for name in set(CHOICES) - {"window"}}
     summary = summary.assign(cost=cost, window=summary["window"].astype(int), **texts)
     theory_columns = ["theory_name", "exact"]
-    numbers = [name for name in summary if name not in (*CHOICES, *theory_columns, "seed", "status", "error")]
+    numbers = [
+        name
+        for name in summary
+        if name not in (*CHOICES, *theory_columns, "seed", "status", "error")
+    ]
     summary = summary.astype(dict.fromkeys(numbers, float))
     groups = summary.groupby(by, sort=False)
     table = groups[numbers].mean().join(groups[theory_columns].first()).reset_index()
     table["theory_name"] = table["theory_name"].fillna("")
     labels = list(table[by].itertuples(index=False, name=None))
     workers = [clusters[values].workers for values in labels]
-    table["round_gradients"] = [clusters[values].workers * clusters[values].mean_window for values in labels]
-    table.insert(0, "name", [_name(dict(zip(CHOICES, choices, strict=True)), differing) for choices in labels])
+    table["round_gradients"] = [
+        clusters[values].workers * clusters[values].mean_window for values in labels
+    ]
+    table.insert(
+        0,
+        "name",
+        [_name(dict(zip(CHOICES, choices, strict=True)), differing) for choices in labels],
+    )
     table["seeds"] = groups.size().to_numpy()
-    table["cost_low"], table["cost_high"] = groups["cost"].min().to_numpy(), groups["cost"].max().to_numpy()
+    table["cost_low"], table["cost_high"] = (
+        groups["cost"].min().to_numpy(),
+        groups["cost"].max().to_numpy(),
+    )
     bytes_sent = table["bytes_per_second"] * table["seconds"]
-    table["gigabytes"] = (bytes_sent / 1e9).where(bytes_sent > 0)  # zero: the size of messages is not known
+    table["gigabytes"] = (bytes_sent / 1e9).where(
+        bytes_sent > 0
+    )  # zero: the size of messages is not known
     table["worker_hours"] = table["seconds"] * workers / _HOUR
     if config.price is not None:
         table["money"] = table["worker_hours"] * config.price
     first = table.loc[table.sort_values(["cost", "staleness_mean"], kind="stable").index[0], by]
     best = summary[(summary[by] == first).all(axis=1)].set_index("seed")["cost"]
-    ratios = summary.assign(ratio=summary["cost"] / summary["seed"].map(best)).groupby(by, sort=False)["ratio"]
-    for name, values in (("behind", ratios.mean()), ("behind_low", ratios.min()), ("behind_high", ratios.max())):
+    ratios = summary.assign(ratio=summary["cost"] / summary["seed"].map(best)).groupby(
+        by, sort=False
+    )["ratio"]
+    for name, values in (
+        ("behind", ratios.mean()),
+        ("behind_low", ratios.min()),
+        ("behind_high", ratios.max()),
+    ):
         table[name] = values.to_numpy()
     table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].to_numpy())
     return table.sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
 
 
 def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
-    """Name a combination by its differing choices; a choice of none is omitted unless all are none."""
-    parts_of_name = [f"window {labels[name]}" if name == "window" else str(labels[name]) for name in differing]
+    """Name a combination by its differing choices; a choice of none is omitted unless all are
+    none.
+    """
+    parts_of_name = [
+        f"window {labels[name]}" if name == "window" else str(labels[name]) for name in differing
+    ]
     return ", ".join(part for part in parts_of_name if part != NONE) or f"no {differing[0]}"
 
 
 def chosen(table: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Choose the rows to replay: evenly from the front, fastest to freshest, then the fastest of the rest."""
+    """Choose the rows to replay: evenly from the front, fastest to freshest, then the fastest of
+    the rest.
+    """
     front, rest = table[table["front"]], table[~table["front"]]
     if len(front) > count:
         places = {round(i * (len(front) - 1) / max(1, count - 1)) for i in range(count)}
@@ -397,7 +509,9 @@ def chosen(table: pd.DataFrame, count: int) -> pd.DataFrame:
     return table.loc[[*front.index, *rest.index[: count - len(front)]]]
 
 
-def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> list[Job]:
+def _replays(
+    config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame
+) -> list[Job]:
     """Return the training jobs of the chosen combinations; their rows go into `REPLAYS`."""
     from asyncsim.methods import Timing, batch_sgd
     from asyncsim.study.cell import Cell, jobs_of
@@ -420,9 +534,14 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summ
             methods = options.make_methods({"learning_rate"}, config.changed)
             if row["compression"] != NONE and not row["compression"][0].isdigit():
                 entry = (row["compression"],)
-                (method,) = config.at(learning_rate=rate, methods=entry).make_methods({"learning_rate"}, config.changed)
-                # Average a version's messages as for other combinations; the cluster has the message size.
-                methods = [method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())]
+                (method,) = config.at(learning_rate=rate, methods=entry).make_methods(
+                    {"learning_rate"}, config.changed
+                )
+                # Average a version's messages as for other combinations; the cluster has the
+                # message size.
+                methods = [
+                    method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())
+                ]
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
             cells.append(Cell(place, values, options, cluster, methods, problem, config.goal))
@@ -449,7 +568,11 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
 
     ``rounds_to_target``: commits per worker; the minimum over seeds.
     """
-    runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
+    runs = (
+        read_table(folder / REPLAYS)
+        if (folder / REPLAYS).exists()
+        else pd.DataFrame(columns=["status"])
+    )
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
         return table
@@ -468,26 +591,49 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 
-def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> None:
+def _conclude(
+    config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame
+) -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
     assumed, links = _assumptions(candidates)
     noise = ONE_SEED if table["seeds"].max() == 1 else ""
-    present(folder, {PLAN: table}, assumed, links, _text(config, table), f"\n{answer(config, table, links)}", noise)
+    present(
+        folder,
+        {PLAN: table},
+        assumed,
+        links,
+        _text(config, table),
+        f"\n{answer(config, table, links)}",
+        noise,
+    )
 
 
 def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
     """Describe the common cluster of the combinations, and who shares the links to its server."""
     clusters = sorted(
-        (candidate.cluster for candidate in candidates), key=lambda cluster: cluster.policy.collective is not None
+        (candidate.cluster for candidate in candidates),
+        key=lambda cluster: cluster.policy.collective is not None,
     )
     first = clusters[0]  # with a server, if there is any
-    common = [part for part in parts(first) if part != str(first.policy) and not part.startswith("window ")]
+    common = [
+        part
+        for part in parts(first)
+        if part != str(first.policy) and not part.startswith("window ")
+    ]
     text = f"assumed, apart from the choices: {', '.join(common)}"
-    text += "\nan all-reduce has no server, and no service" if clusters[-1].policy.collective is not None else ""
+    text += (
+        "\nan all-reduce has no server, and no service"
+        if clusters[-1].policy.collective is not None
+        else ""
+    )
     if first.message_bytes is None or first.policy.collective is not None:
         return text, ""
     if not first.shared_bandwidth:
-        return text, "links: each worker has a separate one to the server, together more than in an all-reduce"
+        return (
+            text,
+            "links: each worker has a separate one to the server, together more than in an "
+            "all-reduce",
+        )
     far = ", and each other site one to it" if first.far_bandwidth is not None else ""
     server = "the server" if first.servers == 1 else "each server"
     return text, f"links: {server} has one{far}; workers share them, as an all-reduce does"
@@ -511,7 +657,9 @@ def _text(config: Config, table: pd.DataFrame) -> str:
         printed["cost_high"] / unit_seconds,
         strict=True,
     )
-    theories = zip(printed["theory"] / unit_seconds, printed["theory_name"], printed["exact"], strict=True)
+    theories = zip(
+        printed["theory"] / unit_seconds, printed["theory_name"], printed["exact"], strict=True
+    )
     printed = printed.assign(
         cost=[_band(*seconds) for seconds in times],
         theory=[
@@ -519,7 +667,11 @@ def _text(config: Config, table: pd.DataFrame) -> str:
             for seconds, name, exact in theories
         ],
     )
-    shares = [name for name in ("sending", "waiting", "held", "away", "in_vain") if printed[name].max() >= LEAST_SHARE]
+    shares = [
+        name
+        for name in ("sending", "waiting", "held", "away", "in_vain")
+        if printed[name].max() >= LEAST_SHARE
+    ]
     time = f"{unit} per 1,000 gradients" if in_time else f"time ({unit})"
     columns: list[str | Column] = [
         Column("name", "combination"),
@@ -534,17 +686,24 @@ def _text(config: Config, table: pd.DataFrame) -> str:
     ]
     beyond = int((table["extrapolated"] > 0).sum())
     far = (
-        f"; {beyond} of {len(table)} beyond {config.simulate:,} commits, at the rate after the start-up"
+        f"; {beyond} of {len(table)} beyond {config.simulate:,} commits, at the rate after the "
+        "start-up"
         if beyond
         else ""
     )
     if (most_absences := table["absences"].max()) > 0:
-        far += f"; with failures: a simulation had {table['absences'].min():.0f} to {most_absences:.0f} absences"
-    omitted = f"\nand {len(table) - len(printed)} more in {PLAN}" if len(table) > len(printed) else ""
+        far += (
+            f"; with failures: a simulation had {table['absences'].min():.0f} to "
+            f"{most_absences:.0f} absences"
+        )
+    omitted = (
+        f"\nand {len(table) - len(printed)} more in {PLAN}" if len(table) > len(printed) else ""
+    )
     over = over_seeds(int(table["seeds"].max()), "means over")
     return (
         f"{horizon}, {counted(config.workers, 'worker')}, {over}{far}\n"
-        "computing, sending, ...: parts of the workers' time; goodput: the part spent on accepted gradients\n"
+        "computing, sending, ...: parts of the workers' time; goodput: the part spent on accepted "
+        "gradients\n"
         f"{text_of(printed, columns)}{omitted}"
     )
 
@@ -552,7 +711,8 @@ def _text(config: Config, table: pd.DataFrame) -> str:
 def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     """State the fastest combination, the indistinguishable ones, and the cost of less staleness.
 
-    With replays also the first to reach the target, and in a second line best rates at the edge of the grid.
+    With replays also the first to reach the target, and in a second line best rates at the edge of
+    the grid.
     """
     first, rest, horizon = table.iloc[0], table.iloc[1:], config.horizon
     seeds = over_seeds(int(table["seeds"].max()), "")
@@ -561,9 +721,14 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     else:
         unit, unit_seconds = _unit(first["cost"])
         amount = (
-            f"{horizon} in {_band(*(first[name] / unit_seconds for name in ('cost', 'cost_low', 'cost_high')))} {unit}"
+            f"{horizon} in "
+            f"{_band(*(first[name] / unit_seconds for name in ('cost', 'cost_low', 'cost_high')))} "
+            f"{unit}"
         )
-    text = f"Fastest: {first['name']}, {amount}, at a mean staleness of {number_text(first['staleness_mean'])}"
+    text = (
+        f"Fastest: {first['name']}, {amount}, at a mean staleness of "
+        f"{number_text(first['staleness_mean'])}"
+    )
     text += f", for {number_text(first['money'])}" if config.price is not None else ""
     alike = rest[(rest["behind_low"] <= 1 + _TOLERANCE) | (rest["behind"] < _ALIKE)]
     if len(alike):
@@ -588,7 +753,9 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
 
 
 def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:
-    """State which replayed combination reaches the target first; ``ended``: sorted by time to the target."""
+    """State which replayed combination reaches the target first; ``ended``: sorted by time to the
+    target.
+    """
     reached = ended[ended["time_to_target"] < math.inf]
     goal, count = f"{config.goal} on {config.problem}", f"{len(ended)} replayed"
     if reached.empty:
@@ -600,7 +767,8 @@ def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:
     if len(soon):
         harder = "higher" if config.goal.from_below else "lower"
         return (
-            f"the first of {count} to reach {goal} is not determined: {'; '.join(soon)} within {FEWEST_ROUNDS} "
+            f"the first of {count} to reach {goal} is not determined: {'; '.join(soon)} within "
+            f"{FEWEST_ROUNDS} "
             f"rounds of the workers; give a {harder} --target"
         )
     band = _band(best["time_to_target"], best["time_low"], best["time_high"])

@@ -1,11 +1,12 @@
 """Which timing policy a cluster should have: what each costs, and what it does to learning.
 
-Clusters that differ only in the policy have the same random numbers. By default every worker is five times as
-slow once in twenty local steps. Prints for each policy the accepted commits per second beside the theoretical
-maximum, the parts of the workers' time (computing, sending, waiting, held), the spread of their shares and the
-staleness; and for each method the time to a training loss, the best policies, and how sure that is. Writes
-these as tables, beside traces, runs, a summary and figures. Without any method (--methods, and nothing after
-it) it computes no gradients: traces, their table and its figure.
+Clusters that differ only in the policy have the same random numbers. By default every worker is
+five times as slow once in twenty local steps. Prints for each policy the accepted commits per
+second beside the theoretical maximum, the parts of the workers' time (computing, sending, waiting,
+held), the spread of their shares and the staleness; and for each method the time to a training
+loss, the best policies, and how sure that is. Writes these as tables, beside traces, runs, a
+summary and figures. Without any method (--methods, and nothing after it) it computes no gradients:
+traces, their table and its figure.
 """
 
 import dataclasses
@@ -33,7 +34,10 @@ from asyncsim.traces.trace_summary import Phases
 #: Files with the policies, the methods under each at their best rates, and all learning rates.
 POLICIES, TIMES, TUNING = "policies.csv", "times.csv", "tuning.csv"
 #: Columns that identify a cluster, and a run.
-_CLUSTER, _RUNS = ("workers", "window", "policy"), ("workers", "window", "policy", "method", "learning_rate")
+_CLUSTER, _RUNS = (
+    ("workers", "window", "policy"),
+    ("workers", "window", "policy", "method", "learning_rate"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,26 @@ class Config(TargetOptions, SweepConfig):
     By default asynchronous, bounded_staleness(3), barrier, barrier of four fifths of each cluster's
     workers, first_of half of them, and discard_stale(workers)."""
     compute: LawLike = "mixture([gamma(mean=1, cv=0.2), gamma(mean=5, cv=0.2)], [0.95, 0.05])"
-    """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per worker."""
+    """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per
+    worker.
+    """
     methods: tuple[MethodLike, ...] = ("downpour",)
-    """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the README). Nothing after
-    --methods: the timing alone."""
+    """Methods to compare, without a required policy; also yours as FILE.py:FUNCTION (see the
+    README). Nothing after --methods: the timing alone."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
         self.check_target()
-        policies = [parse_policy(policy) if isinstance(policy, str) else policy for policy in self.policy or ()]
+        policies = [
+            parse_policy(policy) if isinstance(policy, str) else policy
+            for policy in self.policy or ()
+        ]
         if len(set(policies)) < len(policies):
-            raise InputError(f"policy = {', '.join(map(_text, self.policy or ()))}: one comes twice; give each once")
+            raise InputError(
+                f"policy = {', '.join(map(_text, self.policy or ()))}: one comes twice; give each "
+                "once"
+            )
         for values in self.points():
             self.at(**values).check()
 
@@ -87,18 +99,27 @@ def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     if not config.methods:
-        config.say_ignored([field.name for field in dataclasses.fields(TargetOptions)], "without methods")
+        config.say_ignored(
+            [field.name for field in dataclasses.fields(TargetOptions)], "without methods"
+        )
     elif config.tune:
         config.say_ignored(("learning_rate",), "beside --tune")
-    rates: list[dict[str, Any]] = [{"learning_rate": rate} for rate in (config.tune or ()) if config.methods] or [{}]
+    rates: list[dict[str, Any]] = [
+        {"learning_rate": rate} for rate in (config.tune or ()) if config.methods
+    ] or [{}]
     with config.computing_device():
-        cells = sweep(config, [{**point, **rate} for point in config.points() for rate in rates], traces_alone=True)
+        cells = sweep(
+            config,
+            [{**point, **rate} for point in config.points() for rate in rates],
+            traces_alone=True,
+        )
         config.goal.check_of(cells[0].problem)
         cells = [cell._replace(goal=config.goal) for cell in cells]
         for method in cells[0].methods:
             if any(meet(cell.cluster, method.timing) != cell.cluster for cell in cells):
                 raise InputError(
-                    f"methods = {method.name}: requires a certain timing, but this study compares policies; give "
+                    f"methods = {method.name}: requires a certain timing, but this study compares "
+                    "policies; give "
                     "methods without one, or run the study compare"
                 )
         clusters = {tuple(cell.values[name] for name in _CLUSTER): cell.cluster for cell in cells}
@@ -109,11 +130,12 @@ def run(config: Config) -> Result:
 def policy_table(summary: pd.DataFrame, clusters: dict[tuple[Any, ...], Cluster]) -> pd.DataFrame:
     """Tabulate the cost of each policy: a row for each, with means over its traces.
 
-    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (accepted commits/s); ``theory``, its long-run
-    value (if ``exact``) or upper bound, by the law ``theory_name``; ``versions`` per second; ``computing``,
-    ``sending``, ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time;
-    ``in_vain``, the part of computing that is discarded; ``steps``, commits per worker of a trace; ``least``
-    and ``most``, a worker's commits relative to the mean; ``staleness_mean``, ``staleness_q99``.
+    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (accepted commits/s); ``theory``,
+    its long-run value (if ``exact``) or upper bound, by the law ``theory_name``; ``versions`` per
+    second; ``computing``, ``sending``, ``waiting``, ``served``, ``held`` and ``returning``, the
+    parts of the workers' time; ``in_vain``, the part of computing that is discarded; ``steps``,
+    commits per worker of a trace; ``least`` and ``most``, a worker's commits relative to the mean;
+    ``staleness_mean``, ``staleness_q99``.
     """
     rows = []
     traces = summary.drop_duplicates([*_CLUSTER, "seed"])
@@ -141,27 +163,35 @@ def policy_table(summary: pd.DataFrame, clusters: dict[tuple[Any, ...], Cluster]
 
 
 def times_tables(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tabulate each method's time to the target under each policy at its best rate, and at every rate.
+    """Tabulate each method's time to the target under each policy at its best rate, and at every
+    rate.
 
     Grouped by number of workers and method, the best policy and window first. Columns: as in
-    `asyncsim.study.ranking.grid` with ``time_to_target`` (s, simulated), and the final ``final_loss`` (of
-    minibatches), ``train_loss`` and ``test_accuracy`` (if the problem has it), at ``simulated_seconds``. The
-    first table also has the columns of `asyncsim.study.ranking.ranked` within each group.
+    `asyncsim.study.ranking.grid` with ``time_to_target`` (s, simulated), and the final
+    ``final_loss`` (of minibatches), ``train_loss`` and ``test_accuracy`` (if the problem has it),
+    at ``simulated_seconds``. The first table also has the columns of
+    `asyncsim.study.ranking.ranked` within each group.
     """
     measure = Measure("time_to_target")
     summary = summary.assign(learning_rate=summary.get("method.learning_rate", float("nan")))
     summary = summary.drop_duplicates([*_RUNS, "seed"])
-    grid_table = grid(summary, _RUNS, ("final_loss", "train_loss", "test_accuracy", "simulated_seconds"), measure)
+    grid_table = grid(
+        summary, _RUNS, ("final_loss", "train_loss", "test_accuracy", "simulated_seconds"), measure
+    )
     best = grid_table.drop_duplicates([*_CLUSTER, "method"])
     groups = [
-        ranked(best[(best["method"] == method) & (best["workers"] == workers)], summary, _RUNS, measure)
+        ranked(
+            best[(best["method"] == method) & (best["workers"] == workers)], summary, _RUNS, measure
+        )
         for workers in summary["workers"].unique()
         for method in summary["method"].unique()
     ]
     return pd.concat([group for group in groups if len(group)], ignore_index=True), grid_table
 
 
-def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: Path, summary: pd.DataFrame) -> None:
+def _conclude(
+    clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: Path, summary: pd.DataFrame
+) -> None:
     policies = policy_table(summary, clusters)
     tables, texts = {POLICIES: policies}, [_policies_text(policies, summary["seed"].nunique())]
     if "method" in summary:
@@ -173,19 +203,34 @@ def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: 
 
 
 def _policies_text(policies: pd.DataFrame, traces: int) -> str:
-    parts = [part for part in (*Phases._fields, "in_vain") if part == "in_vain" or policies[part].max() >= LEAST_SHARE]
+    parts = [
+        part
+        for part in (*Phases._fields, "in_vain")
+        if part == "in_vain" or policies[part].max() >= LEAST_SHARE
+    ]
     window = ("window",) if policies["window"].nunique() > 1 else ()
-    columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
+    columns: list[str | Column] = [
+        "workers",
+        *window,
+        "policy",
+        "throughput",
+        Column("versions", "versions/s"),
+    ]
     printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
     theories = [
         TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None
         for row in policies.itertuples()
     ]
     rows = zip(theories, policies["throughput"], policies["steps"], strict=True)
-    printed["theory"] = [with_theory(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows]
-    printed["commits of a worker"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
+    printed["theory"] = [
+        with_theory(theory, throughput, 2, steps)[1] or "-" for theory, throughput, steps in rows
+    ]
+    printed["commits of a worker"] = [
+        f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()
+    ]
     return (
-        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short traces may exceed; parts of the workers' time; "
+        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short "
+        "traces may exceed; parts of the workers' time; "
         "staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
         f"{table_text(printed, file=POLICIES)}\n"
     )
@@ -196,14 +241,18 @@ def _times_text(times: pd.DataFrame, config: Config) -> str:
     for (workers, method), group in times.groupby(["workers", "method"], sort=False):
         table = group.reset_index(drop=True)
         one_window = table["window"].nunique() == 1
-        names = [row.policy if one_window else f"{row.policy} with window {row.window}" for row in table.itertuples()]
+        names = [
+            row.policy if one_window else f"{row.policy} with window {row.window}"
+            for row in table.itertuples()
+        ]
         by = ["policy", *([] if one_window else ["window"]), "learning_rate"]
         columns = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
         edge = at_the_edge(table, config.tune, names)
         texts.append(
-            f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.criterion()}\n"
-            f"{ranked_text(table, by, measure, columns, TIMES)}\n{verdict(table, names, measure, 'policy')}"
-            + (f"\n{edge}" if edge else "")
+            f"{method}, {counted(int(workers), 'worker')}: simulated time until "
+            f"{config.goal.criterion()}\n"
+            f"{ranked_text(table, by, measure, columns, TIMES)}\n"
+            f"{verdict(table, names, measure, 'policy')}" + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)
 

@@ -1,12 +1,13 @@
 """Asynchronous RL post-training: queues and corrections by time, staleness and reward.
 
-For each queue between the slots that generate samples and the learner: the time of an update, who is busy, how stale
-samples are, and which samples are lost. A small policy is then trained on these very samples with each correction, at
-the best of its learning rates. Prints a table of queues, a table of rewards and one sentence; writes these, the laws
-of staleness and a timeline as tables, and figures.
+For each queue between the slots that generate samples and the learner: the time of an update, who
+is busy, how stale samples are, and which samples are lost. A small policy is then trained on these
+very samples with each correction, at the best of its learning rates. Prints a table of queues, a
+table of rewards and one sentence; writes these, the laws of staleness and a timeline as tables, and
+figures.
 
-With --recording FILE, a log of a real system as asyncsim check-lag reads it, its slots, lengths, groups, batches and
-update times replace the options.
+With --recording FILE, a log of a real system as asyncsim check-lag reads it, its slots, lengths,
+groups, batches and update times replace the options.
 """
 
 import dataclasses
@@ -48,17 +49,30 @@ CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
 #: Numbers of a clock: of `Trace.summary`.
 _NUMBERS = (
-    *("update_time", "learner_busy", "slots_busy", "staleness_mean", "staleness_max", "staleness_tokens_mean"),
+    *(
+        "update_time",
+        "learner_busy",
+        "slots_busy",
+        "staleness_mean",
+        "staleness_max",
+        "staleness_tokens_mean",
+    ),
     *("staleness_tokens_max", "samples_lost", "lost_share", "length_started", "length_trained"),
 )
-_LIMITS = {"slots": "slots bind", "learner": "learner binds", "both": "both are always busy", "queue": "queue binds"}
+_LIMITS = {
+    "slots": "slots bind",
+    "learner": "learner binds",
+    "both": "both are always busy",
+    "queue": "queue binds",
+}
 #: The columns of the printed table of queues.
 _LEGEND = (
     "staleness, largest: of samples, by the version at their start; by tokens: mean, by the "
     "version that wrote each token\nlost: share of finished or cancelled samples that were never "
     "trained; length, trained: means of started and of trained samples"
 )
-#: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it begins.
+#: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it
+#: begins.
 _SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
 #: Queues, the first, that have a timeline.
 _TIMELINES = 3
@@ -89,21 +103,36 @@ class Config(JobOptions):
     updates: Literal["start", "in_flight", "abort_and_resume"] = "in_flight"
     """When a slot takes up a new version."""
     prefill: float = 0.0
-    """Seconds to read a second's worth of a sample again after a new version; not with --updates start."""
+    """Seconds to read a second's worth of a sample again after a new version; not with --updates
+    start.
+    """
     transfer: str = "constant(0)"
     """Law of the seconds from an update to the arrival of its version at the slots."""
-    queues: tuple[str, ...] = ("pace(0)", "pace(1)", "pace(4)", "drop_oldest(1)", "discard(2)", "keep")
+    queues: tuple[str, ...] = (
+        "pace(0)",
+        "pace(1)",
+        "pace(4)",
+        "drop_oldest(1)",
+        "discard(2)",
+        "keep",
+    )
     """Queues to compare: pace(eta), drop_oldest(batches), discard(limit), keep."""
     failures: tuple[str, ...] = ()
-    """What breaks: "crash(every=exponential(100), lasts=5, on=slots)"; pause and slow as well; on=slots or learners."""
+    """What breaks: "crash(every=exponential(100), lasts=5, on=slots)"; pause and slow as well;
+    on=slots or learners.
+    """
     recording: Path | None = None
-    """A log of rollouts, parquet or CSV, in the place of --slots, --length, --train, --group and --batch."""
+    """A log of rollouts, parquet or CSV, in the place of --slots, --length, --train, --group and
+    --batch.
+    """
     split: int = 0
-    """Accelerators to divide between rollouts and training, in all ways, by time alone; 0: no such table."""
+    """Accelerators to divide between rollouts and training, in all ways, by time alone; 0: no such
+    table.
+    """
 
     corrections: tuple[str, ...] = ("none", "truncated(2)", "ppo(0.2)", "decoupled(0.2)")
-    """Corrections for staleness: none, importance, truncated, cispo, icepop, ppo, decoupled, gspo, with arguments. None
-    given: clocks alone."""
+    """Corrections for staleness: none, importance, truncated, cispo, icepop, ppo, decoupled, gspo,
+    with arguments. None given: clocks alone."""
     baseline: Literal["group", "leave_one_out", "version_group", "none"] = "group"
     """What is subtracted from a reward."""
     inner_steps: int = 1
@@ -119,7 +148,9 @@ class Config(JobOptions):
     tune: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
     """Learning rates to try for every queue and correction, each of which counts at its best."""
     target: float | None = None
-    """Expected reward that is to be reached. None: half way from the start to the best end of a run."""
+    """Expected reward that is to be reached. None: half way from the start to the best end of a
+    run.
+    """
     by_length: bool = False
     """Show the reward of each quartile of length: q1 the shortest samples."""
 
@@ -127,7 +158,10 @@ class Config(JobOptions):
         """Check the options."""
         super().check()
         if self.recording is not None and not Path(self.recording).is_file():
-            raise InputError(f"recording = {str(self.recording)!r}: there is no such file; give a log, parquet or CSV")
+            raise InputError(
+                f"recording = {str(self.recording)!r}: there is no such file; give a log, parquet "
+                "or CSV"
+            )
         for name in ("steps", "seeds"):
             require_count(name, getattr(self, name))
         require_count("split", self.split, 0)
@@ -144,25 +178,36 @@ class Config(JobOptions):
         groups = self.cluster(self.queues[0]).rollouts
         assert groups is not None
         if groups.batch // groups.group % self.inner_steps:
-            raise InputError(f"inner_steps = {self.inner_steps}: does not divide the groups of a batch; give a divisor")
+            raise InputError(
+                f"inner_steps = {self.inner_steps}: does not divide the groups of a batch; give a "
+                "divisor"
+            )
 
     def cluster(self, queue: str) -> Cluster:
         """Return the cluster with a queue."""
-        own: dict[str, Any] = {"consume": self.consume, "submit": self.submit, "updates": self.updates, "queue": queue}
+        own: dict[str, Any] = {
+            "consume": self.consume,
+            "submit": self.submit,
+            "updates": self.updates,
+            "queue": queue,
+        }
         own |= {"prefill": self.prefill, "transfer": self.transfer}
         if self.recording is not None:
             base = calibrate_rollouts(self.recording)
             assert base.rollouts is not None
             rollouts = dataclasses.replace(base.rollouts, **own)
             return Cluster(1, base.compute, rollouts=rollouts, failures=self.failures)
-        rollouts = Rollouts(slots=self.slots, length=self.length, group=self.group, batch=self.batch, **own)
+        rollouts = Rollouts(
+            slots=self.slots, length=self.length, group=self.group, batch=self.batch, **own
+        )
         return Cluster(1, self.train, rollouts=rollouts, failures=self.failures)
 
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`.
 
-    Its summary has a row per queue, correction, rate and seed; with clocks alone per queue and seed.
+    Its summary has a row per queue, correction, rate and seed; with clocks alone per queue and
+    seed.
     """
     config.check()
     clusters = {queue: config.cluster(queue) for queue in config.queues}
@@ -184,7 +229,9 @@ def run(config: Config) -> Result:
         return run_jobs("post_training", config, record, jobs, executor_of(config, ()), conclude)
 
 
-def _conclude(config: Config, clusters: dict[str, Cluster], folder: Path, summary: pd.DataFrame) -> None:
+def _conclude(
+    config: Config, clusters: dict[str, Cluster], folder: Path, summary: pd.DataFrame
+) -> None:
     finished = read(folder, "post_training")
     tables = {QUEUES: queue_table(finished.table(CLOCKS))}
     if config.corrections:
@@ -207,7 +254,9 @@ def _about(config: Config, clusters: dict[str, Cluster]) -> str:
     )
 
 
-def _queue_job(config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any) -> Job:
+def _queue_job(
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any
+) -> Job:
     """Return the job of a queue's clock and of all runs on it."""
     return measurement(
         f"{queue}, seed {seed}",
@@ -218,7 +267,9 @@ def _queue_job(config: Config, queue: str, cluster: Cluster, seed: int, problem:
     )
 
 
-def _measure(config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any) -> Tables:
+def _measure(
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any
+) -> Tables:
     """Simulate a queue's clock, and train on its samples."""
     with config.computing_device():
         trace = simulate(cluster, config.steps, seed, progress=False)
@@ -241,7 +292,9 @@ def _clock_numbers(trace: Trace) -> dict[str, float]:
 
 
 def queue_table(clocks: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per queue: means over the seeds, the largest staleness, and the limit that binds."""
+    """Return a row per queue: means over the seeds, the largest staleness, and the limit that
+    binds.
+    """
     queues = clocks.drop(columns="seed").groupby("queue", sort=False)
     largest = {name: queues[name].max() for name in ("staleness_max", "staleness_tokens_max")}
     return _with_limits(queues.mean().assign(**largest).reset_index())
@@ -272,7 +325,9 @@ def timeline(queue: str, trace: Trace) -> dict[str, pd.DataFrame]:
     samples = samples[(samples["end_time"] > begin) & (samples["start_time"] < end)]
     updates = trace.frame[(trace.frame["commit_time"] > begin) & (trace.frame["start_time"] < end)]
     shown = {
-        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]].assign(slots=slots),
+        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]].assign(
+            slots=slots
+        ),
         UPDATES: updates[["commit", "start_time", "send_time"]],
     }
     return {name: table.assign(queue=queue, begin=begin, end=end) for name, table in shown.items()}
@@ -283,18 +338,31 @@ def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) ->
     labels = {"queue": queue, "generating": generating, "training": config.split - generating}
     name = f"{queue}, {generating} of {config.split} accelerators generate"
     place = f"parts/{queue}-{generating}of{config.split}"
-    return measurement(name, _divided, config, cluster, labels, place=place, labels=labels, errors=SPLIT)
+    return measurement(
+        name, _divided, config, cluster, labels, place=place, labels=labels, errors=SPLIT
+    )
 
 
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
     assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
-    rollouts = dataclasses.replace(cluster.rollouts, slots=cluster.rollouts.slots * labels["generating"])
+    rollouts = dataclasses.replace(
+        cluster.rollouts, slots=cluster.rollouts.slots * labels["generating"]
+    )
     compute = scaled(cluster.compute, 1 / labels["training"])
-    trace = simulate(dataclasses.replace(cluster, compute=compute, rollouts=rollouts), config.steps, 0, progress=False)
-    return {SPLIT: _with_limits(pd.DataFrame([{**labels, **_clock_numbers(trace)}])).to_dict("records")}
+    trace = simulate(
+        dataclasses.replace(cluster, compute=compute, rollouts=rollouts),
+        config.steps,
+        0,
+        progress=False,
+    )
+    return {
+        SPLIT: _with_limits(pd.DataFrame([{**labels, **_clock_numbers(trace)}])).to_dict("records")
+    }
 
 
-def _train(config: Config, trace: Trace, queue: str, problem: PolicyProblem, optimizer: Any) -> dict[str, pd.DataFrame]:
+def _train(
+    config: Config, trace: Trace, queue: str, problem: PolicyProblem, optimizer: Any
+) -> dict[str, pd.DataFrame]:
     """Return a row per run on a trace, and the evaluations of all runs."""
     rows, curves, seed = [], [], trace.seed
     for correction in config.corrections:
@@ -327,7 +395,10 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
     times = {
         name: [
             time_to_target(run["commit_time"], -run["reward"], -target, hold)
-            for run in (runs.get_group(values) for values in summary[keys].itertuples(index=False, name=None))
+            for run in (
+                runs.get_group(values)
+                for values in summary[keys].itertuples(index=False, name=None)
+            )
         ]
         for name, hold in (("time_to_target", _HOLD), ("first_touch", 0))
     }
@@ -335,10 +406,18 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
 
 
 def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per queue and correction at its best rate for the final reward; means over the seeds."""
+    """Return a row per queue and correction at its best rate for the final reward; means over the
+    seeds.
+    """
     keys = ["queue", "correction"]
     best = tuned(summary, keys, Measure("reward", "most"))
-    columns = ["reward", "time_to_target", "weight", "target", *(f"reward_q{part}" for part in range(1, 5))]
+    columns = [
+        "reward",
+        "time_to_target",
+        "weight",
+        "target",
+        *(f"reward_q{part}" for part in range(1, 5)),
+    ]
     return means(best, [*keys, "learning_rate"], columns, spreads=True)
 
 
@@ -347,11 +426,16 @@ def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     best = rewards[keys].merge(curves, on=keys)
     band = best.groupby([*keys, "commit"], sort=False)
     return band.agg(
-        commit_time=("commit_time", "mean"), reward=("reward", "mean"), low=("reward", "min"), high=("reward", "max")
+        commit_time=("commit_time", "mean"),
+        reward=("reward", "mean"),
+        low=("reward", "min"),
+        high=("reward", "max"),
     ).reset_index()
 
 
-def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]) -> list[str]:
+def _texts(
+    config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]
+) -> list[str]:
     queues = tables[QUEUES]
     seeds = over_seeds(config.seeds, "means over")
     about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
@@ -372,7 +456,16 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         texts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
         texts += ["", f"{config.split} accelerators divided, by time alone; the quickest first"]
-        own = ["queue", "generating", "training", shown[1], "learner_busy", "slots_busy", shown[4], "limit"]
+        own = [
+            "queue",
+            "generating",
+            "training",
+            shown[1],
+            "learner_busy",
+            "slots_busy",
+            shown[4],
+            "limit",
+        ]
         texts.append(text_of(tables[SPLIT].head(10), own, SPLIT))
     if REWARDS in tables:
         rewards = tables[REWARDS]
@@ -382,12 +475,22 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
         origin = origin if config.target is None else "--target"
         texts += ["", f"{config.problem}: {what} {target} ({origin})"]
         shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
-        columns: list[str | Column] = ["queue", "correction", "learning_rate", "reward", "time_to_target", "diverged"]
+        columns: list[str | Column] = [
+            "queue",
+            "correction",
+            "learning_rate",
+            "reward",
+            "time_to_target",
+            "diverged",
+        ]
         if config.by_length:
             columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
         texts.append(text_of(shown_rewards, columns, REWARDS))
         if config.by_length:
-            texts.append(f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the shortest")
+            texts.append(
+                f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
+                "shortest"
+            )
     texts += ["", answer(config, tables)]
     if REWARDS in tables:
         named = [f"{row.queue} with {row.correction}" for row in tables[REWARDS].itertuples()]
@@ -399,9 +502,14 @@ def _texts(config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.Da
 def answer(config: Config, tables: dict[str, pd.DataFrame]) -> str:
     """Return one sentence: which limit binds where, and which setting is the quickest."""
     queues = tables[QUEUES]
-    limits = "; ".join(f"{', '.join(part['queue'])}: {limit}" for limit, part in queues.groupby("limit", sort=False))
+    limits = "; ".join(
+        f"{', '.join(part['queue'])}: {limit}"
+        for limit, part in queues.groupby("limit", sort=False)
+    )
     quickest = queues.loc[queues["update_time"].idxmin()]
-    text = f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
+    text = (
+        f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
+    )
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
@@ -410,7 +518,8 @@ def answer(config: Config, tables: dict[str, pd.DataFrame]) -> str:
             return f"{text}; no setting reaches a reward of {target} with every seed."
         first = met.loc[met["time_to_target"].idxmin()]
         text += (
-            f"; quickest to a reward of {target}: {first['queue']} with {first['correction']} at a rate of "
+            f"; quickest to a reward of {target}: {first['queue']} with {first['correction']} at a "
+            "rate of "
             f"{first['learning_rate']:g}, after {number_text(first['time_to_target'])} s"
         )
         close = met[met["time_to_target"] <= 1.05 * first["time_to_target"]]

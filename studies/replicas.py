@@ -1,11 +1,11 @@
 """Replicas that seldom communicate: Parle, Entropy-SGD, elastic averaging, leaders and local SGD.
 
-Every method has the same workers, latency and communication period (--window, local steps between two
-rounds), except data-parallel SGD, which communicates after each gradient, and Entropy-SGD, whose single worker
-never does. All compute the same total number of gradients, with Nesterov momentum in their local steps, each
-at its best learning rate: with the fewest diverged seeds, then the lowest final test error, then the lowest
-final training loss. Prints gradients, communications and simulated time to a target; writes traces, runs, two
-tables and a figure.
+Every method has the same workers, latency and communication period (--window, local steps between
+two rounds), except data-parallel SGD, which communicates after each gradient, and Entropy-SGD,
+whose single worker never does. All compute the same total number of gradients, with Nesterov
+momentum in their local steps, each at its best learning rate: with the fewest diverged seeds, then
+the lowest final test error, then the lowest final training loss. Prints gradients, communications
+and simulated time to a target; writes traces, runs, two tables and a figure.
 """
 
 import functools
@@ -53,8 +53,8 @@ class Config(StudyConfig):
     tune: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
     """Learning rates to try for every method; the table shows each method at its best one."""
     target: float | None = None
-    """Test accuracy to reach, or training loss if the problem has no accuracy. none: an accuracy of 0.975, or a loss of
-    0.3."""
+    """Test accuracy to reach, or training loss if the problem has no accuracy. none: an accuracy of
+    0.975, or a loss of 0.3."""
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed for each timing."""
 
@@ -75,7 +75,10 @@ def run(config: Config) -> Result:
     config.check()
     config.say_ignored(("learning_rate",), "beside --tune")
     with config.computing_device():
-        cells = [_complete(cell) for cell in sweep(config, [{"learning_rate": rate} for rate in config.tune])]
+        cells = [
+            _complete(cell)
+            for cell in sweep(config, [{"learning_rate": rate} for rate in config.tune])
+        ]
         goal = config.goal(cells[0].problem)
         goal.check()
         cells = [cell._replace(goal=goal) for cell in cells]
@@ -85,10 +88,11 @@ def run(config: Config) -> Result:
 def results_table(folder: Path) -> pd.DataFrame:
     """Tabulate each method at its best learning rate, in the order of the study.
 
-    Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
-    ``gradients_to_target``, ``rounds_to_target`` (communications of each worker), ``time_to_target`` (s,
-    simulated; all infinite if a seed did not meet it), the final ``test_error``, ``test_loss`` and
-    ``train_loss`` if measured, and ``rounds`` and ``simulated_seconds`` of the whole run.
+    Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the
+    target), ``gradients_to_target``, ``rounds_to_target`` (communications of each worker),
+    ``time_to_target`` (s, simulated; all infinite if a seed did not meet it), the final
+    ``test_error``, ``test_loss`` and ``train_loss`` if measured, and ``rounds`` and
+    ``simulated_seconds`` of the whole run.
     """
     finished = read(folder, "replicas")
     summary = finished.summary
@@ -97,36 +101,75 @@ def results_table(folder: Path) -> pd.DataFrame:
     runs, visits, rounds = tuned(summary, ["method"], goal), [], []
     for run in runs.itertuples():
         frame = trace_of(run.trace_file).frame
-        before, reached = frame["commit_time"] <= run.time_to_target, np.isfinite(run.time_to_target)
+        before, reached = (
+            frame["commit_time"] <= run.time_to_target,
+            np.isfinite(run.time_to_target),
+        )
         lone = run.own_workers == 1  # a single worker never communicates
         rounds.append(0.0 if lone else len(frame) / run.own_workers)
-        visits.append(np.inf if not reached else 0.0 if lone else float(before.sum()) / run.own_workers)
-    columns = ["time_to_target", "gradients_to_target", "rounds_to_target", "test_accuracy", "test_loss", "train_loss"]
+        visits.append(
+            np.inf if not reached else 0.0 if lone else float(before.sum()) / run.own_workers
+        )
+    columns = [
+        "time_to_target",
+        "gradients_to_target",
+        "rounds_to_target",
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+    ]
     columns += ["rounds", "simulated_seconds"]
     runs = runs.assign(rounds_to_target=visits, rounds=rounds)
-    table = means(runs, ["method", "learning_rate"], columns).rename(columns={"test_accuracy": "test_error"})
+    table = means(runs, ["method", "learning_rate"], columns).rename(
+        columns={"test_accuracy": "test_error"}
+    )
     return table.assign(test_error=1 - table["test_error"]) if "test_error" in table else table
 
 
 def _complete(cell: Cell) -> Cell:
-    """Add data-parallel SGD to a cell, and Nesterov momentum to the methods that take an optimizer."""
+    """Add data-parallel SGD to a cell, and Nesterov momentum to the methods that take an
+    optimizer.
+    """
     rate, momentum = cell.config.learning_rate, cell.config.momentum
-    methods = [*cell.methods, averaging(rate)._replace(name=PARALLEL, timing=Timing(window=1, policy=barrier()))]
+    methods = [
+        *cell.methods,
+        averaging(rate)._replace(name=PARALLEL, timing=Timing(window=1, policy=barrier())),
+    ]
     if cell.config.optimizer is None:
-        local, named = optax.sgd(rate, momentum, nesterov=True), {"learning_rate": rate, "local_momentum": momentum}
-        takes = {name for name, make in METHODS.items() if "optimizer" in inspect.signature(make).parameters}
+        local, named = (
+            optax.sgd(rate, momentum, nesterov=True),
+            {"learning_rate": rate, "local_momentum": momentum},
+        )
+        takes = {
+            name
+            for name, make in METHODS.items()
+            if "optimizer" in inspect.signature(make).parameters
+        }
         for place, method in enumerate(methods):
-            if method.name.partition("(")[0] in {*takes, PARALLEL} and "optimizer" not in method.hyperparameters:
-                methods[place] = method._replace(optimizer=local, hyperparameters={**method.hyperparameters, **named})
+            if (
+                method.name.partition("(")[0] in {*takes, PARALLEL}
+                and "optimizer" not in method.hyperparameters
+            ):
+                methods[place] = method._replace(
+                    optimizer=local, hyperparameters={**method.hyperparameters, **named}
+                )
     return cell._replace(methods=methods)
 
 
 def _conclude(config: Config, goal: Target, folder: Path, summary: pd.DataFrame) -> None:
     table = results_table(folder)
-    workers = f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications"
+    workers = (
+        f"{counted(config.workers, 'worker')}, {config.window} local steps between two "
+        "communications"
+    )
     rounds = Column("rounds", "rounds in all")
-    columns = [rounds if name == "rounds" else name for name in table if name not in ("seeds", "diverged")]
-    text = f"{workers}; gradients, rounds of communication and time until {goal}\n{text_of(table, columns)}"
+    columns = [
+        rounds if name == "rounds" else name for name in table if name not in ("seeds", "diverged")
+    ]
+    text = (
+        f"{workers}; gradients, rounds of communication and time until "
+        f"{goal}\n{text_of(table, columns)}"
+    )
     present(folder, {TABLE: table}, text)
     if edge := at_the_edge(table, config.tune, table["method"]):
         note(edge)

@@ -1,9 +1,10 @@
-"""Robust aggregation under attack: which rule withstands how many Byzantine workers, and at what cost.
+"""Robust aggregation under attack: which rule withstands how many Byzantine workers, and at what
+cost.
 
-Every rule and plain batch_sgd run without an attack and under each attack, with each number of Byzantine
-workers, at each learning rate. A rule's rate is chosen for its worst case over the attacks. Prints the test
-accuracy in the worst case, and the weight of the Byzantine messages; writes traces, runs, tables and a figure.
-Heterogeneous data: --problem "digits(dirichlet=0.1)".
+Every rule and plain batch_sgd run without an attack and under each attack, with each number of
+Byzantine workers, at each learning rate. A rule's rate is chosen for its worst case over the
+attacks. Prints the test accuracy in the worst case, and the weight of the Byzantine messages;
+writes traces, runs, tables and a figure. Heterogeneous data: --problem "digits(dirichlet=0.1)".
 """
 
 import functools
@@ -28,7 +29,8 @@ from asyncsim.study.finished import read as finished_of
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 
-#: Files with the accuracies of all runs (means over the seeds), and each rule's worst cases at its best rate.
+#: Files with the accuracies of all runs (means over the seeds), and each rule's worst cases at its
+#: best rate.
 ACCURACY, WORST = "accuracy.csv", "worst.csv"
 #: Entry in the column of attacks for runs without an attack.
 NO_ATTACK = "none"
@@ -44,13 +46,21 @@ class Config(StudyConfig):
     """Rounds: messages of each worker."""
     policy: PolicyLike = "barrier"
     """Policy that forms versions: barrier, barrier(count), first_of(count) or buffered(count)."""
-    rules: tuple[str, ...] = ("median()", "trimmed_mean(f=f)", "krum(f=f)", "cge(f=f)", "nnm(trimmed_mean(f=f))")
-    """Rules of aggregation to compare; f stands for the number of Byzantine workers, at most the largest that the rule
-    allows."""
+    rules: tuple[str, ...] = (
+        "median()",
+        "trimmed_mean(f=f)",
+        "krum(f=f)",
+        "cge(f=f)",
+        "nnm(trimmed_mean(f=f))",
+    )
+    """Rules of aggregation to compare; f stands for the number of Byzantine workers, at most the
+    largest that the rule allows."""
     attacks: tuple[str, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
     """Attacks, without the Byzantine workers; the end of --help lists them."""
     byzantine: tuple[int, ...] | None = None
-    """Numbers of Byzantine workers, the first ones of the cluster; by default 15 and 30 % of the workers."""
+    """Numbers of Byzantine workers, the first ones of the cluster; by default 15 and 30 % of the
+    workers.
+    """
     tune: tuple[float, ...] = (0.1, 0.4)
     """Learning rates to try."""
     worker_momentum: float = 0.0
@@ -65,7 +75,12 @@ class Config(StudyConfig):
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        for name in ("rules", "attacks", "tune", *(("byzantine",) if self.byzantine is not None else ())):
+        for name in (
+            "rules",
+            "attacks",
+            "tune",
+            *(("byzantine",) if self.byzantine is not None else ()),
+        ):
             check_values(name, getattr(self, name))
         for count in self.counts:
             require_count("byzantine", count)
@@ -100,7 +115,9 @@ def run(config: Config) -> Result:
 
 
 def _method(config: Config, base: Cell, text: str, count: int) -> Method:
-    """Build a rule's method at a rate for a number of Byzantine workers, named after the rule's text."""
+    """Build a rule's method at a rate for a number of Byzantine workers, named after the rule's
+    text.
+    """
 
     def rule_for(f: int) -> str:
         return _substitute(text, "rules", lambda name: f if name == "f" else None)
@@ -151,7 +168,9 @@ def _attack(text: str, count: int) -> Attack:
         raise InputError(f"attacks = {text!r}: must be an attack without its workers, alie say")
     if "workers" in dict(call.named) or call.positional:
         raise InputError(f"attacks = {text!r}: its workers follow from --byzantine; leave them out")
-    attack = parse_attack(str(call._replace(named=(("workers", count), *call.named), brackets=True)))
+    attack = parse_attack(
+        str(call._replace(named=(("workers", count), *call.named), brackets=True))
+    )
     assert attack is not None
     return attack
 
@@ -164,7 +183,9 @@ def _require_attacks(config: Config) -> None:
             attack.byzantine(config.workers)
         reasons = [attack.weakness(config.workers) for attack in attacks]
         if all(reasons):
-            raise InputError(f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack")
+            raise InputError(
+                f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack"
+            )
 
 
 def scored(summary: pd.DataFrame) -> pd.DataFrame:
@@ -178,7 +199,8 @@ def scored(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def worst_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs of each method and number of Byzantine workers under its worst attack, at the best rate.
+    """Select the runs of each method and number of Byzantine workers under its worst attack, at the
+    best rate.
 
     ``runs``: from `scored`. `asyncsim.study.ranking.tuned` chooses the rate.
     """
@@ -188,44 +210,61 @@ def worst_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Average the accuracy over the seeds by method, attack, number of Byzantine workers and rate.
 
-    ``runs``: from `scored`. Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``,
-    ``diverged`` and ``test_accuracy``.
+    ``runs``: from `scored`. Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``,
+    ``seeds``, ``diverged`` and ``test_accuracy``.
     """
     groups = runs.groupby(["method", "byzantine", "attack", "learning_rate"], sort=False)
     return groups.agg(
-        seeds=("seed", "nunique"), diverged=("diverged", "sum"), test_accuracy=("test_accuracy", "mean")
+        seeds=("seed", "nunique"),
+        diverged=("diverged", "sum"),
+        test_accuracy=("test_accuracy", "mean"),
     ).reset_index()
 
 
 def _weights(folder: Path, runs: pd.DataFrame) -> list[float]:
-    """Compute the weight of Byzantine messages relative to their share, for the runs of each worst case."""
+    """Compute the weight of Byzantine messages relative to their share, for the runs of each worst
+    case.
+    """
     finished, weights = finished_of(folder, "robustness"), []
     for (_, byzantine), rows in runs.groupby(["method", "byzantine"], sort=False):
         commits = [finished.run(name).commits for name in rows["run_folder"]]
         attacked = [run for run in commits if "byzantine_share" in run and byzantine]
-        shares = [run["byzantine_share"].mean() / run["byzantine_messages"].mean() for run in attacked]
+        shares = [
+            run["byzantine_share"].mean() / run["byzantine_messages"].mean() for run in attacked
+        ]
         weights.append(sum(shares) / len(shares) if shares else float("nan"))
     return weights
 
 
 def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
     if "test_accuracy" not in summary:
-        raise InputError("problem: has no test accuracy to compare rules by; choose digits or mnist")
+        raise InputError(
+            "problem: has no test accuracy to compare rules by; choose digits or mnist"
+        )
 
     runs = scored(summary)
     attacks = zip(runs["attack"], runs["byzantine"], strict=True)
-    weak = [attack != NO_ATTACK and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
+    weak = [
+        attack != NO_ATTACK and bool(_attack(attack, count).weakness(config.workers))
+        for attack, count in attacks
+    ]
     at_worst = worst_runs(runs[~np.array(weak)])
     worst = accuracy_table(at_worst).assign(byzantine_weight=_weights(folder, at_worst))
-    cases = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
-    table = cases.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
+    cases = worst.assign(
+        case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()]
+    )
+    table = cases.pivot(index="method", columns="byzantine", values="case").reindex(
+        worst["method"].unique()
+    )
     table.columns = ["no attack", *(f"{count} Byzantine" for count in table.columns[1:])]
     table["no attack"] = [text.removesuffix(f" {NO_ATTACK}") for text in table["no attack"]]
     most_byzantine = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")
     table = table.join(most_byzantine["byzantine_weight"])
     text = (
-        f"{counted(config.workers, 'worker')}, {config.steps} rounds: test accuracy in the worst case over the "
-        "attacks, each rule at its best rate\ntheir weight: weight of a Byzantine message relative to an equal share, "
+        f"{counted(config.workers, 'worker')}, {config.steps} rounds: test accuracy in the worst "
+        "case over the "
+        "attacks, each rule at its best rate\ntheir weight: weight of a Byzantine message relative "
+        "to an equal share, "
         f"with the most Byzantine workers\n{text_of(table.reset_index())}"
     )
     present(folder, {ACCURACY: accuracy_table(runs), WORST: worst}, text)

@@ -1,13 +1,15 @@
-"""How far synchronous SGD scales: computing against communication, layer by layer, without gradients.
+"""How far synchronous SGD scales: computing against communication, layer by layer, without
+gradients.
 
-The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected layers may
-be divided inside groups of nodes, which then exchange activations instead of gradients; a layer's
-communication overlaps with the computation until the layer is used again, and the rest is a bubble. Prints
-the layers, the efficiency by number of nodes beside the published speed-ups, and the implications of the
-published points: which overhead, fitted to 64 nodes, predicts 128. Writes these as tables, and a figure.
+The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected
+layers may be divided inside groups of nodes, which then exchange activations instead of gradients;
+a layer's communication overlaps with the computation until the layer is used again, and the rest is
+a bubble. Prints the layers, the efficiency by number of nodes beside the published speed-ups, and
+the implications of the published points: which overhead, fitted to 64 nodes, predicts 128. Writes
+these as tables, and a figure.
 
-The speeds of the nodes and of the network are not among the published numbers used here: --flops and
---bandwidth are assumptions.
+The speeds of the nodes and of the network are not among the published numbers used here: --flops
+and --bandwidth are assumptions.
 """
 
 import itertools
@@ -66,11 +68,15 @@ class Config:
     bandwidth: float = 5e9
     """Bytes per second of a node's link, each way; an assumption."""
     latency: float = 0.0
-    """Seconds of a message; a layer's all-reduce between G groups has 2 (G - 1) one after the other."""
+    """Seconds of a message; a layer's all-reduce between G groups has 2 (G - 1) one after the
+    other.
+    """
     overlap: float = 0.0
     """Part of the sending that overlaps with receiving sums, 0 to 1."""
     out: Path | None = None
-    """Folder for the results, new or empty. By default results/scaling, then results/scaling-2, ..."""
+    """Folder for the results, new or empty. By default results/scaling, then results/scaling-2,
+    ...
+    """
 
     def check(self) -> None:
         """Check the options."""
@@ -95,7 +101,9 @@ def run(config: Config) -> pd.DataFrame:
         del options["out"]
         write_json(folder / results.CONFIG, {"study": "scaling", **options})
         tables = [
-            layer_table(config, layers, nodes, way) for way in ("data parallel", "hybrid") for nodes in config.nodes
+            layer_table(config, layers, nodes, way)
+            for way in ("data parallel", "hybrid")
+            for nodes in config.nodes
         ]
         summary = pd.DataFrame([_iteration(config, table) for table in tables])
         published = pd.DataFrame(SPEED_UPS, columns=["network", "examples", "nodes", "speed_up"])
@@ -118,19 +126,25 @@ def run(config: Config) -> pd.DataFrame:
 def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
     """Tabulate the layers in the order of the forward pass.
 
-    Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, equal to ``nodes`` for a data-parallel layer;
-    ``computing`` (s), ``bytes`` that each node moves, ``communicating`` (s) and ``bubble`` (s).
+    Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, equal to ``nodes`` for a
+    data-parallel layer; ``computing`` (s), ``bytes`` that each node moves, ``communicating`` (s)
+    and ``bubble`` (s).
     """
     minibatch = nodes * config.examples
     seconds = [_PASSES * layer.operations * config.examples / config.flops for layer in layers]
     groups = [
-        best_groups(layer, nodes, minibatch, config.overlap) if way == "hybrid" and layer.is_dense else nodes
+        best_groups(layer, nodes, minibatch, config.overlap)
+        if way == "hybrid" and layer.is_dense
+        else nodes
         for layer in layers
     ]
     divided = list(zip(layers, groups, strict=True))
-    moved = [hybrid_bytes(layer, nodes, count, minibatch, config.overlap) for layer, count in divided]
+    moved = [
+        hybrid_bytes(layer, nodes, count, minibatch, config.overlap) for layer, count in divided
+    ]
     spent = [
-        size / config.bandwidth + 2 * (count - 1) * config.latency for size, count in zip(moved, groups, strict=True)
+        size / config.bandwidth + 2 * (count - 1) * config.latency
+        for size, count in zip(moved, groups, strict=True)
     ]
     return pd.DataFrame(
         {
@@ -148,7 +162,11 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
 
 def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
     """Summarize the layers of one cluster in a row."""
-    computing, bubble, nodes = table["computing"].sum(), table["bubble"].sum(), int(table["nodes"].iloc[0])
+    computing, bubble, nodes = (
+        table["computing"].sum(),
+        table["bubble"].sum(),
+        int(table["nodes"].iloc[0]),
+    )
     efficiency = computing / (computing + bubble)
     return {
         "nodes": nodes,
@@ -164,10 +182,11 @@ def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
 
 
 def explanations() -> pd.DataFrame:
-    """Predict speed-ups under several overheads per iteration, each with one constant fitted at 64 nodes.
+    """Predict speed-ups under several overheads per iteration, each with one constant fitted at 64
+    nodes.
 
-    An overhead is relative to a node's computing time. Columns: ``overhead`` (its growth), ``constant``
-    (fitted), ``nodes``, ``speed_up`` (at 64 nodes the published one by construction).
+    An overhead is relative to a node's computing time. Columns: ``overhead`` (its growth),
+    ``constant`` (fitted), ``nodes``, ``speed_up`` (at 64 nodes the published one by construction).
     """
     fitted, speed_up = _FITTED
     growths: dict[str, Callable[[int], float]] = {
@@ -179,25 +198,44 @@ def explanations() -> pd.DataFrame:
     overhead, rows = fitted / speed_up - 1, []
     for name, growth in growths.items():
         constant = overhead / growth(fitted)
-        rows += [(name, constant, count, count / (1 + constant * growth(count))) for count in _IMPLIED_NODES]
+        rows += [
+            (name, constant, count, count / (1 + constant * growth(count)))
+            for count in _IMPLIED_NODES
+        ]
     low, high = 0.001, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if barrier_time(Gamma(1.0, middle), fitted) - 1 < overhead else (low, middle)
+        low, high = (
+            (middle, high)
+            if barrier_time(Gamma(1.0, middle), fitted) - 1 < overhead
+            else (low, middle)
+        )
     stragglers = "slowest at the barrier: gamma of cv c"
-    rows += [(stragglers, low, count, count / barrier_time(Gamma(1.0, low), count)) for count in _IMPLIED_NODES]
+    rows += [
+        (stragglers, low, count, count / barrier_time(Gamma(1.0, low), count))
+        for count in _IMPLIED_NODES
+    ]
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
-def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame) -> str:
+def _text(
+    config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame
+) -> str:
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
-    by_stage = merged.groupby("stage", sort=False)[["computing", "bytes", "communicating", "bubble"]].sum()
+    by_stage = merged.groupby("stage", sort=False)[
+        ["computing", "bytes", "communicating", "bubble"]
+    ].sum()
     by_stage.insert(0, "groups", merged.groupby("stage", sort=False)["groups"].min())
     by_stage[["computing", "communicating", "bubble"]] *= 1e3
     by_stage["bytes"] /= 1e6
     columns: list[str | Column] = [
-        *(Column("stage", "layer"), "groups", Column("computing", "computing (ms)"), Column("bytes", "MB a node")),
+        *(
+            Column("stage", "layer"),
+            "groups",
+            Column("computing", "computing (ms)"),
+            Column("bytes", "MB a node"),
+        ),
         *(Column(name, f"{name} (ms)") for name in ("communicating", "bubble")),
     ]
     wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
@@ -207,20 +245,28 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published
     }
     table = pd.DataFrame(ratios).reset_index()
     implied = explanations()
-    implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[[64, 128]]
-    implied = implied.reset_index().rename(columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"})
+    implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[
+        [64, 128]
+    ]
+    implied = implied.reset_index().rename(
+        columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"}
+    )
     implied = implied.sort_values("at 128 (published: 90)", ascending=False)
     points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
     return (
-        f"{config.network}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
+        f"{config.network}, {config.examples} examples a node, assumed {config.flops:g} "
+        "operations/s and "
         f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, hybrid\n"
         f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}\n\n"
         f"published (Das et al. 2016)\n{text_of(published, points)}\n\n"
-        "implications of the two points of VGG-A: both have 4 examples a node, so that a node computes and moves the "
-        "same amount at 64 and 128. Bandwidth alone predicts one efficiency for both; the second needs iterations "
+        "implications of the two points of VGG-A: both have 4 examples a node, so that a node "
+        "computes and moves the "
+        "same amount at 64 and 128. Bandwidth alone predicts one efficiency for both; the second "
+        "needs iterations "
         f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:\n"
         f"{table_text(implied)}\n"
-        "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes predict the point "
+        "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes "
+        "predict the point "
         "at 128: consistent, but no proof of a mechanism, with one constant and one point."
     )

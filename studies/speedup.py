@@ -1,15 +1,15 @@
 """How much sooner more workers learn when a fixed batch is divided among them.
 
-Figure 4 of the GEM paper: the effective batch is 256 examples, so each of n workers computes gradients of
-256 / n examples in an n-th of the time. Each gradient is applied at the full learning rate, so that n workers
-take n times n as many, noisier steps per time: a speed-up beyond n comes from more steps. All clusters get the
-same simulated seconds. The paper measured 60 s of wall clock; its time per gradient is unknown, so --compute,
-the law of the time of the whole batch on one worker, is a guess, as is the service time, which bounds the
-throughput of many workers.
+Figure 4 of the GEM paper: the effective batch is 256 examples, so each of n workers computes
+gradients of 256 / n examples in an n-th of the time. Each gradient is applied at the full learning
+rate, so that n workers take n times n as many, noisier steps per time: a speed-up beyond n comes
+from more steps. All clusters get the same simulated seconds. The paper measured 60 s of wall clock;
+its time per gradient is unknown, so --compute, the law of the time of the whole batch on one
+worker, is a guess, as is the service time, which bounds the throughput of many workers.
 
-Prints each cluster's time to a training loss, and the speedup over the smallest cluster; writes this as a
-table, beside traces, runs, a summary and a figure. At paper scale about 600,000 commits of MNIST's network,
-most of small batches: half an hour to an hour on two cores.
+Prints each cluster's time to a training loss, and the speedup over the smallest cluster; writes
+this as a table, beside traces, runs, a summary and a figure. At paper scale about 600,000 commits
+of MNIST's network, most of small batches: half an hour to an hour on two cores.
 """
 
 import functools
@@ -49,18 +49,22 @@ class Config(SweepConfig):
     target: float = 0.3
     """Training loss whose time is reported."""
     compute: LawLike = "gamma(mean=0.1, cv=0.2)"
-    """Law of the time of a gradient of the whole effective batch (s); a worker's share takes its share of that."""
+    """Law of the time of a gradient of the whole effective batch (s); a worker's share takes its
+    share of that.
+    """
     service: LawLike = "constant(0.0001)"
     """Law of the time that the server is busy with a visit (s)."""
     steps: int = 0
     """Commits per worker, regardless of --seconds. 0: from --seconds."""
     methods: tuple[MethodLike, ...] = ("gem",)
-    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION
+    (see the README).
+    """
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
-    the logarithm of the loss."""
+    """Worker steps between evaluations on all data, between which the time to the target is
+    interpolated, linearly in the logarithm of the loss."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -70,11 +74,15 @@ class Config(SweepConfig):
         require_positive("seconds", self.seconds, "s")
         require_positive("target", self.target)
         if self.batch_size is not None:
-            raise InputError(f"batch_size = {self.batch_size}: follows from the effective batch; give effective_batch")
+            raise InputError(
+                f"batch_size = {self.batch_size}: follows from the effective batch; give "
+                "effective_batch"
+            )
         for count in self.workers:
             if self.effective_batch % count:
                 raise InputError(
-                    f"workers = {count}: cannot divide an effective batch of {self.effective_batch}; "
+                    f"workers = {count}: cannot divide an effective batch of "
+                    f"{self.effective_batch}; "
                     "give numbers that do, or another effective_batch"
                 )
 
@@ -104,34 +112,46 @@ def run(config: Config) -> Result:
         for cell in cells:
             if cell.problem.batch_size not in (None, cell.values["batch_size"]):
                 raise InputError(
-                    f"problem = {cell.problem.name!r}: has minibatches of {cell.problem.batch_size}, but this "
+                    f"problem = {cell.problem.name!r}: has minibatches of "
+                    f"{cell.problem.batch_size}, but this "
                     "study derives their size from the workers; let it take a batch_size"
                 )
         if cells[0].problem.batch_size is None:
             note(
-                f"{cells[0].problem.name} has no minibatches: the noise of gradients does not depend on the workers, "
+                f"{cells[0].problem.name} has no minibatches: the noise of gradients does not "
+                "depend on the workers, "
                 "and --effective-batch only restricts their number"
             )
         cells = [cell._replace(goal=Target(config.target)) for cell in cells]
         if config.steps == 0:
             cells = [_with_duration(cell, config.seconds) for cell in cells]
-        conclude = functools.partial(_conclude, config.target, cells[0].problem.batch_size is not None)
+        conclude = functools.partial(
+            _conclude, config.target, cells[0].problem.batch_size is not None
+        )
         return run_cells("speedup", config, cells, conclude)
 
 
 def _divisible_cells(cells: list[Cell]) -> list[Cell]:
-    """Remove single-worker methods from cells of several workers, which would leave part of the batch uncomputed."""
+    """Remove single-worker methods from cells of several workers, which would leave part of the
+    batch uncomputed.
+    """
     lone_methods = [method.name for method in cells[0].methods if method.timing.workers == 1]
     several = [cell for cell in cells if cell.cluster.workers > 1]
     if not lone_methods or not several:
         return cells
     if len(lone_methods) == len(cells[0].methods) and len(several) == len(cells):
         raise InputError(
-            f"methods = {', '.join(lone_methods)}: has one worker, so no batch can be divided; give others"
+            f"methods = {', '.join(lone_methods)}: has one worker, so no batch can be divided; "
+            "give others"
         )
-    note(f"{', '.join(lone_methods)}: runs with one worker only, as more would leave the rest of the batch uncomputed")
+    note(
+        f"{', '.join(lone_methods)}: runs with one worker only, as more would leave the rest of "
+        "the batch uncomputed"
+    )
     divided = (
-        cell if cell not in several else cell._replace(methods=[m for m in cell.methods if m.name not in lone_methods])
+        cell
+        if cell not in several
+        else cell._replace(methods=[m for m in cell.methods if m.name not in lone_methods])
         for cell in cells
     )
     return [cell for cell in divided if cell.methods]
@@ -140,10 +160,10 @@ def _divisible_cells(cells: list[Cell]) -> list[Cell]:
 def speedups(finished: Finished, target: float) -> pd.DataFrame:
     """Tabulate the time to the target and the speedup by method and number of workers.
 
-    Columns: ``method``, ``workers``, ``batch_size``, ``seeds``, ``target``, ``reached`` (seeds that met it),
-    ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it) with the seeds' range
-    ``least_time`` to ``most_time``, and ``speedup``, relative to the fewest workers whose seeds all met the
-    target; NaN for rows that did not.
+    Columns: ``method``, ``workers``, ``batch_size``, ``seeds``, ``target``, ``reached`` (seeds that
+    met it), ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it) with
+    the seeds' range ``least_time`` to ``most_time``, and ``speedup``, relative to the fewest
+    workers whose seeds all met the target; NaN for rows that did not.
     """
     table = finished.summary.groupby(["method", "workers"], as_index=False).agg(
         batch_size=("batch_size", "first"),
@@ -164,7 +184,8 @@ def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame)
     present(
         folder,
         {TABLE: table},
-        f"simulated time until a training loss of {target:g} is reached; speedup over the fewest workers that reach it",
+        f"simulated time until a training loss of {target:g} is reached; speedup over the fewest "
+        "workers that reach it",
         text_of(table, ("method", "workers", "batch_size", "reached", "time_to_target", "speedup")),
         steps if divided and table["batch_size"].nunique() > 1 else "",
         f"\n{outcomes(folder, summary, ('workers', 'batch_size', 'method'))}",
@@ -173,4 +194,6 @@ def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame)
 
 def _with_duration(cell: Cell, seconds: float) -> Cell:
     """Set a cell's steps to the number that its cluster makes in ``seconds`` of simulated time."""
-    return cell.with_options(steps=max(1, commits_within(cell.cluster, seconds) // cell.cluster.workers))
+    return cell.with_options(
+        steps=max(1, commits_within(cell.cluster, seconds) // cell.cluster.workers)
+    )

@@ -1,18 +1,19 @@
 """With how many workers, and at which learning rates, each method still learns.
 
-Figure 1 of the GEM paper: minibatch loss against worker steps for several numbers of workers, methods side by
-side on one trace per seed. Then the limits, by bisection: the largest stable number of workers at each
-learning rate, up to --most-workers, and the largest stable learning rate at some numbers of workers, between a
-sixteenth and 32 times the lowest rate of the study.
+Figure 1 of the GEM paper: minibatch loss against worker steps for several numbers of workers,
+methods side by side on one trace per seed. Then the limits, by bisection: the largest stable number
+of workers at each learning rate, up to --most-workers, and the largest stable learning rate at some
+numbers of workers, between a sixteenth and 32 times the lowest rate of the study.
 
-Stable means: in every seed the run finishes, and its minibatch loss, averaged over the last tenth of the
-commits, is below --fraction of its mean over the workers' first steps. A rate too low to learn within the
-steps thus counts as unstable. Numbers of workers are tried in steps of a fifth, rates in steps of a factor of
-1.4; a limit lies between the two values in limits.csv. Bisection assumes that stability persists with fewer
-workers and at lower rates; limit_runs.csv has all of its runs.
+Stable means: in every seed the run finishes, and its minibatch loss, averaged over the last tenth
+of the commits, is below --fraction of its mean over the workers' first steps. A rate too low to
+learn within the steps thus counts as unstable. Numbers of workers are tried in steps of a fifth,
+rates in steps of a factor of 1.4; a limit lies between the two values in limits.csv. Bisection
+assumes that stability persists with fewer workers and at lower rates; limit_runs.csv has all of its
+runs.
 
-At paper scale the grid is about 1.1 million commits of MNIST's network, one to two hours on two cores; the limits,
-which --limits adds there, take three to six more.
+At paper scale the grid is about 1.1 million commits of MNIST's network, one to two hours on two
+cores; the limits, which --limits adds there, take three to six more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +70,8 @@ class Config(SweepConfig):
     most_workers: int = 100
     """Largest number of workers to try for the limit."""
     rates_at: tuple[int, ...] | None = None
-    """Numbers of workers at which the largest learning rate is searched. none: the smallest and the largest of
-    --workers."""
+    """Numbers of workers at which the largest learning rate is searched. none: the smallest and the
+    largest of --workers."""
     fraction: float = 0.5
     """A run is stable if its final minibatch loss is below this fraction of its first."""
 
@@ -82,7 +83,8 @@ class Config(SweepConfig):
             require_count("rates_at", count)
         if require_positive("fraction", self.fraction) > 1:
             raise InputError(
-                f"fraction = {self.fraction!r}: above one, a growing loss would count as stable; give at most one"
+                f"fraction = {self.fraction!r}: above one, a growing loss would count as stable; "
+                "give at most one"
             )
 
 
@@ -114,18 +116,32 @@ def run(config: Config) -> Result:
     with config.computing_device():
         # Built together, so that cells of one learning rate share compiled programs.
         points = list(dict.fromkeys([*grid, *tried] if config.limits else grid))
-        cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
+        cells = dict(
+            zip(
+                points,
+                sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]),
+                strict=True,
+            )
+        )
         searched = []
         if config.limits:
-            searched = searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
+            searched = searches(
+                cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at
+            )
         grid_cells = [cells[point] for point in dict.fromkeys(grid)]
         return run_cells(
-            "stability", config, grid_cells, _conclude, [job_of(search, config.fraction) for search in searched]
+            "stability",
+            config,
+            grid_cells,
+            _conclude,
+            [job_of(search, config.fraction) for search in searched],
         )
 
 
 def _counts(maximum: int) -> list[int]:
-    """Return the numbers of workers to try: from ``maximum`` down, each a fifth less, or one less."""
+    """Return the numbers of workers to try: from ``maximum`` down, each a fifth less, or one
+    less.
+    """
     powers = range(4 * maximum.bit_length())
     return sorted({max(1, round(maximum * 2 ** (-power / 4))) for power in powers})
 
@@ -137,7 +153,8 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         slow = too_slow(finished.table(TABLES[1]))
         if slow:
             note(
-                f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the limits assume one "
+                f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the "
+                "limits assume one "
                 "change from stable to unstable: if runs are too short to learn, give more steps"
             )
     report(folder, summary, ("learning_rate", "method", "workers"))
@@ -146,8 +163,9 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
     """Return the largest of ascending values at which ``holds`` is true, and the next one.
 
-    Correct if ``holds`` changes once, from true to false; None stands for a value beyond the ends. ``holds``
-    is called once if it is true at the last value, otherwise about ``log2(len(values)) + 1`` times.
+    Correct if ``holds`` changes once, from true to false; None stands for a value beyond the ends.
+    ``holds`` is called once if it is true at the last value, otherwise about
+    ``log2(len(values)) + 1`` times.
     """
     if holds(values[-1]):
         return values[-1], None
@@ -172,7 +190,10 @@ class Search(NamedTuple):
 
 
 def searches(
-    cells: Mapping[tuple[int, float], Cell], counts: Sequence[int], rates: Sequence[float], **at: Sequence[Any]
+    cells: Mapping[tuple[int, float], Cell],
+    counts: Sequence[int],
+    rates: Sequence[float],
+    **at: Sequence[Any],
 ) -> list[Search]:
     """Build the bisections over ``counts`` of workers at each learning rate, then over ``rates``.
 
@@ -180,7 +201,10 @@ def searches(
     ``learning_rate`` and ``workers``.
     """
     lines: list[tuple[str, float, Sequence[Any], list[Cell]]] = [
-        *(("workers", rate, counts, [cells[n, rate] for n in counts]) for rate in at["learning_rate"]),
+        *(
+            ("workers", rate, counts, [cells[n, rate] for n in counts])
+            for rate in at["learning_rate"]
+        ),
         *(("learning_rate", n, rates, [cells[n, rate] for rate in rates]) for n in at["workers"]),
     ]
     return [
@@ -204,7 +228,8 @@ def job_of(search: Search, fraction: float) -> Job:
     fixed = "workers" if search.question == "learning_rate" else "learning rate"
     seeds = counted(search.cells[0].config.seeds, "seed")
     return measurement(
-        f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} {search.at:.4g}",
+        f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} "
+        f"{search.at:.4g}",
         limits_of,
         search,
         fraction,
@@ -222,7 +247,10 @@ def _labels(search: Search) -> dict[str, Any]:
 def _search_text(tables: Tables) -> str:
     (row,), tried = (tables[name] for name in TABLES)
     largest = row["largest_stable"]
-    return f"{'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, {counted(len(tried), 'run')}"
+    return (
+        f"{'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, "
+        f"{counted(len(tried), 'run')}"
+    )
 
 
 def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]]:
@@ -245,7 +273,12 @@ def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]
     # If nothing is stable, the values may also be too low to learn within the steps.
     smallest = None if largest is None else smallest
     seeds = search.cells[0].config.seeds
-    limits = {**_labels(search), "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}
+    limits = {
+        **_labels(search),
+        "largest_stable": largest,
+        "smallest_unstable": smallest,
+        "seeds": seeds,
+    }
     return dict(zip(TABLES, ([limits], tried), strict=True))
 
 
@@ -272,14 +305,17 @@ def _run_trial(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
 
 
 def too_slow(tried: pd.DataFrame) -> list[str]:
-    """List the methods that are unstable with fewer workers and a lower rate than at some stable point.
+    """List the methods that are unstable with fewer workers and a lower rate than at some stable
+    point.
 
     They may be too slow to learn within the steps, which misleads bisection.
     """
     methods = []
     for method, runs in tried.groupby("method", sort=False):
         stable = runs.groupby(["workers", "learning_rate"])["stable"].all()
-        stable_points, failed = (np.array(stable[stable == is_stable].index.to_list()) for is_stable in (True, False))
+        stable_points, failed = (
+            np.array(stable[stable == is_stable].index.to_list()) for is_stable in (True, False)
+        )
         if len(stable_points) and len(failed) and (failed[:, None] <= stable_points).all(-1).any():
             methods.append(str(method))
     return methods
@@ -291,7 +327,9 @@ def limits_report(problem: str, table: pd.DataFrame) -> str:
     seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # missing for a failed search
     seed_text = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
     cells = [*printed["largest_stable"], *printed["smallest_unstable"]]
-    signs = [meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)]
+    signs = [
+        meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)
+    ]
     lines = [f"limits of stability, {problem}{seed_text}", text_of(printed), "; ".join(signs)]
     return "\n".join(filter(None, lines))
 
@@ -314,7 +352,9 @@ def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def first_and_last(run: Run, commits: int) -> tuple[float, float]:
-    """Return the mean minibatch loss over the workers' first steps, and over the last tenth of a trace."""
+    """Return the mean minibatch loss over the workers' first steps, and over the last tenth of a
+    trace.
+    """
     loss = run.commits["loss"]
     first = loss[run.commits["worker_step"] == 0].mean()
     return float(first), float(loss.tail(max(1, round(FINAL_SHARE * commits))).mean())

@@ -1,9 +1,10 @@
 """How much GEM scales down the updates of each tensor of a network.
 
-Figures 9 and 10 of the GEM paper: the median of pi over the elements of each tensor, over server updates, with 8 and
-with 16 workers. The paper trains AlexNet on ImageNet; at paper scale CIFAR-10 stands in for ImageNet, with a network
-like AlexNet, the paper's effective batch of 1024 examples in all workers together, and some twenty epochs. That takes a
-GPU; small scale is the perceptron of the digits.
+Figures 9 and 10 of the GEM paper: the median of pi over the elements of each tensor, over server
+updates, with 8 and with 16 workers. The paper trains AlexNet on ImageNet; at paper scale CIFAR-10
+stands in for ImageNet, with a network like AlexNet, the paper's effective batch of 1024 examples in
+all workers together, and some twenty epochs. That takes a GPU; small scale is the perceptron of the
+digits.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ class Config(SweepConfig):
     diagnose_every: int = 2
     """Worker steps, and one commit, between two medians."""
     effective_batch: int | None = None
-    """Examples of a gradient of each worker, all together: each has its share. none: batch_size for every worker."""
+    """Examples of a gradient of each worker, all together: each has its share. none: batch_size for
+    every worker.
+    """
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -52,18 +55,25 @@ class Config(SweepConfig):
             return
         require_count("effective_batch", self.effective_batch)
         if self.batch_size is not None:
-            raise InputError(f"effective_batch = {self.effective_batch}: give it or batch_size, not both")
+            raise InputError(
+                f"effective_batch = {self.effective_batch}: give it or batch_size, not both"
+            )
         for workers in self.workers:
             if self.effective_batch % workers:
                 raise InputError(
-                    f"effective_batch = {self.effective_batch}: cannot be shared evenly by {workers} workers"
+                    f"effective_batch = {self.effective_batch}: cannot be shared evenly by "
+                    f"{workers} workers"
                 )
 
 
 SCALES = {
     "small": Config(),
     "paper": Config(
-        scale="paper", problem="cifar10(network=alexnet)", effective_batch=1024, steps=1000, diagnose_every=5
+        scale="paper",
+        problem="cifar10(network=alexnet)",
+        effective_batch=1024,
+        steps=1000,
+        diagnose_every=5,
     ),
 }
 
@@ -84,12 +94,19 @@ def _require_pi(cell: Cell) -> None:
     params = jax.eval_shape(cell.problem.init, jax.random.key(0))
     for method in cell.methods:
         if "pi" not in check_method(method, params):
-            raise InputError(f"methods = {method.name!r}: has no diagnostic pi, which this study measures; choose gem")
+            raise InputError(
+                f"methods = {method.name!r}: has no diagnostic pi, which this study measures; "
+                "choose gem"
+            )
 
 
 def medians(run: Run) -> pd.DataFrame:
-    """Return the median of pi of each tensor, in the network's order, at each diagnosed server update."""
-    pi = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
+    """Return the median of pi of each tensor, in the network's order, at each diagnosed server
+    update.
+    """
+    pi = run.diagnostics[
+        (run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)
+    ]
     # The unnamed median is over all parameters; for a plain vector it is the only one.
     named = pi[pi["tensor"] != ""] if (pi["tensor"] != "").any() else pi.drop_duplicates("commit")
     if named.empty:
@@ -104,7 +121,11 @@ def report(table: pd.DataFrame) -> str:
     ends = table.groupby(["workers", "method"])["commit"].transform("max") + 1
     quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
     keys = [table[name] for name in ("method", "tensor", "workers")]
-    wide = table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean().unstack("part")
+    wide = (
+        table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"]
+        .mean()
+        .unstack("part")
+    )
     printed = wide.reset_index()
     printed["tensor"] = printed["tensor"].map(tensor_label)
     return text_of(printed)
@@ -112,4 +133,8 @@ def report(table: pd.DataFrame) -> str:
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
-    present(folder, {TABLE: table}, f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
+    present(
+        folder,
+        {TABLE: table},
+        f"median of pi, means over {_PARTS} parts of the run\n{report(table)}",
+    )

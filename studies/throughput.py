@@ -1,8 +1,9 @@
 """How fast simulation and replay are, against loops written by hand and the gradients alone.
 
-All contenders run in this process, in turns, after an uncounted first call. Rates are medians over the turns
-with their ranges, as are ratios of rates in the same turn. ``docs/performance.md`` explains the contenders and
-the table. Prints a table and a verdict; writes ``summary.csv`` and a figure.
+All contenders run in this process, in turns, after an uncounted first call. Rates are medians over
+the turns with their ranges, as are ratios of rates in the same turn. ``docs/performance.md``
+explains the contenders and the table. Prints a table and a verdict; writes ``summary.csv`` and a
+figure.
 """
 
 import importlib
@@ -42,23 +43,28 @@ class Config:
     """Options of the throughput study."""
 
     tasks: tuple[str, ...] = ("trace", "quadratic", "digits", "cnn")
-    """What to measure: trace (simulation alone), or replays of quadratic (16 parameters), digits (17,226), cnn (the GEM
-    paper's network, 163,790) or mlp (the thesis' network, 4,798,010); separated by spaces or commas."""
+    """What to measure: trace (simulation alone), or replays of quadratic (16 parameters), digits
+    (17,226), cnn (the GEM paper's network, 163,790) or mlp (the thesis' network, 4,798,010);
+    separated by spaces or commas."""
     workers: tuple[int, ...] = (10, 100)
     """Workers of the clusters, one case each. mlp has at most 100."""
     methods: tuple[str, ...] = ("downpour", "gem")
-    """Methods to replay, or all; each gets a trace with its required timing. Only downpour and gem are compared with
-    loops written by hand."""
+    """Methods to replay, or all; each gets a trace with its required timing. Only downpour and gem
+    are compared with loops written by hand."""
     repeats: int = 5
     """Turns of each comparison."""
     seconds: float = 1.0
     """Approximate duration of a turn (s); .1 gives a rough answer."""
     out: Path | None = None
-    """Folder for the results, new or empty. By default results/throughput, then results/throughput-2, ..."""
+    """Folder for the results, new or empty. By default results/throughput, then
+    results/throughput-2, ...
+    """
 
 
 def run(config: Config) -> pd.DataFrame:
-    """Run the study; return its summary, a row per case and contender (see `asyncsim.benchmark.turns.COLUMNS`)."""
+    """Run the study; return its summary, a row per case and contender (see
+    `asyncsim.benchmark.turns.COLUMNS`).
+    """
     tasks, workers, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
         options = {**asdict(config), "tasks": tasks, "workers": workers, "methods": methods}
@@ -75,14 +81,19 @@ def run(config: Config) -> pd.DataFrame:
         results.remember(folder)
         with on_a_page(folder):
             columns = [name for name in summary if name != "amount"]
-            text = "ratio: rate of the first contender over this one's, in the same turn; medians, minimum and maximum"
+            text = (
+                "ratio: rate of the first contender over this one's, in the same turn; medians, "
+                "minimum and maximum"
+            )
             present(folder, {}, text, text_of(summary, columns), f"\n{verdict(summary)}")
     results.say_written(folder)
     return summary
 
 
 def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
-    """Check the options; return tasks, numbers of workers and methods, and note omitted contenders."""
+    """Check the options; return tasks, numbers of workers and methods, and note omitted
+    contenders.
+    """
     tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
     methods_by_name = {name: make() for name, make in METHODS.items()}
     several = [
@@ -91,7 +102,11 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
         if method.timing.workers is None and not (method.mix or method.meet)
     ]
     methods = split(config.methods)
-    methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
+    methods = (
+        several
+        if methods == ["all"]
+        else [require_choice("methods", name, several) for name in methods]
+    )
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
     workers = [require_count("workers", count) for count in workers]
     check_values("tasks", tasks, f"choose from {', '.join(TASKS)}")
@@ -100,15 +115,22 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     require_count("repeats", config.repeats)
     require_positive("seconds", config.seconds, "s")
     if "mlp" in tasks and min(workers) > MOST_MLP_WORKERS:
-        raise InputError(f"workers = {min(workers)}: mlp is measured with at most {MOST_MLP_WORKERS}; give fewer")
+        raise InputError(
+            f"workers = {min(workers)}: mlp is measured with at most {MOST_MLP_WORKERS}; give fewer"
+        )
     if "mlp" in tasks and max(workers) > MOST_MLP_WORKERS:
-        note(f"mlp is measured with at most {MOST_MLP_WORKERS} workers: with more its state is too large")
+        note(
+            f"mlp is measured with at most {MOST_MLP_WORKERS} workers: with more its state is too "
+            "large"
+        )
     if tasks != ["trace"] and importlib.util.find_spec("torch") is None:
         note("PyTorch is not installed: its loop is left out")
     return tasks, workers, methods
 
 
-def _measure(tasks: list[str], workers: list[int], methods: list[str], config: Config) -> Iterator[pd.DataFrame]:
+def _measure(
+    tasks: list[str], workers: list[int], methods: list[str], config: Config
+) -> Iterator[pd.DataFrame]:
     """Measure case by case; yield the summary of each."""
     torch_loop = None
     if tasks != ["trace"] and importlib.util.find_spec("torch") is not None:
@@ -138,7 +160,9 @@ def _measure(tasks: list[str], workers: list[int], methods: list[str], config: C
 
 
 def verdict(summary: pd.DataFrame) -> str:
-    """Summarize in one line the ratios of replay and simulation, from minimum to maximum over the cases."""
+    """Summarize in one line the ratios of replay and simulation, from minimum to maximum over the
+    cases.
+    """
     clauses = []
     for name, words in (
         ("usual loop, JAX", "replay {} times as fast as the usual loop in JAX"),

@@ -1,14 +1,14 @@
 """Do real processes behave as the simulator predicts? Records training and replays the records.
 
-A server process and worker processes train, and their visits are recorded as traces with the times of the
-server's clock. A replay of the recorded order from the same seed must give the same losses and parameters;
-for methods that amplify round-off (GEM) the replay restarts from the recorded state every 50 commits. Laws
-fitted to the earlier half of a recording predict its later half, or with --extrapolate a recording with twice
-as many workers; `asyncsim.prediction` explains failures. With --topology there is no server: each worker
-records its gradients, and there is no prediction.
+A server process and worker processes train, and their visits are recorded as traces with the times
+of the server's clock. A replay of the recorded order from the same seed must give the same losses
+and parameters; for methods that amplify round-off (GEM) the replay restarts from the recorded state
+every 50 commits. Laws fitted to the earlier half of a recording predict its later half, or with
+--extrapolate a recording with twice as many workers; `asyncsim.prediction` explains failures. With
+--topology there is no server: each worker records its gradients, and there is no prediction.
 
-Needs Ray: pip install "asyncsim[ray]". Recordings interrupted by Ctrl-C or by the death of a process stay in
-the study's folder; --resume continues them.
+Needs Ray: pip install "asyncsim[ray]". Recordings interrupted by Ctrl-C or by the death of a
+process stay in the study's folder; --resume continues them.
 """
 
 import dataclasses
@@ -53,8 +53,8 @@ class Config(RealConfig):
     extrapolate: bool = False
     """Also record twice as many workers, and predict them from the first recording."""
     topology: str | None = None
-    """Gossip without a server on ring(), complete(), one_peer_exponential(), ...; with the methods dpsgd, sgp, osgp and
-    adpsgd. none: a server."""
+    """Gossip without a server on ring(), complete(), one_peer_exponential(), ...; with the methods
+    dpsgd, sgp, osgp and adpsgd. none: a server."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -107,8 +107,12 @@ def _folder_of(method: Method, seed: int) -> str:
     return f"{_RECORDINGS}/{folder_name(f'{method.name}-seed{seed}')}"
 
 
-def _measured(folder: Path, config: Config, method: Method, problem: Problem, seed: int) -> dict[str, Any]:
-    """Record, or resume, and compare with replays and predictions; write tables and figures; return the row."""
+def _measured(
+    folder: Path, config: Config, method: Method, problem: Problem, seed: int
+) -> dict[str, Any]:
+    """Record, or resume, and compare with replays and predictions; write tables and figures; return
+    the row.
+    """
     folder = folder / _folder_of(method, seed)
     recorded = config.recorded(method, problem, folder, seed, keep_states=True)
     comparison = agreement(recorded, method, problem)
@@ -125,7 +129,9 @@ def _measured(folder: Path, config: Config, method: Method, problem: Problem, se
         **{f"trace.{name}": value for name, value in recorded.trace.summary().items()},
         "folder": _folder_of(method, seed),
     }
-    predictions = {"prediction": lambda: predict(recorded.trace, seed)} if config.topology is None else {}
+    predictions = (
+        {"prediction": lambda: predict(recorded.trace, seed)} if config.topology is None else {}
+    )
     if config.extrapolate:
         doubled = config.twice().recorded(method, problem, folder / "twice", seed, keep_states=True)
         predictions["extrapolation"] = lambda: extrapolate(recorded.trace, doubled.trace, seed)
@@ -151,9 +157,14 @@ def _agreement_text(tables: Tables) -> str:
 
 
 def table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Tabulate the largest differences of each replay by method, and the recordings within the bar."""
+    """Tabulate the largest differences of each replay by method, and the recordings within the
+    bar.
+    """
     far = {
-        name: summary[[f"loss_{name}", f"params_{name}"]].max(axis=1).groupby(summary["method"], sort=False).max()
+        name: summary[[f"loss_{name}", f"params_{name}"]]
+        .max(axis=1)
+        .groupby(summary["method"], sort=False)
+        .max()
         for name in ("free", "perturbed", "forced")
     }
     groups = summary.groupby("method", sort=False)
@@ -171,4 +182,8 @@ def table(summary: pd.DataFrame) -> pd.DataFrame:
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     printed = text_of(table(summary), digits=2)
-    present(folder, {}, f"replays of the recorded order: largest difference of losses and parameters\n{printed}")
+    present(
+        folder,
+        {},
+        f"replays of the recorded order: largest difference of losses and parameters\n{printed}",
+    )

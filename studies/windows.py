@@ -1,21 +1,22 @@
 """What a longer communication window does to each method, for several numbers of workers.
 
-The grid of Hermans' thesis (master thesis, Maastricht University, 2017) and of the paper on accumulated
-gradient normalization (Hermans, Spanakis and Moeckel 2017, arXiv 1710.02368): every method on clusters of n
-workers, for several windows (local steps between two communications), with the same passes through the data,
-divided among the workers. The passes are rounded to whole visits of all workers (a note reports deviations
-above 5 %). Local steps use Adam, as in the thesis. Tables: the final accuracy of the central variable
-(grid.csv), the temporal efficiency of pairs of methods (efficiency.csv), and the distribution of staleness
-(staleness.csv).
+The grid of Hermans' thesis (master thesis, Maastricht University, 2017) and of the paper on
+accumulated gradient normalization (Hermans, Spanakis and Moeckel 2017, arXiv 1710.02368): every
+method on clusters of n workers, for several windows (local steps between two communications), with
+the same passes through the data, divided among the workers. The passes are rounded to whole visits
+of all workers (a note reports deviations above 5 %). Local steps use Adam, as in the thesis.
+Tables: the final accuracy of the central variable (grid.csv), the temporal efficiency of pairs of
+methods (efficiency.csv), and the distribution of staleness (staleness.csv).
 
-Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time, divided by b's
-integral, until the first of the two ends. Accuracies are measured on all examples with the central variable
-and interpolated linearly; the thesis uses the accuracies of workers on their minibatches.
+Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time,
+divided by b's integral, until the first of the two ends. Accuracies are measured on all examples
+with the central variable and interpolated linearly; the thesis uses the accuracies of workers on
+their minibatches.
 
-At small scale Adam's rate is higher than in the thesis, because the network is smaller. At paper scale 49
-clusters with two methods, 18,750 minibatches of 128 each, on the perceptron with 4.8 million parameters: a day
-on two cores, an accelerator's work. The times of a local step (0.44 s) and of a visit (0.2 s) are fitted to
-the printed training times of the thesis; see docs/papers.md.
+At small scale Adam's rate is higher than in the thesis, because the network is smaller. At paper
+scale 49 clusters with two methods, 18,750 minibatches of 128 each, on the perceptron with 4.8
+million parameters: a day on two cores, an accelerator's work. The times of a local step (0.44 s)
+and of a visit (0.2 s) are fitted to the printed training times of the thesis; see docs/papers.md.
 """
 
 import math
@@ -60,17 +61,19 @@ class Config(SweepConfig):
     window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
     methods: tuple[MethodLike, ...] = ("agn", "aeasgd(alpha=0.05)", "downpour")
-    """Methods to compare: any whose local steps may be an optimizer's, or your own as FILE.py:FUNCTION (see the
-    README)."""
+    """Methods to compare: any whose local steps may be an optimizer's, or your own as
+    FILE.py:FUNCTION (see the README)."""
     epochs: float = 200.0
-    """Passes through the training data, by all workers together, rounded to whole visits of all workers."""
+    """Passes through the training data, by all workers together, rounded to whole visits of all
+    workers.
+    """
     steps: int = 0
     """Commits per worker, regardless of --epochs. 0: from --epochs."""
     seeds: int = 1
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     optimizer: str | None = "adam"
-    """Local optimizer of the workers by its name in optax, with the study's learning rate; its steps may depend only on
-    gradients and parameters. none: plain gradient steps."""
+    """Local optimizer of the workers by its name in optax, with the study's learning rate; its
+    steps may depend only on gradients and parameters. none: plain gradient steps."""
     learning_rate: float = 0.01
     """Step size of a gradient, for all methods."""
     diagnose_every: int = 0
@@ -109,9 +112,13 @@ def run(config: Config) -> Result:
     with config.computing_device():
         cells = sweep(config, grid)
         if "train_accuracy" not in measures(cells[0].problem):
-            raise InputError(f"problem = {cells[0].problem.name!r}: has no accuracy; choose digits or mnist, say")
+            raise InputError(
+                f"problem = {cells[0].problem.name!r}: has no accuracy; choose digits or mnist, say"
+            )
         if config.steps == 0:
-            cells = [cell.with_options(steps=steps_of_epochs(cell, config.epochs)) for cell in cells]
+            cells = [
+                cell.with_options(steps=steps_of_epochs(cell, config.epochs)) for cell in cells
+            ]
             _say_rounded(cells, config.epochs)
         return run_cells("windows", config, cells, _conclude)
 
@@ -121,9 +128,10 @@ def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
 
     ::
 
-        E(a, b) = integral of acc_a / integral of acc_b,    both from 0 to m = min(end of a, end of b)
+        E(a, b) = integral of acc_a / integral of acc_b, both from 0 to m = min(end of a, end of b)
 
-    NaN if the integral of acc_b is zero, for instance if a run diverged before its first evaluation.
+    NaN if the integral of acc_b is zero, for instance if a run diverged before its first
+    evaluation.
 
     ``a``, ``b``: `Run.evaluations`, with ``train_accuracy`` interpolated linearly.
 
@@ -151,8 +159,10 @@ def _say_rounded(cells: Sequence[Cell], epochs: float) -> None:
         furthest = int(np.argmax(np.abs(np.log(epochs_of_cells) - math.log(epochs))))
         workers = counted(cells[furthest].cluster.workers, "worker")
         note(
-            f"--epochs {epochs:g} is rounded to whole visits of all workers, by more than {100 * _OFF:g} % in {off} of "
-            f"{counted(len(cells), 'cluster')}; most with {workers} and a window of {cells[furthest].config.window}, "
+            f"--epochs {epochs:g} is rounded to whole visits of all workers, by more than "
+            f"{100 * _OFF:g} % in {off} of "
+            f"{counted(len(cells), 'cluster')}; most with {workers} and a window of "
+            f"{cells[furthest].config.window}, "
             f"which train for {epochs_of_cells[furthest]:.3g} epochs"
         )
 
@@ -183,10 +193,15 @@ def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> 
     for column in _PRINTED:
         if column in grid:
             text = _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column)
-            parts.append(f"final {as_column(column).title} of the central variable (%), by workers and window\n{text}")
+            parts.append(
+                f"final {as_column(column).title} of the central variable (%), by workers and "
+                f"window\n{text}"
+            )
     if len(efficiency):
         pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
-        parts.append(f"temporal efficiency, by workers and window\n{_by_window(pairs, 'pair', 'efficiency')}")
+        parts.append(
+            f"temporal efficiency, by workers and window\n{_by_window(pairs, 'pair', 'efficiency')}"
+        )
     return "\n\n".join(parts)
 
 
@@ -201,7 +216,11 @@ def _grid(
     """Yield the final results of each method on each cluster, means over its seeds."""
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
         ends = [evaluations[name].iloc[-1] for name in rows["run_folder"]]
-        accuracy = {name: float(np.mean([end[name] for end in ends])) for name in _PRINTED if name in ends[0]}
+        accuracy = {
+            name: float(np.mean([end[name] for end in ends]))
+            for name in _PRINTED
+            if name in ends[0]
+        }
         yield {
             "workers": n,
             "window": window,
@@ -215,7 +234,9 @@ def _grid(
         }
 
 
-def _efficiencies(summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
+def _efficiencies(
+    summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame]
+) -> Iterator[dict[str, Any]]:
     """Yield the temporal efficiency of each method over every later one, means over the seeds."""
     methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
@@ -229,7 +250,13 @@ def _efficiencies(summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame]
                 efficiencies = [temporal_efficiency(runs[a, seed], runs[b, seed]) for seed in seeds]
                 values = [value for value in efficiencies if not math.isnan(value)]
                 if values:
-                    yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
+                    yield dict(
+                        zip(
+                            _EFFICIENCY,
+                            (n, window, a, b, len(values), np.mean(values)),
+                            strict=True,
+                        )
+                    )
 
 
 def _staleness(summary: pd.DataFrame, counts: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
@@ -250,4 +277,6 @@ def _pooled(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarr
     """Sum the counts by staleness over several traces."""
     histograms = [counts[name] for name in traces]
     longest = max(map(len, histograms))
-    return np.sum([np.pad(histogram, (0, longest - len(histogram))) for histogram in histograms], axis=0)
+    return np.sum(
+        [np.pad(histogram, (0, longest - len(histogram))) for histogram in histograms], axis=0
+    )

@@ -27,7 +27,9 @@ from asyncsim.methods import Applied, Method, completing, gradient_steps, presen
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.replays.replay import Replay
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"'
+)
 COMMITS = 2000
 EVERY = 50  # commits between two forcings
 FORCED = 1e-12  # relative, after EVERY commits in float64
@@ -39,12 +41,17 @@ PROTOCOLS = {
     "write_then_read": {"protocol": "write_then_read"},
     "prescribed": None,
 }
+#: The default policy of the traces here.
+ASYNCHRONOUS = asynchronous()
 
 
 @functools.cache
-# A policy is a frozen value: made once is as good as at every call.
-def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0, policy=asynchronous()):  # noqa: B008
-    """Visits that queue and travel, so that other commits slip in wherever the protocol lets them."""
+def make_trace(
+    protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0, policy=ASYNCHRONOUS
+):
+    """Visits that queue and travel, so that other commits slip in wherever the protocol lets
+    them.
+    """
     if protocol == "prescribed":
         # Staler than there are workers: jobs of one worker overlap.
         return prescribed(Uniform(0, 3 * workers), commits, workers, window, seed)
@@ -65,14 +72,20 @@ def make_dynamic(workers=4, window=5, commits=300):
     """Windows in proportion to the workers' speeds, which are of the authors' toy."""
     laws = [Gamma((0.58, 0.75, 1.51, 3.33)[i % 4], 0.3) for i in range(workers)]
     windows = proportional_windows(laws, window)
-    return simulate(Cluster(workers, laws if workers > 1 else laws[0], Exponential(0.05), window=windows), commits)
+    return simulate(
+        Cluster(workers, laws if workers > 1 else laws[0], Exponential(0.05), window=windows),
+        commits,
+    )
 
 
 @functools.cache
-def make_torn(blocks, policy=asynchronous(), workers=7, commits=400):  # noqa: B008
+def make_torn(blocks, policy=ASYNCHRONOUS, workers=7, commits=400):
     """Reads without locks, block by block, which take a third of the time of a gradient."""
     options = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": blocks}
-    return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5), policy=policy, **options), commits)
+    return simulate(
+        Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5), policy=policy, **options),
+        commits,
+    )
 
 
 def tiny_mnist(batch_size=4, **options):
@@ -83,7 +96,9 @@ def tiny_mnist(batch_size=4, **options):
         arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (examples, 28, 28), np.uint8)
         arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, examples, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: arrays)
+        patch.setattr(
+            importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: arrays
+        )
         return problems.mnist(batch_size, **options)
 
 
@@ -130,7 +145,15 @@ def make_method(name):
 def stopping(trace, method, problem, form=None):
     """A replay that can stop wherever the loop takes over."""
     stops = np.arange(EVERY, len(trace) + 1, EVERY)
-    return Replay(trace, method, problem, precision="float64", stops=stops, record=[recorders.energy()], form=form)
+    return Replay(
+        trace,
+        method,
+        problem,
+        precision="float64",
+        stops=stops,
+        record=[recorders.energy()],
+        form=form,
+    )
 
 
 # Methods that use the rest of the interface, as a user writes them
@@ -142,12 +165,18 @@ def mean_of_four(rate=0.05):
     def apply(server, central, message, memory, visit):
         total, count = server[0] + message, server[1] + 1
         full = count == 4
-        return Applied(jnp.where(full, central + total / 4, central), (jnp.where(full, 0, total), count % 4), memory)
+        return Applied(
+            jnp.where(full, central + total / 4, central),
+            (jnp.where(full, 0, total), count % 4),
+            memory,
+        )
 
     def init(central):
         return jnp.zeros_like(central), jnp.int32(0)
 
-    return Method("mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
+    return Method(
+        "mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init
+    )
 
 
 def counting(rate=0.05):
@@ -161,7 +190,9 @@ def counting(rate=0.05):
 
 
 def noisy(rate=0.05, replies=False):
-    """Everything that sees a visit draws: local steps, messages, the server, and its replies if it has any."""
+    """Everything that sees a visit draws: local steps, messages, the server, and its replies if it
+    has any.
+    """
 
     def noise(visit, place, like):
         drawn = jax.random.normal(jax.random.fold_in(visit.key, place), like.shape)
@@ -182,14 +213,21 @@ def noisy(rate=0.05, replies=False):
 
     steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     options = {"reply": reply} if replies else {}
-    return Method("noisy", {"rate": rate}, steps, message=message, apply=apply, needs_key=True, **options)
+    return Method(
+        "noisy", {"rate": rate}, steps, message=message, apply=apply, needs_key=True, **options
+    )
 
 
 def damped_buffer(rate=0.05):
-    """FedBuff: the server sums up damped messages, and applies their mean when the policy makes a version."""
+    """FedBuff: the server sums up damped messages, and applies their mean when the policy makes a
+    version.
+    """
 
     def apply(server, central, message, memory, visit):
-        total, count = server[0] + message / jnp.sqrt(1 + visit.staleness.astype(message.dtype)), server[1] + 1
+        total, count = (
+            server[0] + message / jnp.sqrt(1 + visit.staleness.astype(message.dtype)),
+            server[1] + 1,
+        )
         new = jnp.where(visit.completes, central + total / count.astype(message.dtype), central)
         left = jnp.where(visit.completes, 0, total), jnp.where(visit.completes, 0, count)
         return Applied(new, left, memory)
@@ -197,11 +235,15 @@ def damped_buffer(rate=0.05):
     def init(central):
         return jnp.zeros_like(central), jnp.int32(0)
 
-    return Method("damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
+    return Method(
+        "damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init
+    )
 
 
 def combining(rate=0.01):
-    """Combine trees by their losses and a draw; averages of each worker's messages wait in their place."""
+    """Combine trees by their losses and a draw; averages of each worker's messages wait in their
+    place.
+    """
 
     def message(worker, update, start, central, visit):
         return {"update": update, "scale": jnp.ones((), update.dtype)}, worker, {}
@@ -214,7 +256,9 @@ def combining(rate=0.01):
         weight = jnp.where(present(messages, visits), messages["scale"] / (1 + visits.loss**2), 0)
         step = weight @ messages["update"] / weight.sum()
         step = step / (1 + completing(visits).worker_step.astype(step.dtype))
-        velocity = 0.5 * server + step + 0.01 * jax.random.normal(visits.key, step.shape, step.dtype)
+        velocity = (
+            0.5 * server + step + 0.01 * jax.random.normal(visits.key, step.shape, step.dtype)
+        )
         return Applied(central + velocity, velocity)
 
     return Method(
@@ -240,7 +284,12 @@ def momentum_each(rate=0.02, mu=0.8):
 
     zeros = jnp.zeros_like
     return Method(
-        "momenta", {}, gradient_steps(rate), apply=apply, init_server=zeros, init_memory=lambda c: {"v": zeros(c)}
+        "momenta",
+        {},
+        gradient_steps(rate),
+        apply=apply,
+        init_server=zeros,
+        init_memory=lambda c: {"v": zeros(c)},
     )
 
 
@@ -271,11 +320,19 @@ OWN = {
     "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
     "an optimizer on the server": (lambda: methods.fedbuff(policy=None), "exchange", 3),
     "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
-    "local momentum": (lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)), "prescribed", 1),
+    "local momentum": (
+        lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)),
+        "prescribed",
+        1,
+    ),
     "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),
     "draws": (lambda: noisy(), "exchange", 3),
     "draws, and a reply before the commit": (lambda: noisy(replies=True), "read_then_write", 1),
-    "schedule, gem": (lambda: methods.gem(learning_rate=decaying), "read_then_write, two visits", 1),
+    "schedule, gem": (
+        lambda: methods.gem(learning_rate=decaying),
+        "read_then_write, two visits",
+        1,
+    ),
 }
 
 
@@ -290,14 +347,18 @@ def nested_problem():
         return {"w": jax.random.normal(key, (3,)), "rest": (jnp.zeros(()), {"b": jnp.ones((2, 2))})}
 
     def loss(params, batch, key):
-        scale = jnp.mean(params["rest"][1]["b"]) * (1 + 0.1 * jax.random.normal(key, (), params["w"].dtype))
+        scale = jnp.mean(params["rest"][1]["b"]) * (
+            1 + 0.1 * jax.random.normal(key, (), params["w"].dtype)
+        )
         return jnp.mean((scale * batch["x"] @ params["w"] + params["rest"][0] - batch["y"]) ** 2)
 
     return problems.custom(init, loss, {"x": x, "y": x @ [1.0, -2.0, 0.5]}, batch_size=8)
 
 
 def stateful_problem():
-    """Inputs are centred by a running mean, which is a state and not trained; batches are counted."""
+    """Inputs are centred by a running mean, which is a state and not trained; batches are
+    counted.
+    """
     x = np.random.default_rng(2).normal(1, 1, size=(60, 3))
 
     def loss(params, state, batch, key):
@@ -310,6 +371,9 @@ def stateful_problem():
         loss,
         x,
         batch_size=5,
-        evaluate=lambda params, state, data: {"loss": jnp.sum(state["mean"]), "seen": state["seen"]},
+        evaluate=lambda params, state, data: {
+            "loss": jnp.sum(state["mean"]),
+            "seen": state["seen"],
+        },
         init_state=lambda: {"mean": jnp.zeros(3), "seen": jnp.int32(0)},
     )

@@ -1,4 +1,6 @@
-"""Strict JAX for all tests: no implicit promotion between types; one device unless a test asks for more."""
+"""Strict JAX for all tests: no implicit promotion between types; one device unless a test asks for
+more.
+"""
 
 import os
 from pathlib import Path
@@ -24,7 +26,9 @@ def strict_promotion():
 
 
 def compile_as(users: bool) -> None:
-    """Compile with LLVM's optimizations, or without: they take a third of most tests' time and move round-off alone."""
+    """Compile with LLVM's optimizations, or without: they take a third of most tests' time and move
+    round-off alone.
+    """
     if jax.config.read("jax_disable_most_optimizations") == users:
         jax.config.update("jax_disable_most_optimizations", not users)
         jax.clear_caches()
@@ -33,7 +37,9 @@ def compile_as(users: bool) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled(request):
-    """Files that hold the bytes of different programs against each other say ``OPTIMIZED = True``."""
+    """Files that hold the bytes of different programs against each other say ``OPTIMIZED =
+    True``.
+    """
     compile_as(users=getattr(request.module, "OPTIMIZED", False))
 
 
@@ -60,7 +66,9 @@ def one_device():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_run_at_a_time():
-    """Runs end in the order of the study unless a test asks for several at once; tests run side by side themselves."""
+    """Runs end in the order of the study unless a test asks for several at once; tests run side by
+    side themselves.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "replays_at_once", lambda problem, workers: 1)
         yield
@@ -110,7 +118,8 @@ def unrendered_figures(monkeypatch):
 
 @pytest.fixture
 def told(capsys):
-    """Run a study by its command line; return the exit code and the lines on standard output and standard error.
+    """Run a study by its command line; return the exit code and the lines on standard output and
+    standard error.
 
     An error and its hint are joined to one line.
     """
@@ -133,9 +142,11 @@ def anew():
 
 @pytest.fixture(autouse=True, scope="session")
 def compiled_once(tmp_path_factory):
-    """Compiled programs are shared with the other processes of these tests, and never with the user's studies.
+    """Compiled programs are shared with the other processes of these tests, and never with the
+    user's studies.
 
-    ``ASYNCSIM_TEST_CACHE`` names a folder that keeps them until the next tests, which then take half of the time.
+    ``ASYNCSIM_TEST_CACHE`` names a folder that keeps them until the next tests, which then take
+    half of the time.
     """
     base = tmp_path_factory.getbasetemp()
     together = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -1,4 +1,6 @@
-"""The loop over events that a replay must agree with: one commit after the other, every version kept; slow, obvious."""
+"""The loop over events that a replay must agree with: one commit after the other, every version
+kept; slow, obvious.
+"""
 
 from typing import Any, NamedTuple
 
@@ -39,13 +41,18 @@ class Memories(NamedTuple):
 
 
 class EventLoop:
-    """Replays a trace from its columns alone: who read which version, and in which order commits came."""
+    """Replays a trace from its columns alone: who read which version, and in which order commits
+    came.
+    """
 
     def __init__(self, trace, method: Method, problem: Problem, seed: int = 0, dtype=jnp.float64):
         # Discarded and cancelled computations leave nothing behind.
-        frame = trace.frame[(trace.frame["outcome"] == "applied") | (trace.frame["outcome"] == "buffered")]
+        frame = trace.frame[
+            (trace.frame["outcome"] == "applied") | (trace.frame["outcome"] == "buffered")
+        ]
         self.frame = frame.assign(commit=range(len(frame)))
-        # Of each commit the version before it, the checkpoint restored before it, and whether its worker starts anew.
+        # Of each commit the version before it, the checkpoint restored before it, and whether its
+        # worker starts anew.
         self.version_before = np.r_[0, self.frame["version"].to_numpy()[:-1]]
         self.restored, self.fresh = np.full(len(frame), -1), np.zeros(len(frame), bool)
         if trace.has_failures:
@@ -92,12 +99,17 @@ class EventLoop:
         self.block_versions = trace.accepted.block_versions()
         # What each worker was told at its last visit, for methods that reply.
         self.replies = dict.fromkeys(range(trace.workers), self.central)
-        # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
+        # Compiled once per method and problem, which the entry keeps alive so that no other gets
+        # their ids.
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)
-        self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit, static_argnums=0), method, problem))[0]
+        self.commit = _COMPILED.setdefault(
+            name, (jax.jit(self._commit, static_argnums=0), method, problem)
+        )[0]
 
     def _failures(self, rows):
-        """Follow the rows one by one: what is restored, who comes back, and which message a version is credited to."""
+        """Follow the rows one by one: what is restored, who comes back, and which message a version
+        is credited to.
+        """
         restored, versions, last, lives, taken, restores = -1, [], None, {}, 0, 0
         for row in rows.itertuples():
             before = row.version - (row.outcome == "applied")
@@ -106,7 +118,9 @@ class EventLoop:
             if row.outcome not in ("applied", "buffered"):
                 continue
             if last is not None and before - restores > last:
-                versions[-1] = before - restores  # made by the death of a worker that was waited for
+                versions[-1] = (
+                    before - restores
+                )  # made by the death of a worker that was waited for
             self.version_before[taken], self.restored[taken] = before, restored
             self.fresh[taken] = row.incarnation != lives.get(row.worker, 0)
             versions.append(row.version)
@@ -144,24 +158,34 @@ class EventLoop:
                 else (),
             )
             if self.trace.has_failures:
-                visit = visit._replace(counted=jnp.array([not self._away(row.Index, one) for one in self.workers]))
+                visit = visit._replace(
+                    counted=jnp.array([not self._away(row.Index, one) for one in self.workers])
+                )
             read = self._read(row)
             if self.method.reply and not self.comes_back[row.commit]:
                 read = self.replies[row.worker]
                 before = self.server, self.central, self.workers[row.worker].memory, visit
             form = self.central
             if self.separate_forms:
-                form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.push_version]
+                form = (
+                    self.forms[row.commit]
+                    if row.commit in self.forms
+                    else self.versions[row.push_version]
+                )
             if self.fresh[row.commit]:
                 own = self.workers[row.worker]
                 optimizer = self.method.optimizer.init(self.unravel(read))
                 state = self.problem.init_state() if self.problem.init_state else ()
                 self.workers[row.worker] = own._replace(
-                    method=self.method.init_worker(read), optimizer=optimizer, problem=cast(state, read.dtype)
+                    method=self.method.init_worker(read),
+                    optimizer=optimizer,
+                    problem=cast(state, read.dtype),
                 )
             batch = ()
             if self.batches is not None:
-                rows = self.batches.rows([row.worker], [row.job], self.trace.window, [row.local_steps])[0]
+                rows = self.batches.rows(
+                    [row.worker], [row.job], self.trace.window, [row.local_steps]
+                )[0]
                 batch = jax.tree.map(lambda array, rows=rows: array[rows], self.data)
             self.central, self.server, self.workers[row.worker], record, self.waiting = self.commit(
                 row.local_steps,
@@ -174,7 +198,9 @@ class EventLoop:
                 self.workers[row.worker],
                 visit,
                 np.int32(row.job),
-                [worker.memory for worker in self.workers.values()] if self.method.sees_memories else [],
+                [worker.memory for worker in self.workers.values()]
+                if self.method.sees_memories
+                else [],
                 self.waiting,
             )
             if completes:  # what is only buffered is read by nobody
@@ -183,9 +209,13 @@ class EventLoop:
                 self.held[row.version] = self.central, self.server, self._memories()
             if self.method.reply:
                 after = self.server, self.central, self.workers[row.worker].memory, visit
-                self.replies[row.worker] = self.method.reply(*(after if self.trace.protocol == "exchange" else before))
+                self.replies[row.worker] = self.method.reply(
+                    *(after if self.trace.protocol == "exchange" else before)
+                )
             recorded.append(record)
-        return {name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)}
+        return {
+            name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)
+        }
 
     def _away(self, row, worker):
         own = self.trace.spells[self.trace.spells["worker"] == worker]
@@ -195,7 +225,9 @@ class EventLoop:
         return {number: worker.memory for number, worker in self.workers.items()}
 
     def take_over(self, replay) -> None:
-        """Go on from where a replay is: teacher forcing, so that a difference of one commit does not grow over many."""
+        """Go on from where a replay is: teacher forcing, so that a difference of one commit does
+        not grow over many.
+        """
         stop, waves = replay.position, find_waves(replay.trace)
         # A copy, since the replay's next advance reuses the memory.
         state = jax.tree.map(np.array, replay.state)
@@ -208,9 +240,15 @@ class EventLoop:
             proxy = worker.proxy if self.method.proxy else rows.recorders[0][number]
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
         if self.waiting:
-            rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.waiting) for i in range(len(self.waiting))]
-            self.waiting = [(own.messages, [getattr(own.visits, name) for name in OF_MESSAGE]) for own in rows]
-        # Where a server's buffer is not full, the version before has gone, and only what was read of it is there.
+            rows = [
+                jax.tree.map(lambda leaf, i=i: leaf[i], state.waiting)
+                for i in range(len(self.waiting))
+            ]
+            self.waiting = [
+                (own.messages, [getattr(own.visits, name) for name in OF_MESSAGE]) for own in rows
+            ]
+        # Where a server's buffer is not full, the version before has gone, and only what was read
+        # of it is there.
         version, before = np.r_[0, 0, self.frame["version"].to_numpy()][[stop + 1, stop]]
         self.versions = {int(version): self.central} if version > before or not stop else {}
         waiting = range(stop, len(self.frame))
@@ -219,10 +257,16 @@ class EventLoop:
         if self.method.reply:
             self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_pushes:
-            self.forms = {k: state.push_read[waves.push_slot[k]] for k in waiting if waves.push[k] < stop}
+            self.forms = {
+                k: state.push_read[waves.push_slot[k]] for k in waiting if waves.push[k] < stop
+            }
 
     def _key(self, worker, own):
-        return jax.random.fold_in(jax.random.fold_in(self.method_key, worker), own) if self.method.needs_key else ()
+        return (
+            jax.random.fold_in(jax.random.fold_in(self.method_key, worker), own)
+            if self.method.needs_key
+            else ()
+        )
 
     def _read(self, row):
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
@@ -233,21 +277,43 @@ class EventLoop:
         return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
 
     def _commit(
-        self, window, key, batch, server, central, form, read, worker: Worker, visit: Visit, job, memories, waiting
+        self,
+        window,
+        key,
+        batch,
+        server,
+        central,
+        form,
+        read,
+        worker: Worker,
+        visit: Visit,
+        job,
+        memories,
+        waiting,
     ):
         method = self.method
         start = method.resume(worker.method, read) if method.resume else read
         origin = method.origin(worker.method, read) if method.origin else read
-        update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit, job, window)
+        update, optimizer, problem_state, loss = self._local(
+            key, start, batch, worker, visit, job, window
+        )
         if method.sees_loss:
             visit = visit._replace(loss=loss)
-        told = [Memories(jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories))] if memories else []
+        told = (
+            [Memories(jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories))]
+            if memories
+            else []
+        )
         message, method_state, _ = method.message(worker.method, update, start, form, visit)
         if method.combine:
-            applied, waiting = self._combine(server, central, message, worker.memory, visit, waiting)
+            applied, waiting = self._combine(
+                server, central, message, worker.memory, visit, waiting
+            )
         else:
             applied = method.apply(server, central, message, worker.memory, visit, *told)
-        proxy = 0.9 * worker.proxy + update  # the replay's default momentum, for methods that keep none
+        proxy = (
+            0.9 * worker.proxy + update
+        )  # the replay's default momentum, for methods that keep none
         energy = method.proxy(method_state) if method.proxy else proxy
         record = (
             loss,
@@ -265,7 +331,9 @@ class EventLoop:
             message, memory = method.receive(memory, message, visit)
         waiting = [*waiting, (message, [getattr(visit, name) for name in OF_MESSAGE])]
         messages, columns = jax.tree.map(lambda *rows: jnp.stack(rows), *waiting)
-        visits = visit._replace(messages=np.int32(len(waiting)), **dict(zip(OF_MESSAGE, columns, strict=True)))
+        visits = visit._replace(
+            messages=np.int32(len(waiting)), **dict(zip(OF_MESSAGE, columns, strict=True))
+        )
         combined = method.combine(server, central, messages, visits)
         after, left = jax.tree.map(
             lambda new, old: jnp.where(visit.completes, new, old),
@@ -282,7 +350,9 @@ class EventLoop:
         for step in range(window):
             step_key = jax.random.fold_in(jax.random.fold_in(key, 2**32 - 1), step) if step else key
             batch = (
-                jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
+                jax.tree.map(lambda array, step=step: array[step], batches)
+                if self.problem.train is not None
+                else None
             )
 
             def loss(params, state=problem_state, batch=batch, key=step_key):
@@ -310,26 +380,33 @@ class EventLoop:
 def cast(tree, dtype):
     """Give the floating-point leaves of a tree the run's precision."""
     return jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), tree
+        lambda leaf: jnp.asarray(
+            leaf, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+        ),
+        tree,
     )
 
 
 def deviation(found, expected) -> float:
     """Return the largest difference between two arrays, relative to the largest value expected."""
     found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape and np.isfinite(expected).all() and np.isfinite(found).all()
+    assert (
+        found.shape == expected.shape and np.isfinite(expected).all() and np.isfinite(found).all()
+    )
     if np.array_equal(found, expected):  # both may be zero
         return 0.0
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
 
 
 def forced_deviation(replay, every: int) -> dict[str, float]:
-    """Run a fresh replay of seed 0 that can stop ``every`` so many commits, and the loop that takes over at each stop.
+    """Run a fresh replay of seed 0 that can stop ``every`` so many commits, and the loop that takes
+    over at each stop.
 
     Returns
     -------
     dict
-        The largest relative deviation of the central variable at the stops and of what is recorded in between.
+        The largest relative deviation of the central variable at the stops and of what is recorded
+        in between.
     """
     loop = EventLoop(replay.trace, replay.method, replay.problem)
     parts, worst = [], 0.0
@@ -343,7 +420,10 @@ def forced_deviation(replay, every: int) -> dict[str, float]:
     recorded = replay.result().commits
     assert len(recorded) == ends[-1]
     found = {
-        name: max(deviation(recorded[name].to_numpy()[begin:end], expected[name]) for begin, end, expected in parts)
+        name: max(
+            deviation(recorded[name].to_numpy()[begin:end], expected[name])
+            for begin, end, expected in parts
+        )
         for name in RECORDED
     }
     return {"central": worst, **found}

@@ -1,10 +1,13 @@
-"""The methods' update rules as NumPy loops, each written from its paper and sharing no code with the package.
+"""The methods' update rules as NumPy loops, each written from its paper and sharing no code with
+the package.
 
-A rule is a function ``rule(w, server, x, visit)`` that returns the new central variable: ``w`` is what belongs to one
-worker, with ``w.read``, what it read last; ``visit`` has the trace's facts of a commit and ``steps(start)``, the list
-of the window's local steps, ``-RATE * gradient`` each, from a start. A rule that replies sets ``w.reply``.
+A rule is a function ``rule(w, server, x, visit)`` that returns the new central variable: ``w`` is
+what belongs to one worker, with ``w.read``, what it read last; ``visit`` has the trace's facts of a
+commit and ``steps(start)``, the list of the window's local steps, ``-RATE * gradient`` each, from a
+start. A rule that replies sets ``w.reply``.
 
-Leaders differ only if replicas do: `diverse` rates are those of an optimizer that steps further for later workers.
+Leaders differ only if replicas do: `diverse` rates are those of an optimizer that steps further for
+later workers.
 """
 
 import functools
@@ -30,7 +33,11 @@ def run(rule, trace, rate=RATE):
     for row in frame.itertuples():
         w, x = workers[row.worker], path[-1]
         if not hasattr(w, "reply"):
-            w.read = versions[row.read_version] if trace.read_blocks == 1 else torn(row, frame, path, trace.read_blocks)
+            w.read = (
+                versions[row.read_version]
+                if trace.read_blocks == 1
+                else torn(row, frame, path, trace.read_blocks)
+            )
 
         def steps(start, count=row.local_steps):
             taken = []
@@ -38,7 +45,9 @@ def run(rule, trace, rate=RATE):
                 taken.append(-rate * CURVATURE * (start + sum(taken)))
             return taken
 
-        visit = fresh(tau=row.staleness, n=n, worker=row.worker, completes=row.version > before, steps=steps)
+        visit = fresh(
+            tau=row.staleness, n=n, worker=row.worker, completes=row.version > before, steps=steps
+        )
         visit.uniform = functools.partial(uniform, row.worker, w.steps)
         w.steps += 1
         x = rule(w, server, x, visit)
@@ -55,14 +64,18 @@ def torn(row, frame, path, blocks):
     read, width = np.empty_like(START), -(-len(START) // blocks)
     for b in range(blocks):
         instant = row.read_serve_time + (b + 1) * (row.read_time - row.read_serve_time) / blocks
-        there = row.read_version if b == blocks - 1 else int((frame["commit_time"] <= instant).sum())
+        there = (
+            row.read_version if b == blocks - 1 else int((frame["commit_time"] <= instant).sum())
+        )
         there = 0 if row.job == 0 else there
         read[b * width : (b + 1) * width] = path[there][b * width : (b + 1) * width]
     return read
 
 
 def uniform(worker, step, shape, seed=0):
-    """What a worker draws at a visit: the generator is the run's, which is all that a formula does not say."""
+    """What a worker draws at a visit: the generator is the run's, which is all that a formula does
+    not say.
+    """
     key = jax.random.wrap_key_data(stream_key(seed, "method").view(np.uint32)[:2])
     for number in (worker, step):
         key = jax.random.fold_in(key, number)
@@ -85,7 +98,11 @@ def adag(form="scaled", gamma=1e-4, averaged=False):
     def rule(w, server, x, visit):
         residual = sum(visit.steps(w.read)) / (len(visit.steps(w.read)) if averaged else 1)
         squared = (x - w.read) ** 2
-        distance = {"scaled": squared / gamma, "original": squared / RATE, "squared": squared / gamma**2}[form]
+        distance = {
+            "scaled": squared / gamma,
+            "original": squared / RATE,
+            "squared": squared / gamma**2,
+        }[form]
         return x + residual / (1 + distance)
 
     return rule
@@ -94,7 +111,10 @@ def adag(form="scaled", gamma=1e-4, averaged=False):
 def qsgd(levels, bucket):
     def rule(w, server, x, visit):
         update = sum(visit.steps(w.read))
-        sent, drawn = np.zeros_like(update), visit.uniform((-(-len(update) // bucket), bucket)).ravel()
+        sent, drawn = (
+            np.zeros_like(update),
+            visit.uniform((-(-len(update) // bucket), bucket)).ravel(),
+        )
         for begin in range(0, len(update), bucket):
             part = slice(begin, begin + bucket)
             norm = np.sqrt(np.sum(update[part] ** 2))
@@ -137,7 +157,10 @@ def by_rank(strength):
 
 def softsync(weight):
     def rule(w, server, x, visit):
-        server.buffer = [*getattr(server, "buffer", []), RATE * weight(visit.tau) * gradient(w.read)]
+        server.buffer = [
+            *getattr(server, "buffer", []),
+            RATE * weight(visit.tau) * gradient(w.read),
+        ]
         if visit.completes:
             x = x - sum(server.buffer) / len(server.buffer)
             server.buffer = []
@@ -161,7 +184,9 @@ def median_of_version():
 
 
 def aeasgd_moved(alpha):
-    """dist-keras: pull, E = alpha (W - center), W -= E, commit E, then train on the batch at the moved W."""
+    """dist-keras: pull, E = alpha (W - center), W -= E, commit E, then train on the batch at the
+    moved W.
+    """
 
     def rule(w, server, x, visit):
         w.x = w.x + sum(visit.steps(w.x))
@@ -173,7 +198,9 @@ def aeasgd_moved(alpha):
 
 
 def aeasgd_remembered(alpha):
-    """The paper: x remembered, the exchange, then the gradient at the remembered x onto the moved replica."""
+    """The paper: x remembered, the exchange, then the gradient at the remembered x onto the moved
+    replica.
+    """
 
     def rule(w, server, x, visit):
         # The gradient of the iteration before was computed while others visited; it ends here.
@@ -337,7 +364,9 @@ def diverse(visit):
 
 
 def walk(visit, start, window):
-    """The end of a window's steps of a diverse rate from a start, and the mean loss of the points on the way."""
+    """The end of a window's steps of a diverse rate from a start, and the mean loss of the points
+    on the way.
+    """
     x, losses = start, []
     for _ in range(window):
         losses.append(np.sum(CURVATURE * x**2) / 2)
@@ -346,11 +375,17 @@ def walk(visit, start, window):
 
 
 def lsgd(window, pull, groups=1, global_pull=0.0, global_every=1, step_pull=0.0):
-    """The poster's loop, a worker's own visits being the triggers; the authors' pulls at every step."""
+    """The poster's loop, a worker's own visits being the triggers; the authors' pulls at every
+    step.
+    """
 
     def rule(w, server, x, visit):
         everyone = server.workers
-        group = [one for j, one in enumerate(everyone) if j * groups // visit.n == visit.worker * groups // visit.n]
+        group = [
+            one
+            for j, one in enumerate(everyone)
+            if j * groups // visit.n == visit.worker * groups // visit.n
+        ]
         x, w.loss = walk(visit, w.read, window)
         if step_pull:
             last = getattr(w, "leader", START), getattr(w, "overall", START)
@@ -358,7 +393,9 @@ def lsgd(window, pull, groups=1, global_pull=0.0, global_every=1, step_pull=0.0)
                 x = (1 - step_pull / global_every) * x + step_pull / global_every * last[1]
             x = (1 - step_pull) * x + step_pull * last[0]
         w.x, w.visits = x, getattr(w, "visits", 0) + 1
-        w.leader, overall = (min(some, key=lambda one: getattr(one, "loss", np.inf)).x for some in (group, everyone))
+        w.leader, overall = (
+            min(some, key=lambda one: getattr(one, "loss", np.inf)).x for some in (group, everyone)
+        )
         x = x - pull * (x - w.leader)
         if groups > 1 and w.visits % global_every == 0:
             w.overall = overall
@@ -376,7 +413,9 @@ def lgd(window, pull):
         server.came = [*getattr(server, "came", []), visit]
         if visit.completes:
             old = [one.x for one in server.workers]
-            ends, losses = zip(*(walk(one, old[one.worker], window) for one in server.came), strict=True)
+            ends, losses = zip(
+                *(walk(one, old[one.worker], window) for one in server.came), strict=True
+            )
             x = old[server.came[int(np.argmin(losses))].worker]
             for one, end in zip(server.came, ends, strict=True):
                 server.workers[one.worker].x = end - pull * (old[one.worker] - x)
@@ -427,7 +466,9 @@ def malenia(count):
         table = vars(server).setdefault("table", [[] for _ in range(visit.n)])
         if np.array_equal(w.read, x):
             table[visit.worker].append(gradient(w.read))
-        if all(table) and visit.n / sum(Fraction(1, len(rows)) for rows in table) >= Fraction(count, visit.n):
+        if all(table) and visit.n / sum(Fraction(1, len(rows)) for rows in table) >= Fraction(
+            count, visit.n
+        ):
             x = x - RATE / visit.n * sum(sum(rows) / len(rows) for rows in table)
             del server.table
         return x
@@ -480,7 +521,9 @@ def lion(rate, b1, b2, decay):
     return step
 
 
-def heloco(rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5, turn=1.0, kappa=3.0):
+def heloco(
+    rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5, turn=1.0, kappa=3.0
+):
     def correct(delta, m):
         length, m_length = np.linalg.norm(delta), np.linalg.norm(m)
         if m_length == 0:
@@ -512,7 +555,9 @@ def heloco(rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5,
 
 
 def kardam(window, f, factor):
-    """What changes too fast for the quantile is dropped, and what would be one worker's too often; no two alike."""
+    """What changes too fast for the quantile is dropped, and what would be one worker's too often;
+    no two alike.
+    """
 
     def rule(w, server, x, visit):
         n, j = visit.n, visit.worker

@@ -1,4 +1,6 @@
-"""Folders of results as the studies of the GEM paper write them, made by hand: no simulation, no gradients."""
+"""Folders of results as the studies of the GEM paper write them, made by hand: no simulation, no
+gradients.
+"""
 
 import json
 
@@ -30,8 +32,21 @@ def plain_pi(n: int, step: float) -> float:
     return 1.8 / (1 + n / 5) * (1 - np.exp(-step / 30))
 
 
-def make_run(method="gem", n=2, *, steps=5, seed=0, seconds=1.0, diverged_at=None, own=None, noise=0.2, every=1):
-    """``steps`` commits of each worker in turn, the trace's ``own`` workers if these are others than ``n``."""
+def make_run(
+    method="gem",
+    n=2,
+    *,
+    steps=5,
+    seed=0,
+    seconds=1.0,
+    diverged_at=None,
+    own=None,
+    noise=0.2,
+    every=1,
+):
+    """``steps`` commits of each worker in turn, the trace's ``own`` workers if these are others
+    than ``n``.
+    """
     own = own or n
     count = steps * own if diverged_at is None else diverged_at + 1
     generator = np.random.default_rng([seed, n, len(method)])
@@ -66,7 +81,14 @@ def make_run(method="gem", n=2, *, steps=5, seed=0, seconds=1.0, diverged_at=Non
         }
     )
     config = {"method": method, "commits": steps * own, "workers": own}
-    return Run(commits, evaluations, _diagnostics(commits, method, own, every), np.zeros(1), diverged_at, config)
+    return Run(
+        commits,
+        evaluations,
+        _diagnostics(commits, method, own, every),
+        np.zeros(1),
+        diverged_at,
+        config,
+    )
 
 
 def _diagnostics(commits, method, n, every):
@@ -90,12 +112,23 @@ def _diagnostics(commits, method, n, every):
             low = n / (n + 30)
             shares = {"clipped_low": low, "clipped_high": 0.1 * (1 - low), "opposite_sign": 0.45}
             rows += [[*when, name, "", np.nan, share] for name, share in shares.items()]
-    columns = ["commit", "commit_time", "worker", "worker_step", "quantity", "tensor", "quantile", "value"]
+    columns = [
+        "commit",
+        "commit_time",
+        "worker",
+        "worker_step",
+        "quantity",
+        "tensor",
+        "quantile",
+        "value",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
 def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **problem_config):
-    """Write runs and a summary; each cell is ``(values, method, arguments of make_run)``, for each of the seeds."""
+    """Write runs and a summary; each cell is ``(values, method, arguments of make_run)``, for each
+    of the seeds.
+    """
     rows = []
     for index, (values, method, arguments) in enumerate(cells):
         n = values["workers"]
@@ -119,7 +152,11 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
                 }
             )
     pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
-    config = {"study": study, "problem": problem, "problem_config": {"batch_size": 32, **problem_config}}
+    config = {
+        "study": study,
+        "problem": problem,
+        "problem_config": {"batch_size": 32, **problem_config},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     for name, table in (tables or {}).items():
         table.to_csv(folder / name, index=False)
@@ -127,7 +164,9 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
 
 
 def write_all(folder, steps=5, counts=(2, 4), problem="digits", seeds=2, noise=0.2, every=1):
-    """Write a folder of results for every study, each a few commits long unless ``steps`` says otherwise."""
+    """Write a folder of results for every study, each a few commits long unless ``steps`` says
+    otherwise.
+    """
     size = {"steps": steps, "noise": noise, "every": every}
     dies = {**size, "diverged_at": 2 * steps * counts[-1] // 3}
     tables = {
@@ -147,7 +186,10 @@ def _cells(size, dies, counts):
     few, many = counts[0], counts[-1]
     longer = {**size, "steps": size["steps"] * few}
     stability = [
-        ({"workers": n, "learning_rate": rate}, name, size) for rate in (0.05, 0.01) for n in counts for name in METHODS
+        ({"workers": n, "learning_rate": rate}, name, size)
+        for rate in (0.05, 0.01)
+        for n in counts
+        for name in METHODS
     ]
     misspecification = []
     for rate in (0.03, 0.1):
@@ -159,11 +201,17 @@ def _cells(size, dies, counts):
     return {
         "stability": stability,
         "hundred": [({"workers": many}, "gem", {**size, "seconds": 2.5})],
-        "speedup": [({"workers": n, "batch_size": 64 // n}, "gem", {**size, "seconds": 1 / n}) for n in counts],
+        "speedup": [
+            ({"workers": n, "batch_size": 64 // n}, "gem", {**size, "seconds": 1 / n})
+            for n in counts
+        ],
         "generalization": [({"workers": few}, "gem", size), ({"workers": 1}, "sgd", longer)],
         "misspecification": misspecification,
         "kappa": [
-            *(({"workers": few, "method.kappa": kappa}, "gem", size) for kappa in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)),
+            *(
+                ({"workers": few, "method.kappa": kappa}, "gem", size)
+                for kappa in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
+            ),
             ({"workers": few, "method.kappa": 4.0}, "gem", {**size, "diverged_at": size["steps"]}),
         ],
         "tensors": [({"workers": n}, "gem", size) for n in counts[:2]],
@@ -188,10 +236,14 @@ def _cells(size, dies, counts):
 
 def times(counts):
     """One method that more workers make as many times as quick, and one that never learns."""
-    rows = [["gem", n, 64 // n, 2, 0.3, 2, 4.0 / n, 3.9 / n, 4.1 / n, n / counts[0]] for n in counts]
+    rows = [
+        ["gem", n, 64 // n, 2, 0.3, 2, 4.0 / n, 3.9 / n, 4.1 / n, n / counts[0]] for n in counts
+    ]
     rows += [["downpour", n, 64 // n, 2, 0.3, 0, np.inf, np.inf, np.inf, np.nan] for n in counts]
     columns = ["method", "workers", "batch_size", "seeds", "target", "reached"]
-    return pd.DataFrame(rows, columns=[*columns, "time_to_target", "least_time", "most_time", "speedup"])
+    return pd.DataFrame(
+        rows, columns=[*columns, "time_to_target", "least_time", "most_time", "speedup"]
+    )
 
 
 def fit(counts):
@@ -201,7 +253,11 @@ def fit(counts):
         for service in (0.001, 0.01, 0.05):
             for cv in (0.1, 0.2, 0.5):
                 for rate in (0.05, 0.01):
-                    off = abs(np.log10(service / 0.01)) / 5 + abs(np.log(cv / 0.2)) / 5 + 0.3 * (rate != best_rate)
+                    off = (
+                        abs(np.log10(service / 0.01)) / 5
+                        + abs(np.log(cv / 0.2)) / 5
+                        + 0.3 * (rate != best_rate)
+                    )
                     for place, n in enumerate(counts):
                         if place % 2 == 0 or off == 0:
                             deviation = 0.05 + off + 0.12 * (place % 2)
@@ -215,7 +271,9 @@ def target(counts):
     for method in METHODS[1:]:
         for n in counts:
             step = np.array([2.0, 4.0])
-            tables.append(pd.DataFrame({"method": method, "workers": n, "step": step, "loss": 1 / step}))
+            tables.append(
+                pd.DataFrame({"method": method, "workers": n, "step": step, "loss": 1 / step})
+            )
     return pd.concat(tables)
 
 
@@ -224,7 +282,9 @@ def limits():
     for method in METHODS:
         for rate in (0.01, 0.05, 0.1):
             least = int(0.6 / rate) if method == "downpour" else 200
-            rows.append([method, "workers", rate, least, least + 2 if method == "downpour" else np.nan, 3])
+            rows.append(
+                [method, "workers", rate, least, least + 2 if method == "downpour" else np.nan, 3]
+            )
         for n in (5, 20):
             most = 1.5 / n if method == "downpour" else 0.4
             rows.append([method, "learning_rate", n, most, 1.3 * most, 3])
@@ -237,14 +297,28 @@ def ranks(n):
     for worker in range(n):
         share = max(0.0, 1.6 - 2 * worker / n) / n
         rows.append(["fifo", n, 0, worker, 1 / n, n - 1])
-        rows.append(["lowest_rank", n, 0, worker, share, n * (0.5 + worker / n) if share else np.nan])
-    return pd.DataFrame(rows, columns=["discipline", "workers", "seed", "worker", "share", "staleness_mean"])
+        rows.append(
+            ["lowest_rank", n, 0, worker, share, n * (0.5 + worker / n) if share else np.nan]
+        )
+    return pd.DataFrame(
+        rows, columns=["discipline", "workers", "seed", "worker", "share", "staleness_mean"]
+    )
 
 
 def measured():
     n = np.array([2, 4, 8, 16, 32])
     off = 0.01 * np.array([1, -1, 0.5, 0, -0.5])
     theory = 1 - 1 / n
-    values = {"workers": n, "momentum_measured": theory + off, "standard_error": 0.01, "momentum_theory": theory}
+    values = {
+        "workers": n,
+        "momentum_measured": theory + off,
+        "standard_error": 0.01,
+        "momentum_theory": theory,
+    }
     laws = ("exponential(1)", "gamma(mean=1, cv=0.2)")
-    return pd.concat([pd.DataFrame({"compute": law, "window": 1, "method": "downpour", **values}) for law in laws])
+    return pd.concat(
+        [
+            pd.DataFrame({"compute": law, "window": 1, "method": "downpour", **values})
+            for law in laws
+        ]
+    )

@@ -1,4 +1,6 @@
-"""Clusters without a server as plain loops over a heap of events; `UsualModel` is the slow engine of those with one."""
+"""Clusters without a server as plain loops over a heap of events; `UsualModel` is the slow engine
+of those with one.
+"""
 
 import heapq
 from collections import deque
@@ -42,7 +44,9 @@ def messages(cluster, commits, seed):
         job = number[i] - 1 - (policy.steps or 0)
         if job < 0:
             return True
-        needed = np.count_nonzero(matrices[job % len(matrices)][i]) - (matrices[job % len(matrices)][i, i] > 0)
+        needed = np.count_nonzero(matrices[job % len(matrices)][i]) - (
+            matrices[job % len(matrices)][i, i] > 0
+        )
         return sum(k == job for _, k, _ in received[i]) == needed
 
     received = [[] for _ in range(n)]  # whatever has come: (row, job, share)
@@ -56,7 +60,9 @@ def messages(cluster, commits, seed):
             if i in idle and may_go_on(i):
                 del idle[i]
                 heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
-        elif kind == GO_ON and message is None:  # a gradient beside the messages, or a worker done: go on if it can
+        elif (
+            kind == GO_ON and message is None
+        ):  # a gradient beside the messages, or a worker done: go on if it can
             if may_go_on(i):
                 heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
             else:
@@ -73,8 +79,12 @@ def messages(cluster, commits, seed):
             for taker in np.flatnonzero(shares):
                 if taker != i:
                     arrives = now + latency(i)
-                    heapq.heappush(events, (arrives, ARRIVE, int(taker), (len(rows), number[i], shares[taker])))
-            rows.append((i, start[i], end[i], now, [m[0] for m in taken[i]], [m[2] for m in taken[i]], -1))
+                    heapq.heappush(
+                        events, (arrives, ARRIVE, int(taker), (len(rows), number[i], shares[taker]))
+                    )
+            rows.append(
+                (i, start[i], end[i], now, [m[0] for m in taken[i]], [m[2] for m in taken[i]], -1)
+            )
             taken[i], number[i] = [], number[i] + 1
             if beside:
                 compute(i, now)

@@ -60,9 +60,9 @@ def reference(text, g):
             z = sum(a * b for a, b in zip(w, g, strict=True)) / sum(w)
         return z
     if name in ("krum", "multi_krum"):
-        power, less = dict(paper=(2, 2), byzfl=(2, 1), byzantine_momentum=(1, 1), epfml=(4, 2), alie=(1, 0))[
-            args.get("score", "paper")
-        ]
+        power, less = dict(
+            paper=(2, 2), byzfl=(2, 1), byzantine_momentum=(1, 1), epfml=(4, 2), alie=(1, 0)
+        )[args.get("score", "paper")]
         scores = [nearest(i, range(n), n - f - less, power) for i in range(n)]
         m = 1 if name == "krum" else int(args.get("m", n - f - 2))
         return g[np.argsort(scores, kind="stable")[:m]].mean(0)
@@ -80,12 +80,17 @@ def reference(text, g):
     if name == "centred_clipping":
         v = np.zeros_like(g[0])
         for _ in range(3):
-            v = v + np.mean([(one - v) * min(1, 2 / max(np.linalg.norm(one - v), 1e-30)) for one in g], 0)
+            v = v + np.mean(
+                [(one - v) * min(1, 2 / max(np.linalg.norm(one - v), 1e-30)) for one in g], 0
+            )
         return v
     if name == "lipschitz_filter":
         return np.median(g, 0)  # the first time
     if name == "nnm":
-        order = [sorted(range(n), key=lambda j: (j != i, np.linalg.norm(g[i] - g[j]), j)) for i in range(n)]
+        order = [
+            sorted(range(n), key=lambda j: (j != i, np.linalg.norm(g[i] - g[j]), j))
+            for i in range(n)
+        ]
         mixed = np.array([g[sorted(one[: n - f])].mean(0) for one in order])
         return reference(text[len("nnm(") : -1].removesuffix(", f=2"), mixed)
     assert name == "clipping"
@@ -111,7 +116,9 @@ def test_rules_are_those_of_their_papers(text):
         compiled = jax.jit(lambda messages: rule(messages))
         for g in inputs():
             expected = reference(text, g)
-            np.testing.assert_allclose(compiled(g), expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max()))
+            np.testing.assert_allclose(
+                compiled(g), expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max())
+            )
 
 
 @pytest.mark.parametrize("text", RULE_TEXTS)
@@ -129,24 +136,39 @@ def test_messages_that_are_not_there_do_not_count(text):
                 rows[there] = g
                 found = compiled(rows, there)
                 expected = of_all(g)
-                np.testing.assert_allclose(found.vector, expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max()))
+                np.testing.assert_allclose(
+                    found.vector, expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max())
+                )
                 assert not found.share[~there].any()
                 np.testing.assert_allclose(found.share.sum(), 1)
 
 
-# Messages that are mixed from the same ones are equal but for round-off, so that Krum's choice among them is free.
-@pytest.mark.parametrize("text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"])
+# Messages that are mixed from the same ones are equal but for round-off, so that Krum's choice
+# among them is free.
+@pytest.mark.parametrize(
+    "text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"]
+)
 @settings(max_examples=8)
 @given(st.integers(0, 2**16))
 def test_rules_move_with_their_messages(compiled, text, seed):
-    """Permutation equivariance of all rules; translation equivariance of those without a point or norm of their own."""
+    """Permutation equivariance of all rules; translation equivariance of those without a point or
+    norm of their own.
+    """
     draw = np.random.default_rng(seed)
     g, shift = draw.normal(size=(11, 4)), draw.normal(size=4)
     with jax.enable_x64(True):
         found = compiled(text)(g)
-        if text != "bulyan(f=2)":  # whose last choices are of pairs that tie: each is the other's only neighbour
+        if (
+            text != "bulyan(f=2)"
+        ):  # whose last choices are of pairs that tie: each is the other's only neighbour
             np.testing.assert_allclose(compiled(text)(draw.permutation(g)), found, atol=1e-10)
-        if text.partition("(")[0] not in ("geometric_median", "rfa", "cge", "centred_clipping", "clipping"):
+        if text.partition("(")[0] not in (
+            "geometric_median",
+            "rfa",
+            "cge",
+            "centred_clipping",
+            "clipping",
+        ):
             np.testing.assert_allclose(compiled(text)(g + shift), found + shift, atol=1e-10)
 
 
@@ -201,7 +223,9 @@ def test_what_is_not_finite_scores_worst():
 
 
 def test_equal_messages_tie_by_index():
-    """Ten equal messages of a long vector, of which a Gram matrix would make ten different scores."""
+    """Ten equal messages of a long vector, of which a Gram matrix would make ten different
+    scores.
+    """
     one = np.random.default_rng(0).normal(size=17_226).astype(np.float32)
     g = np.stack([one + 1, *[one] * 10, one - 1])
     found = parse_rule("multi_krum(f=2, m=3)").aggregate((), jax.numpy.asarray(g), None, ())
@@ -219,17 +243,33 @@ def test_buckets_are_of_all_that_are_there():
     assert parse_rule("bucketing(median(), size=2)").largest(11) == 2
 
 
-#: What ByzFL 0.0.11 (aggregators and pre-aggregators, on NumPy arrays) makes of these messages, where its form is the
-#: same: of `np.round(np.random.default_rng(7).normal(size=(11, 4)), 2)`, the first times 50.
+#: What ByzFL 0.0.11 (aggregators and pre-aggregators, on NumPy arrays) makes of these messages,
+#: where its form is the same: of `np.round(np.random.default_rng(7).normal(size=(11, 4)), 2)`, the
+#: first times 50.
 BYZFL = {
     "mean()": [-0.436363636363636, 1.07363636363636, -1.90454545454545, -4.08909090909091],
     "median()": [-0.05, -0.24, -1.23, -0.11],
     "trimmed_mean(f=2)": [-0.27, -0.307142857142857, -0.925714285714286, -0.175714285714286],
     "rfa()": [-0.360635456964702, -0.165641896009343, -0.858215415137797, -0.15111957440395],
     "krum(f=2, score=byzfl)": [0.11, 0.06, -1.23, 0.08],
-    "multi_krum(f=2, m=9, score=byzfl)": [-0.424444444444444, -0.264444444444444, -0.945555555555555, 0.0366666666667],
-    "centred_clipping(radius=2.0)": [-0.388591892753199, -0.216880268856396, -0.617177746465201, -0.170569716844711],
-    "nnm(trimmed_mean(f=2))": [-0.443015873015873, -0.275555555555556, -0.835714285714286, 0.0280952380952381],
+    "multi_krum(f=2, m=9, score=byzfl)": [
+        -0.424444444444444,
+        -0.264444444444444,
+        -0.945555555555555,
+        0.0366666666667,
+    ],
+    "centred_clipping(radius=2.0)": [
+        -0.388591892753199,
+        -0.216880268856396,
+        -0.617177746465201,
+        -0.170569716844711,
+    ],
+    "nnm(trimmed_mean(f=2))": [
+        -0.443015873015873,
+        -0.275555555555556,
+        -0.835714285714286,
+        0.0280952380952381,
+    ],
     "clipping(median(), radius=1.5)": [-0.0466396626341948, -0.158959376719543, -0.58, -0.11],
 }
 
@@ -249,7 +289,9 @@ def distances_sum(point, messages):
 @pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 1e4])
 @pytest.mark.parametrize("number", range(10))
 def test_the_geometric_median_has_the_least_sum_of_distances(compiled, number, scale):
-    """Gradients of any length; the least sum is that of 3,000 unsmoothed steps of Weiszfeld's algorithm."""
+    """Gradients of any length; the least sum is that of 3,000 unsmoothed steps of Weiszfeld's
+    algorithm.
+    """
     g = list(inputs())[3 * number] * scale
     z = np.median(g, axis=0) + 1e-9 * scale
     for _ in range(3_000):
@@ -262,7 +304,9 @@ def test_the_geometric_median_has_the_least_sum_of_distances(compiled, number, s
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_geometric_median_is_captured_by_a_majority_alone(dtype):
-    """Six of eleven that agree have it, five do not; it moves and grows with its messages, however short they are."""
+    """Six of eleven that agree have it, five do not; it moves and grows with its messages, however
+    short they are.
+    """
     honest = np.random.default_rng(0).normal(size=(11, 5)).astype(dtype)
     with jax.enable_x64(dtype == np.float64):
         rule = jax.jit(lambda messages: parse_rule("geometric_median()")(messages))
@@ -272,8 +316,13 @@ def test_the_geometric_median_is_captured_by_a_majority_alone(dtype):
                 g = dtype(scale) * honest
                 g[:colluding] = 100 * scale
                 distance = np.linalg.norm(np.asarray(rule(g)) - g[0])
-                assert (distance < 1e-3 * scale) if captured else (distance > 100 * scale), (scale, colluding)
-            np.testing.assert_allclose(rule(dtype(scale) * honest), scale * expected, rtol=1e-4, atol=1e-5 * scale)
+                assert (distance < 1e-3 * scale) if captured else (distance > 100 * scale), (
+                    scale,
+                    colluding,
+                )
+            np.testing.assert_allclose(
+                rule(dtype(scale) * honest), scale * expected, rtol=1e-4, atol=1e-5 * scale
+            )
         np.testing.assert_allclose(rule(honest + 3), expected + 3, atol=1e-5)
         np.testing.assert_array_equal(rule(np.ones((4, 3), dtype)), np.ones(3))
         # A mean would be moved by 10 for one message of length 110.
@@ -290,16 +339,23 @@ def test_rfa_is_the_geometric_median_with_its_arguments():
         ("rfa(smoothing=0.5)", "geometric_median(smoothing=0.5)"),
     ):
         np.testing.assert_array_equal(parse_rule(text)(g), parse_rule(same)(g))
-    assert parse_rule("geometric_median(iterations=8)").text == "geometric_median(iterations=8, smoothing=0.1)"
+    assert (
+        parse_rule("geometric_median(iterations=8)").text
+        == "geometric_median(iterations=8, smoothing=0.1)"
+    )
 
 
 def test_krum_with_the_score_of_alie_and_no_byzantine_message_sums_over_all_others():
     g = np.random.default_rng(0).normal(size=(9, 4))
     sums = [np.linalg.norm(g - own, axis=1).sum() for own in g]
     assert np.argmin(sums) != 0
-    np.testing.assert_array_equal(parse_rule("krum(f=0, score=alie)")(g), g[np.argmin(sums)].astype(np.float32))
+    np.testing.assert_array_equal(
+        parse_rule("krum(f=0, score=alie)")(g), g[np.argmin(sums)].astype(np.float32)
+    )
     # Of three messages the largest f is 0.
     there = np.arange(9) < 3
-    found = parse_rule("krum(f=2, score=alie)").aggregate((), jax.numpy.asarray(g), jax.numpy.asarray(there), ())
+    found = parse_rule("krum(f=2, score=alie)").aggregate(
+        (), jax.numpy.asarray(g), jax.numpy.asarray(there), ()
+    )
     few = [np.linalg.norm(g[:3] - own, axis=1).sum() for own in g[:3]]
     np.testing.assert_array_equal(np.argmax(found.share), np.argmin(few))

@@ -1,4 +1,6 @@
-"""The thesis' grid of workers and windows: the study, the workers' named optimizers, and the figures."""
+"""The thesis' grid of workers and windows: the study, the workers' named optimizers, and the
+figures.
+"""
 
 import dataclasses
 import importlib
@@ -36,19 +38,31 @@ def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
     steady = evaluations([0.0, 10.0], [0.6, 0.6])
     # Rises to 0.9 at 2 s and stays until 4 s: areas of 0.9 and 1.8.
     rising = evaluations([0.0, 2.0, 4.0], [0.0, 0.9, 0.9])
-    assert windows.temporal_efficiency(rising, steady) == pytest.approx((0.9 + 1.8) / (0.6 * 4), rel=1e-12)
-    assert windows.temporal_efficiency(steady, rising) == pytest.approx((0.6 * 4) / (0.9 + 1.8), rel=1e-12)
+    assert windows.temporal_efficiency(rising, steady) == pytest.approx(
+        (0.9 + 1.8) / (0.6 * 4), rel=1e-12
+    )
+    assert windows.temporal_efficiency(steady, rising) == pytest.approx(
+        (0.6 * 4) / (0.9 + 1.8), rel=1e-12
+    )
     # The end of the shorter lies between two evaluations of the longer, 0.45 at 1 s.
     short = evaluations([0.0, 1.0], [1.0, 1.0])
     assert windows.temporal_efficiency(rising, short) == pytest.approx(0.45 / 2, rel=1e-12)
-    assert np.isnan(windows.temporal_efficiency(rising, rising.iloc[:1]))  # diverged before its first evaluation
+    assert np.isnan(
+        windows.temporal_efficiency(rising, rising.iloc[:1])
+    )  # diverged before its first evaluation
 
 
 @pytest.mark.full
 def test_study_writes_its_tables(lenient, capsys):
     window = (1, 3)
-    options = {"epochs": 2.0, "problem": problems.digits(batch_size=32, hidden=()), "out": Path("mine")}
-    result = windows.run(windows.Config(workers=(2,), window=window, methods=("agn", "downpour"), **options))
+    options = {
+        "epochs": 2.0,
+        "problem": problems.digits(batch_size=32, hidden=()),
+        "out": Path("mine"),
+    }
+    result = windows.run(
+        windows.Config(workers=(2,), window=window, methods=("agn", "downpour"), **options)
+    )
     grid, efficiency, staleness = (pd.read_csv(result.folder / name) for name in windows.TABLES)
     grid = grid.set_index(["method", "window"])
     # Two passes through 1,437 examples, 32 in a minibatch: 90 minibatches, whatever the window.
@@ -75,7 +89,9 @@ def told(capsys, monkeypatch):
     def run(**options):
         monkeypatch.setattr(windows, "run_cells", lambda *of_study: None)
         problem = problems.digits(batch_size=32, hidden=())
-        windows.run(windows.Config(**{"workers": (2,), "methods": ("agn",), "problem": problem, **options}))
+        windows.run(
+            windows.Config(**{"workers": (2,), "methods": ("agn",), "problem": problem, **options})
+        )
         return capsys.readouterr().err.splitlines()
 
     return run
@@ -84,16 +100,29 @@ def told(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("window", "epochs", "off"),
     [
-        # 1,437 examples in minibatches of 32: 44.9 in a pass, so 22 visits of both workers, 2 % short of one.
+        # 1,437 examples in minibatches of 32: 44.9 in a pass, so 22 visits of both workers, 2 %
+        # short of one.
         ((1,), 1.0, ""),
         # One visit of both is 800 minibatches.
-        ((1, 400), 1.0, "1 of 2 clusters; most with 2 workers and a window of 400, which train for 17.8 epochs"),
-        # Two visits of 30 minibatches each in the place of 2.2; that of 22 in the place of 67.4 is right to 2 %.
-        ((15, 1), 1.5, "1 of 2 clusters; most with 2 workers and a window of 15, which train for 1.34 epochs"),
+        (
+            (1, 400),
+            1.0,
+            "1 of 2 clusters; most with 2 workers and a window of 400, which train for 17.8 epochs",
+        ),
+        # Two visits of 30 minibatches each in the place of 2.2; that of 22 in the place of 67.4 is
+        # right to 2 %.
+        (
+            (15, 1),
+            1.5,
+            "1 of 2 clusters; most with 2 workers and a window of 15, which train for 1.34 epochs",
+        ),
     ],
 )
 def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
-    text = f"note: --epochs {epochs:g} is rounded to whole visits of all workers, by more than 5 % in {off}"
+    text = (
+        f"note: --epochs {epochs:g} is rounded to whole visits of all workers, by more than 5 % in "
+        f"{off}"
+    )
     assert told(window=window, epochs=epochs) == ([text] if off else [])
 
 
@@ -103,7 +132,10 @@ def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
         ({"steps": 3, "epochs": 7.0}, ["--epochs changes nothing beside --steps"]),
         # The scale's own epochs are not those that somebody asked for.
         ({"steps": 3, "epochs": 40.0, "scale": "paper"}, []),
-        ({"steps": 3, "methods": ("downpour", "gem")}, []),  # the study's own optimizer, which nobody has asked for
+        (
+            {"steps": 3, "methods": ("downpour", "gem")},
+            [],
+        ),  # the study's own optimizer, which nobody has asked for
     ],
 )
 def test_options_that_change_nothing_are_said_aloud(told, options, notes):
@@ -117,7 +149,9 @@ def test_a_method_of_ones_own_keeps_its_defaults_where_the_study_has_others(tmp_
         "    return methods.downpour(learning_rate)._replace(name='mine')\n"
     )
     for given, rate in (({}, 0.3), ({"learning_rate": 0.2}, 0.2)):
-        config = windows.Config(methods=("mine.py:mine",), workers=(2,), problem="quadratic", **given)
+        config = windows.Config(
+            methods=("mine.py:mine",), workers=(2,), problem="quadratic", **given
+        )
         (cell,) = sweep(config, [{"workers": 2}])
         assert cell.methods[0].hyperparameters["learning_rate"] == rate
 
@@ -139,14 +173,18 @@ def steps_of(optimizer):
 def test_a_named_optimizer_is_that_of_optax(name, lenient):
     method = methods.agn(optimizer=methods.named_optimizer(name, 0.02))
     assert method.hyperparameters == {"learning_rate": 0.02, "optimizer": name}
-    np.testing.assert_array_equal(steps_of(method.optimizer), steps_of(getattr(optax, name)(learning_rate=0.02)))
+    np.testing.assert_array_equal(
+        steps_of(method.optimizer), steps_of(getattr(optax, name)(learning_rate=0.02))
+    )
 
 
 def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):
     images = np.repeat(np.array([0, 255], np.uint8), 10 * 28 * 28).reshape(20, 28, 28)
     parts = {f"{part}-images-idx3-ubyte": images for part in ("train", "t10k")}
     parts |= {f"{part}-labels-idx1-ubyte": np.zeros(20, np.uint8) for part in ("train", "t10k")}
-    monkeypatch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: parts)
+    monkeypatch.setattr(
+        importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: parts
+    )
     scaled = problems.mnist(batch_size=4, network="mlp").train["image"]
     assert (scaled[:10] == 0).all() and (scaled[10:] == 1).all()
     standardised = problems.mnist(batch_size=4).train["image"]
@@ -159,7 +197,9 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
     assert made.hyperparameters == {"learning_rate": 0.01, "optimizer": "rmsprop"}
     assert gem.hyperparameters["learning_rate"] == 0.01
     assert "note: --optimizer changes nothing for gem" in capsys.readouterr().err
-    with pytest.raises(InputError, match="optimizer = 'rmsprop': has no rate of its own; give learning_rate"):
+    with pytest.raises(
+        InputError, match="optimizer = 'rmsprop': has no rate of its own; give learning_rate"
+    ):
         dataclasses.replace(config, learning_rate=None).make_methods()
 
 
@@ -175,55 +215,99 @@ def write_windows(folder):
     """A folder as the study writes it, made by hand, on the thesis' cluster."""
     folder.mkdir(parents=True)
     grid = [
-        {"workers": n, "window": w, "method": m, "seeds": 1, "diverged": 0, "seconds": 100.0 * n / w}
-        | {"train_accuracy": 0.99 - 0.001 * n, "test_accuracy": 0.98 - 0.001 * n, "staleness_mode": n - 1}
+        {
+            "workers": n,
+            "window": w,
+            "method": m,
+            "seeds": 1,
+            "diverged": 0,
+            "seconds": 100.0 * n / w,
+        }
+        | {
+            "train_accuracy": 0.99 - 0.001 * n,
+            "test_accuracy": 0.98 - 0.001 * n,
+            "staleness_mode": n - 1,
+        }
         for n in (10, 20)
         for w in (1, 10)
         for m in ("agn", "aeasgd", "downpour")
     ]
-    efficiency = [{"workers": n, "window": w, "method": "agn", "against": "aeasgd"} for n in (10, 20) for w in (1, 10)]
+    efficiency = [
+        {"workers": n, "window": w, "method": "agn", "against": "aeasgd"}
+        for n in (10, 20)
+        for w in (1, 10)
+    ]
     staleness = [
-        {"workers": n, "window": w, "staleness": k, "share": 1 / n} for n in (10, 20) for w in (1, 10) for k in range(n)
+        {"workers": n, "window": w, "staleness": k, "share": 1 / n}
+        for n in (10, 20)
+        for w in (1, 10)
+        for k in range(n)
     ]
     pd.DataFrame(grid).to_csv(folder / "grid.csv", index=False)
     pd.DataFrame(efficiency).assign(efficiency=1.01).to_csv(folder / "efficiency.csv", index=False)
     pd.DataFrame(staleness).to_csv(folder / "staleness.csv", index=False)
     pd.DataFrame(grid).assign(seed=0).to_csv(folder / "summary.csv", index=False)
     paper = windows.SCALES["paper"]
-    config = {"study": "windows", "problem": "mnist", "problem_config": {"batch_size": 128}, "steps": 0}
+    config = {
+        "study": "windows",
+        "problem": "mnist",
+        "problem_config": {"batch_size": 128},
+        "steps": 0,
+    }
     config |= {name: getattr(paper, name) for name in ("epochs", "compute", "service", "protocol")}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
-    figures = {name: drawing.draw(read(results, "windows")) for name, drawing in agn.FIGURES.items()}
+    figures = {
+        name: drawing.draw(read(results, "windows")) for name, drawing in agn.FIGURES.items()
+    }
     for figure in figures.values():
         figure.draw_without_rendering()
     numbers = [{text.get_text() for text in axes.texts} for axes in figures["agn"].axes]
     # Ours with 10 and 20 workers; the thesis' with 40 workers and a window of 10.
     assert numbers[0] == {"98.00", "97.00"} and "94.17" in numbers[1] and "95.55" in numbers[3]
-    assert len(figures["agn"].axes[1].texts) == 27 and len(figures["efficiency"].axes[1].texts) == 49
+    assert (
+        len(figures["agn"].axes[1].texts) == 27 and len(figures["efficiency"].axes[1].texts) == 49
+    )
     # Published times at a window of 10, which also 40 workers have.
     (points,) = [
-        line for line in figures["times"].axes[0].lines if line.get_linestyle() == "None" and len(line.get_xdata())
+        line
+        for line in figures["times"].axes[0].lines
+        if line.get_linestyle() == "None" and len(line.get_xdata())
     ]
     assert dict(zip(*points.get_data(), strict=True))[20] == 840
 
 
-@pytest.mark.parametrize("change", [{"problem": "digits"}, {"problem_config": {"batch_size": 128, "network": "cnn"}}])
+@pytest.mark.parametrize(
+    "change", [{"problem": "digits"}, {"problem_config": {"batch_size": 128, "network": "cnn"}}]
+)
 def test_published_numbers_are_beside_the_thesis_task_alone(results, change):
     config = json.loads((results / "config.json").read_text()) | change
     (results / "config.json").write_text(json.dumps(config))
     found = read(results, "windows")
-    figures = {name: drawing.draw(found) for name, drawing in agn.FIGURES.items() if name != "times"}
+    figures = {
+        name: drawing.draw(found) for name, drawing in agn.FIGURES.items() if name != "times"
+    }
     for figure in figures.values():
         figure.draw_without_rendering()
-        assert not [text.get_text() for text in figure.findobj(Text) if "published" in text.get_text()]
+        assert not [
+            text.get_text() for text in figure.findobj(Text) if "published" in text.get_text()
+        ]
     *maps, _ = figures["agn"].axes
     assert [len(axes.texts) for axes in [*maps, figures["efficiency"].axes[0]]] == [4, 4, 4]
-    markers = {line.get_marker() for axes in figures["collapse"].axes for line in axes.lines if len(line.get_xdata())}
+    markers = {
+        line.get_marker()
+        for axes in figures["collapse"].axes
+        for line in axes.lines
+        if len(line.get_xdata())
+    }
     assert "s" not in markers and "o" in markers
-    assert "^" not in {line.get_marker() for axes in figures["staleness"].axes for line in axes.lines}
-    with pytest.raises(InputError, match="its problem, its cluster or its gradients differ from the thesis"):
+    assert "^" not in {
+        line.get_marker() for axes in figures["staleness"].axes for line in axes.lines
+    }
+    with pytest.raises(
+        InputError, match="its problem, its cluster or its gradients differ from the thesis"
+    ):
         agn.FIGURES["times"].draw(found)

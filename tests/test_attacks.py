@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
+from asyncsim import (
+    Cluster,
+    InputError,
+    methods,
+    problems,
+    recorders,
+    replay,
+    replay_ensemble,
+    simulate,
+)
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning, alie_z, parse_attack
 
 WORKERS = 8
@@ -17,7 +26,11 @@ WORKERS = 8
 
 @functools.cache
 def trace(policy="barrier()", commits=160, workers=WORKERS, compute="gamma(mean=1, cv=0.3)"):
-    return simulate(Cluster(workers=workers, compute=compute, service=0.01, policy=policy), commits=commits, seed=0)
+    return simulate(
+        Cluster(workers=workers, compute=compute, service=0.01, policy=policy),
+        commits=commits,
+        seed=0,
+    )
 
 
 @functools.cache
@@ -43,7 +56,9 @@ def test_z_of_a_little_is_enough(n, f, z):
 
 def test_an_attack_that_sends_the_mean_is_warned_of():
     method, problem = methods.robust("median()", 0.1), quadratic()
-    with pytest.warns(WeakAttackWarning, match=r"attack = 'alie\(workers=2\)': with 2 of 8 workers z is 0"):
+    with pytest.warns(
+        WeakAttackWarning, match=r"attack = 'alie\(workers=2\)': with 2 of 8 workers z is 0"
+    ):
         replay(trace(commits=16), method, problem, attack="alie(workers=2)")
     with pytest.warns(WeakAttackWarning, match="z is 0"):
         rates = [0.1, 0.2]
@@ -56,7 +71,9 @@ def test_an_attack_that_sends_the_mean_is_warned_of():
 
 def test_a_run_says_that_there_was_no_attack():
     assert replay(trace(commits=16), methods.batch_sgd(0.1), quadratic()).config["attack"] is None
-    runs = replay_ensemble(trace(commits=16), methods.batch_sgd, quadratic(), seeds=[0], learning_rate=[0.1])
+    runs = replay_ensemble(
+        trace(commits=16), methods.batch_sgd, quadratic(), seeds=[0], learning_rate=[0.1]
+    )
     assert runs[0].config["attack"] is None
 
 
@@ -67,10 +84,14 @@ def test_attacks_by_hand():
 
     def made(text):
         with jax.enable_x64(True):
-            return np.asarray(parse_attack(text).change(jnp.asarray(g), honest, byzantine, jax.random.key(0)))
+            return np.asarray(
+                parse_attack(text).change(jnp.asarray(g), honest, byzantine, jax.random.key(0))
+            )
 
     np.testing.assert_allclose(made("alie(workers=2, z=1.5)")[0], mean - 1.5 * std)
-    np.testing.assert_allclose(made("alie(workers=2, z=1, knows=own)")[1], g[:2].mean(0) - g[:2].std(0), atol=1e-14)
+    np.testing.assert_allclose(
+        made("alie(workers=2, z=1, knows=own)")[1], g[:2].mean(0) - g[:2].std(0), atol=1e-14
+    )
     np.testing.assert_allclose(made("inner_product(workers=2, scale=0.5)")[1], -0.5 * mean)
     np.testing.assert_allclose(made("mimic(workers=2, target=4)")[0], g[4])
     np.testing.assert_allclose(made("mimic(workers=2)")[0], g[2])
@@ -81,25 +102,35 @@ def test_attacks_by_hand():
     np.testing.assert_array_equal(made("min_max(workers=2)")[2:], g[2:])
 
 
-@pytest.mark.parametrize("policy", ["barrier()", "barrier(count=6)", "first_of(count=5)", "buffered(count=6)"])
+@pytest.mark.parametrize(
+    "policy", ["barrier()", "barrier(count=6)", "first_of(count=5)", "buffered(count=6)"]
+)
 def test_mean_is_batch_sgd(policy):
     """Under `buffered` only where no worker comes twice, as its mean is then one message."""
     pair = [methods.batch_sgd(0.2, policy), methods.robust("mean()", 0.2, policy=policy)]
-    alike = trace(policy, compute="constant(1)" if policy.startswith("buffered") else "gamma(mean=1, cv=0.3)")
-    one, other = (central(replay(alike, method, quadratic(), precision="float64")) for method in pair)
+    alike = trace(
+        policy, compute="constant(1)" if policy.startswith("buffered") else "gamma(mean=1, cv=0.3)"
+    )
+    one, other = (
+        central(replay(alike, method, quadratic(), precision="float64")) for method in pair
+    )
     np.testing.assert_allclose(other, one, rtol=1e-10)
 
 
 def test_momentum_at_worker_and_server_are_one_with_the_mean():
     runs = [
-        replay(trace(), methods.robust("mean()", 0.1, **{name: 0.8}), quadratic(), precision="float64")
+        replay(
+            trace(), methods.robust("mean()", 0.1, **{name: 0.8}), quadratic(), precision="float64"
+        )
         for name in ("worker_momentum", "server_momentum")
     ]
     np.testing.assert_allclose(central(runs[0]), central(runs[1]), rtol=1e-10)
 
 
 def test_a_round_by_hand():
-    """Robust SGD with its momenta, averages and an attack of one's own, in a loop over the rounds."""
+    """Robust SGD with its momenta, averages and an attack of one's own, in a loop over the
+    rounds.
+    """
 
     def reverse(workers, scale=3.0):
         def change(messages, honest, byzantine, key):
@@ -109,8 +140,17 @@ def test_a_round_by_hand():
         return Attack(f"reverse(workers={workers}, scale={scale})", workers, change=change)
 
     problem = problems.quadratic(np.linspace(0.2, 1, 4))
-    method = methods.robust("cge(f=2, averaging=0.5)", 0.3, worker_momentum=0.5, server_momentum=0.25)
-    run = replay(trace(), method, problem, attack=reverse(2), precision="float64", record=[recorders.chosen()])
+    method = methods.robust(
+        "cge(f=2, averaging=0.5)", 0.3, worker_momentum=0.5, server_momentum=0.25
+    )
+    run = replay(
+        trace(),
+        method,
+        problem,
+        attack=reverse(2),
+        precision="float64",
+        record=[recorders.chosen()],
+    )
     with jax.enable_x64(True):
         theta = np.asarray(jax.tree.leaves(problem.init(jax.random.key(0)))[0], float)
     m, h, v = np.zeros((WORKERS, 4)), np.zeros((WORKERS, 4)), np.zeros(4)
@@ -119,7 +159,9 @@ def test_a_round_by_hand():
         h = 0.5 * h + 0.5 * m
         g = h.copy()
         g[:2] = -3 * h[2:].mean(0)
-        v = 0.25 * v + g[np.argsort(np.linalg.norm(g, axis=1), kind="stable")[: WORKERS - 2]].mean(0)
+        v = 0.25 * v + g[np.argsort(np.linalg.norm(g, axis=1), kind="stable")[: WORKERS - 2]].mean(
+            0
+        )
         theta = theta - 0.3 * v
     np.testing.assert_allclose(central(run), theta, rtol=1e-6)
     assert run.config["attack"] == "reverse(workers=2, scale=3.0)"
@@ -132,12 +174,19 @@ def test_what_is_not_finite_is_counted():
     run = replay(trace(), methods.robust("median()", 0.2), quadratic(), **given)
     assert run.status == "finished"
     assert run.commits["not_finite"].iloc[-1] == 2
-    assert replay(trace(), methods.batch_sgd(0.2), quadratic(), attack="infinite(workers=1)").status == "diverged"
+    assert (
+        replay(trace(), methods.batch_sgd(0.2), quadratic(), attack="infinite(workers=1)").status
+        == "diverged"
+    )
 
 
-@pytest.mark.parametrize("method", [methods.clipped_gossip(0.1), methods.robust_gossip("median()", 0.1)])
+@pytest.mark.parametrize(
+    "method", [methods.clipped_gossip(0.1), methods.robust_gossip("median()", 0.1)]
+)
 def test_robust_gossip_leaves_out_messages_that_are_not_finite(method):
-    cluster = Cluster(6, "gamma(mean=1, cv=0.3)", topology="complete()", policy=method.timing.policy)
+    cluster = Cluster(
+        6, "gamma(mean=1, cv=0.3)", topology="complete()", policy=method.timing.policy
+    )
     given = dict(attack="infinite(workers=1)", precision="float64")
     run = replay(simulate(cluster, 60, 0), method, quadratic(), **given)
     assert run.status == "finished"
@@ -148,7 +197,10 @@ def test_robust_gossip_leaves_out_messages_that_are_not_finite(method):
     "name",
     [
         *("downpour", "lsgd", "mem_sgd", "sgp", "adpsgd"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("basgd", "dana_zero", "fedbuff", "kardam", "qsgd")),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("basgd", "dana_zero", "fedbuff", "kardam", "qsgd")
+        ),
     ],
 )
 def test_methods_can_be_attacked(name):
@@ -163,17 +215,32 @@ def test_methods_can_be_attacked(name):
     honest = replay(own, method, quadratic(), precision="float64")
 
     def nothing(workers):
-        return Attack("nothing()", workers, corrupt=lambda message, key: message, change=lambda messages, *_: messages)
+        return Attack(
+            "nothing()",
+            workers,
+            corrupt=lambda message, key: message,
+            change=lambda messages, *_: messages,
+        )
 
     if own.workers < 2:
         return
-    attacked = replay(own, method, quadratic(), precision="float64", attack="sign_flip(workers=1, scale=0.5)")
+    attacked = replay(
+        own, method, quadratic(), precision="float64", attack="sign_flip(workers=1, scale=0.5)"
+    )
     # Without a server the central variable is that of the honest workers, attacked or not.
     gossips = method.mix is not None or method.meet is not None
-    unchanged = replay(own, method, quadratic(), precision="float64", attack=nothing(1)) if gossips else honest
+    unchanged = (
+        replay(own, method, quadratic(), precision="float64", attack=nothing(1))
+        if gossips
+        else honest
+    )
     assert np.abs(central(attacked) - central(unchanged)).max() > 1e-9
     if gossips:
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), unchanged.replicas, honest.replicas)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-9),
+            unchanged.replicas,
+            honest.replicas,
+        )
         return
     try:
         same = replay(own, method, quadratic(), precision="float64", attack=nothing(1))
@@ -184,7 +251,9 @@ def test_methods_can_be_attacked(name):
 
 
 def test_labels_are_flipped_for_byzantine_workers_alone():
-    """With all but one worker's data alike, the run is that of a problem whose labels are reversed for them."""
+    """With all but one worker's data alike, the run is that of a problem whose labels are reversed
+    for them.
+    """
     plain = problems.digits(batch_size=8, hidden=(4,), sharded=True)
     label = plain.train["label"].copy()
     label[0::WORKERS] = 9 - label[0::WORKERS]
@@ -204,7 +273,13 @@ def test_ensembles_are_attacked(batched):
     given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
     factory = functools.partial(methods.robust, "median()")
     runs = replay_ensemble(
-        trace(), factory, quadratic(), seeds=(0, 1), learning_rate=[0.1, 0.3], batched=batched, **given
+        trace(),
+        factory,
+        quadratic(),
+        seeds=(0, 1),
+        learning_rate=[0.1, 0.3],
+        batched=batched,
+        **given,
     )
     lone = replay(trace(), factory(learning_rate=0.3), quadratic(), seed=1, **given)
     np.testing.assert_allclose(central(runs[3]), central(lone), rtol=1e-9)
@@ -215,13 +290,18 @@ def test_ensembles_are_attacked(batched):
 def test_several_devices_are_attacked():
     given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
     method = methods.robust("krum(f=2)", 0.2)
-    one, several = (central(replay(trace(), method, quadratic(), devices=jax.devices()[:n], **given)) for n in (1, 2))
+    one, several = (
+        central(replay(trace(), method, quadratic(), devices=jax.devices()[:n], **given))
+        for n in (1, 2)
+    )
     np.testing.assert_allclose(several, one, rtol=1e-9)
 
 
 @pytest.mark.full
 def test_what_is_published_of_momentum_and_attacks():
-    """Momentum at the workers repairs what it does not at the server; far messages break asynchronous SGD."""
+    """Momentum at the workers repairs what it does not at the server; far messages break
+    asynchronous SGD.
+    """
     digits = problems.digits()
     rounds = trace("barrier()", 4000, 20)
 

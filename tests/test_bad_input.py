@@ -1,6 +1,7 @@
 """Commands that cannot be followed: each ends with code 2, an error and a hint, and leaves nothing.
 
-What only one study, file or problem can be given wrong, and has to be made first, is in the files of these.
+What only one study, file or problem can be given wrong, and has to be made first, is in the files
+of these.
 """
 
 import pytest
@@ -235,7 +236,9 @@ throughput --tasks=mlp --workers=1000 | workers = 1000: mlp is measured with at 
 
 
 @pytest.mark.parametrize("command", COMMANDS.strip().splitlines())
-def test_bad_input_is_an_error_and_a_hint_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_an_error_and_a_hint_and_leaves_nothing(
+    command, tmp_path, monkeypatch, capsys
+):
     typed, message = command.split(" | ")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
@@ -243,7 +246,9 @@ def test_bad_input_is_an_error_and_a_hint_and_leaves_nothing(command, tmp_path, 
     code = study.main(typed.split(" "))
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if not line.startswith("note: ")]
-    assert (code, out, [line.partition(": ")[0] for line in lines]) == (2, "", ["error", "hint"]), err
+    assert (code, out, [line.partition(": ")[0] for line in lines]) == (2, "", ["error", "hint"]), (
+        err
+    )
     error, hint = (line.partition(": ")[2] for line in lines)
     assert message.removeprefix("error: ") in f"{error}; {hint}"
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,9 @@ from asyncsim.methods import Visit
 
 WORKERS, BYZANTINE, COMMITS = 20, 3, 3000
 
-#: What a Byzantine worker sends in the place of its update. The disturbance is as long beside the gradient, a hundred
-#: times, as that of the BASGD paper with the 270,000 parameters of its network: 0.2 |g| for each parameter.
+#: What a Byzantine worker sends in the place of its update. The disturbance is as long beside the
+#: gradient, a hundred times, as that of the BASGD paper with the 270,000 parameters of its network:
+#: 0.2 |g| for each parameter.
 ATTACKS = {
     "none": lambda update, key: update,
     "negative": lambda update, key: -10 * update,
@@ -27,7 +28,9 @@ ATTACKS = {
 def attacked(method, attack):
     def message(worker, update, start, central, visit):
         sent = ATTACKS[attack](update, jax.random.fold_in(visit.key, 1))
-        return method.message(worker, jnp.where(visit.worker < BYZANTINE, sent, update), start, central, visit)
+        return method.message(
+            worker, jnp.where(visit.worker < BYZANTINE, sent, update), start, central, visit
+        )
 
     return method._replace(message=message, needs_key=True)
 
@@ -54,7 +57,8 @@ def accuracy(run):
 
 @pytest.mark.full
 def test_attacks_break_asynchronous_sgd_and_not_basgd():
-    """The table of the BASGD paper: 30 workers of their own paces, of whom the three quickest are Byzantine.
+    """The table of the BASGD paper: 30 workers of their own paces, of whom the three quickest are
+    Byzantine.
 
     Each method at the best of a few rates without an attack; one seed.
     """
@@ -62,19 +66,28 @@ def test_attacks_break_asynchronous_sgd_and_not_basgd():
     laws = [f"gamma({pace:.3f}, 0.1)" for pace in paces]
 
     def accuracies(method, attacks):
-        trace = simulate(Cluster(30, laws, policy=method.timing.policy or asynchronous()), 4500, seed=2)
-        runs = [replay(trace, attacked(method, attack), digits(), seed=2, progress=False) for attack in attacks]
+        trace = simulate(
+            Cluster(30, laws, policy=method.timing.policy or asynchronous()), 4500, seed=2
+        )
+        runs = [
+            replay(trace, attacked(method, attack), digits(), seed=2, progress=False)
+            for attack in attacks
+        ]
         return [accuracy(run) for run in runs]
 
     clean, negative = accuracies(methods.downpour(0.02), ("none", "negative"))
     assert clean > 0.94 and negative < 0.3
-    clean, negative, disturbed = accuracies(methods.basgd(0.4, count=10), ("none", "negative", "disturbed"))
+    clean, negative, disturbed = accuracies(
+        methods.basgd(0.4, count=10), ("none", "negative", "disturbed")
+    )
     assert clean > 0.94 and min(negative, disturbed) > clean - 0.04
 
 
 @pytest.mark.full
 def test_kardam_drops_what_changes_fast_and_takes_what_never_changes():
-    """At a low rate, at which the few bad updates that pass, most of them the first, do not matter."""
+    """At a low rate, at which the few bad updates that pass, most of them the first, do not
+    matter.
+    """
     method = methods.kardam(0.1, f=BYZANTINE)
     run = run_of(method, "disturbed")
     dropped = run.commits["update_norm"] == 0
@@ -98,17 +111,28 @@ def test_zeno_pp_drops_what_points_uphill():
 
 
 def test_basgd_with_one_bucket_and_the_mean_is_asynchronous_sgd():
-    trace, problem = simulate(Cluster(4, "exponential(1)", policy="buckets(1)"), 200), problems.quadratic([1.0, 0.1])
+    trace, problem = (
+        simulate(Cluster(4, "exponential(1)", policy="buckets(1)"), 200),
+        problems.quadratic([1.0, 0.1]),
+    )
     runs = [
-        replay(trace, one, problem, progress=False) for one in (methods.basgd(0.1, 1, "mean()"), methods.downpour(0.1))
+        replay(trace, one, problem, progress=False)
+        for one in (methods.basgd(0.1, 1, "mean()"), methods.downpour(0.1))
     ]
     np.testing.assert_allclose(*(run.params for run in runs), rtol=1e-5, atol=1e-6)
 
 
 def test_a_study_with_too_few_workers_ends_at_once(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert study.main(["compare", "--methods", "kardam(f=2)", "--workers", "6", "--problem", "quadratic"]) == 2
-    assert "at least 7 workers, and there are 6" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert (
+        study.main(
+            ["compare", "--methods", "kardam(f=2)", "--workers", "6", "--problem", "quadratic"]
+        )
+        == 2
+    )
+    assert "at least 7 workers, and there are 6" in capsys.readouterr().err and not list(
+        tmp_path.iterdir()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -121,12 +145,21 @@ def test_kardam_takes_updates_that_differ_by_round_off_as_equal(dtype, differenc
         memory = method.init_memory(central)._replace(update=-0.1 * central)
         update = memory.update * (1 + difference * float(jnp.finfo(dtype).eps))
         zero = jnp.int32(0)
-        visit = Visit(staleness=zero, worker=zero, worker_step=zero + 1, commit=zero, time=zero, local_steps=zero + 1)
+        visit = Visit(
+            staleness=zero,
+            worker=zero,
+            worker_step=zero + 1,
+            commit=zero,
+            time=zero,
+            local_steps=zero + 1,
+        )
 
         class Coefficients:
             def of_all(self, name):
                 return jnp.asarray([-1.0, 1.0, 1.0, 1.0], dtype)
 
-        after = method.apply(method.init_server(central), central, update, memory, visit, Coefficients())
+        after = method.apply(
+            method.init_server(central), central, update, memory, visit, Coefficients()
+        )
     np.testing.assert_allclose(after.central, central + update if applied else central, rtol=1e-6)
     assert float(after.memory.lipschitz) == (0 if applied else float(jnp.finfo(dtype).max))

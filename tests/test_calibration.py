@@ -1,4 +1,6 @@
-"""Calibration: the laws of a known cluster are found again from its trace, and what is none is refused."""
+"""Calibration: the laws of a known cluster are found again from its trace, and what is none is
+refused.
+"""
 
 import dataclasses
 
@@ -9,10 +11,21 @@ import scipy.stats
 from asyncsim import Cluster, InputError, Trace, calibrate, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
 from asyncsim.calibration.fitting import FAMILIES, fit, uncensored, without
-from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
+from asyncsim.clusters.laws import (
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    LogNormal,
+    Mixture,
+    Pareto,
+    Uniform,
+    Weibull,
+)
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 
-#: Standard errors that an estimate may be off: exceeded once in two thousand draws; seeds are fixed.
+#: Standard errors that an estimate may be off: exceeded once in two thousand draws; seeds are
+#: fixed.
 ERRORS = 3.5
 LAWS = [
     Exponential(0.7),
@@ -22,13 +35,19 @@ LAWS = [
     Weibull(1.0, 3.0),
     Pareto(1.0, 4.0),
 ]
-SCIPY = {"gamma": scipy.stats.gamma, "lognormal": scipy.stats.lognorm, "weibull": scipy.stats.weibull_min}
+SCIPY = {
+    "gamma": scipy.stats.gamma,
+    "lognormal": scipy.stats.lognorm,
+    "weibull": scipy.stats.weibull_min,
+}
 
 
 def without_cluster(trace, frame=None):
     """Return a trace as a recorded one looks."""
     frame = trace.frame if frame is None else frame
-    return Trace.of(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
+    return Trace.of(
+        frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present
+    )
 
 
 def stretched(trace, factor, first):
@@ -37,7 +56,9 @@ def stretched(trace, factor, first):
     frame = trace.frame.copy()
     for name in frame:
         if name.endswith("_time"):
-            frame[name] = frame[name].where(frame[name] <= since, since + factor * (frame[name] - since))
+            frame[name] = frame[name].where(
+                frame[name] <= since, since + factor * (frame[name] - since)
+            )
     return without_cluster(trace, frame)
 
 
@@ -55,14 +76,19 @@ def test_laws_of_a_known_cluster(law):
     """Compute, service and the way down of the same family, at three scales."""
     family = type(law)
     scaled = [
-        family(*(getattr(law, field.name) * factor for field in _scales(law)), *_shape(law)) for factor in (1, 0.05)
+        family(*(getattr(law, field.name) * factor for field in _scales(law)), *_shape(law))
+        for factor in (1, 0.05)
     ]
     cluster = Cluster(4, compute=law, service=scaled[1], latency=(0.0, scaled[0]))
     found = examine(without_cluster(simulate(cluster, 3_000, seed=5)))
     for what, expected in (("compute", law), ("service", scaled[1]), ("latency down", scaled[0])):
         assert_found(found, what, expected)
     assert found.notes == ()
-    assert (found.cluster.protocol, found.cluster.discipline, found.cluster.workers) == ("exchange", "fifo", 4)
+    assert (found.cluster.protocol, found.cluster.discipline, found.cluster.workers) == (
+        "exchange",
+        "fifo",
+        4,
+    )
 
 
 def _scales(law):
@@ -70,7 +96,11 @@ def _scales(law):
 
 
 def _shape(law):
-    return [getattr(law, field.name) for field in dataclasses.fields(law) if field.name in ("cv", "shape")]
+    return [
+        getattr(law, field.name)
+        for field in dataclasses.fields(law)
+        if field.name in ("cv", "shape")
+    ]
 
 
 def test_constants_are_exact_and_each_worker_has_its_own():
@@ -91,9 +121,24 @@ UP_AND_DOWN = ("gamma(1, 0.3)", 0.01, ("exponential(0.5)", 0.25))
     [
         (Cluster(4, *UP_AND_DOWN), {}),
         (Cluster(4, *UP_AND_DOWN, **WRITE_FIRST), {}),
-        (Cluster(8, "exponential(1)", "exponential(0.06)", discipline="lowest_rank", **WRITE_FIRST), UNTIMED),
-        (Cluster(5, "gamma(1, 0.3)", "exponential(0.02)", ("uniform(0.2, 0.3)", 0.1), **SEPARATE), {}),
-        (Cluster(5, "gamma(1, 0.3)", "exponential(0.02)", ("uniform(0.2, 0.3)", 0.1), **SEPARATE), UNTIMED),
+        (
+            Cluster(
+                8, "exponential(1)", "exponential(0.06)", discipline="lowest_rank", **WRITE_FIRST
+            ),
+            UNTIMED,
+        ),
+        (
+            Cluster(
+                5, "gamma(1, 0.3)", "exponential(0.02)", ("uniform(0.2, 0.3)", 0.1), **SEPARATE
+            ),
+            {},
+        ),
+        (
+            Cluster(
+                5, "gamma(1, 0.3)", "exponential(0.02)", ("uniform(0.2, 0.3)", 0.1), **SEPARATE
+            ),
+            UNTIMED,
+        ),
     ],
 )
 def test_a_cluster_is_found_again(cluster, without_columns):
@@ -108,12 +153,16 @@ def test_a_cluster_is_found_again(cluster, without_columns):
     for name in ("protocol", "discipline", "exclusive", "bandwidth"):
         assert getattr(found.cluster, name) == getattr(cluster, name)
     visits = found.table.set_index("what").loc["service", "samples"]
-    assert visits > 3_900 if trace.source.separate_reads else visits < 2_000  # reads are services, too
+    assert (
+        visits > 3_900 if trace.source.separate_reads else visits < 2_000
+    )  # reads are services, too
 
 
 def test_the_calibrated_cluster_is_the_simulated_one():
     """Its simulation has the throughput and the staleness of the trace that it was made of."""
-    trace = simulate(Cluster(6, "gamma(1, 0.4)", "exponential(0.1)", "exponential(0.2)"), 3_000, seed=1)
+    trace = simulate(
+        Cluster(6, "gamma(1, 0.4)", "exponential(0.1)", "exponential(0.2)"), 3_000, seed=1
+    )
     again = simulate(calibrate(trace), 3_000, seed=2).summary()
     for name, tolerance in (("throughput", 0.05), ("staleness_std", 0.1), ("utilisation", 0.1)):
         assert again[name] == pytest.approx(trace.summary()[name], rel=tolerance)
@@ -134,27 +183,37 @@ def test_one_law_for_all_or_one_each():
 
 @pytest.mark.parametrize("size", [10.0, (10.0, 30.0)])
 def test_requests_to_read_carry_no_parameters(size):
-    """Messages with parameters take longer than those without: that is no part of the latency of both."""
+    """Messages with parameters take longer than those without: that is no part of the latency of
+    both.
+    """
     form = {**SEPARATE, "bandwidth": 100.0, "message_bytes": size}
     constant = simulate(Cluster(4, 1.0, service=0.01, **form), 800)
     assert calibrate(constant).latency == Constant(0.0)
     again = simulate(calibrate(constant), 800)
-    assert again.summary()["throughput"] == pytest.approx(constant.summary()["throughput"], rel=1e-9)
+    assert again.summary()["throughput"] == pytest.approx(
+        constant.summary()["throughput"], rel=1e-9
+    )
     cluster = Cluster(4, "gamma(1, 0.3)", 0.01, ("exponential(0.1)", "gamma(0.3, 0.5)"), **form)
     found = examine(simulate(cluster, 3_000, seed=0))
     assert_found(found, "latency up", cluster.latency_up)
     assert_found(found, "latency down", cluster.latency_down)
-    assert 2 * found.cluster.transfer_up == pytest.approx(cluster.transfer_up + cluster.transfer_down, rel=0.1)
+    assert 2 * found.cluster.transfer_up == pytest.approx(
+        cluster.transfer_up + cluster.transfer_down, rel=0.1
+    )
 
 
 def test_a_link_that_is_shared_is_told():
-    cluster = Cluster(6, "gamma(1, 0.3)", 0.01, bandwidth=10.0, message_bytes=4.0, shared_bandwidth=True)
+    cluster = Cluster(
+        6, "gamma(1, 0.3)", 0.01, bandwidth=10.0, message_bytes=4.0, shared_bandwidth=True
+    )
     assert any("waited for a shared link" in note for note in examine(simulate(cluster, 500)).notes)
 
 
 def test_constant_times_are_not_correlated_by_their_round_off():
     for seconds in (1.1, [0.3, 2.7, 1.1]):
-        assert examine(simulate(Cluster(3, seconds, service="exponential(0.05)"), 1_500)).notes == ()
+        assert (
+            examine(simulate(Cluster(3, seconds, service="exponential(0.05)"), 1_500)).notes == ()
+        )
 
 
 def test_a_known_way_up_is_taken_out():
@@ -167,7 +226,10 @@ def test_a_known_way_up_is_taken_out():
     assert (known.compute.mean, known.compute.cv) == pytest.approx((1.0, 0.3), rel=0.05)
     assert known.latency_up == Constant(0.5)
     assert known.latency_down.mean == pytest.approx(0.25)
-    both = calibrate(simulate(Cluster(4, "gamma(1, 0.4)", 0.01, "gamma(0.4, 0.5)"), 2_000, seed=0), latency_up="down")
+    both = calibrate(
+        simulate(Cluster(4, "gamma(1, 0.4)", 0.01, "gamma(0.4, 0.5)"), 2_000, seed=0),
+        latency_up="down",
+    )
     assert both.latency_up.mean == pytest.approx(0.4, rel=0.05)
     assert (both.compute.mean, both.compute.std) == pytest.approx((1.0, 0.4), rel=0.05)
 
@@ -182,15 +244,22 @@ def test_durations_of_no_named_family_are_kept_as_they_are():
     two_humps = Mixture((Gamma(1.0, 0.1), Gamma(9.0, 0.1)), (0.7, 0.3))
     trace = simulate(Cluster(4, two_humps, 0.01), 800, seed=0)
     assert isinstance(calibrate(trace).compute, Empirical)
-    assert calibrate(trace, law="gamma", per_worker=False).compute.mean == pytest.approx(two_humps.mean, rel=0.15)
+    assert calibrate(trace, law="gamma", per_worker=False).compute.mean == pytest.approx(
+        two_humps.mean, rel=0.15
+    )
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "lowest_rank", "random"])
 def test_the_discipline_is_seen_in_the_order_of_service(discipline):
-    trace = without_cluster(simulate(Cluster(8, "gamma(1, 0.3)", 0.15, discipline=discipline), 500, seed=0))
+    trace = without_cluster(
+        simulate(Cluster(8, "gamma(1, 0.3)", 0.15, discipline=discipline), 500, seed=0)
+    )
     assert calibrate(trace, per_worker=False).discipline == discipline
     other = {"fifo": "lowest_rank", "lowest_rank": "random", "random": "fifo"}[discipline]
-    with pytest.raises(InputError, match=rf"discipline = '{other}': the order of service says '{discipline}': of \d+ "):
+    with pytest.raises(
+        InputError,
+        match=rf"discipline = '{other}': the order of service says '{discipline}': of \d+ ",
+    ):
         calibrate(trace, per_worker=False, discipline=other)
 
 
@@ -203,13 +272,19 @@ def test_a_server_without_a_lock_is_no_discipline():
 
 def test_a_recorded_trace_calibrates_as_the_simulated_one():
     trace = simulate(Cluster(4, "gamma(1, 0.3)", "exponential(0.1)", 0.05), 500, seed=0)
-    assert calibrate(recorded(trace.frame[list(COMMIT_RECORD)])) == calibrate(trace) == calibrate(trace)
+    assert (
+        calibrate(recorded(trace.frame[list(COMMIT_RECORD)]))
+        == calibrate(trace)
+        == calibrate(trace)
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_likelihoods_are_the_largest(name):
     """Against scipy's own estimates, and its densities."""
-    durations = {"pareto": Pareto(1.0, 4.0)}.get(name, Gamma(2.0, 0.4)).sample(np.random.default_rng(0), 500)
+    durations = {"pareto": Pareto(1.0, 4.0)}.get(name, Gamma(2.0, 0.4)).sample(
+        np.random.default_rng(0), 500
+    )
     found = fit(durations, name)
     if name in SCIPY:
         reference = SCIPY[name](*SCIPY[name].fit(durations, floc=0))
@@ -221,12 +296,16 @@ def test_likelihoods_are_the_largest(name):
         reference = scipy.stats.expon(scale=durations.mean())
     assert found.log_likelihood == pytest.approx(reference.logpdf(durations).sum(), rel=1e-6)
     # scipy's Kolmogorov distance checks the distribution function of the law as well.
-    assert found.distance == pytest.approx(scipy.stats.kstest(durations, reference.cdf).statistic, abs=1e-3)
+    assert found.distance == pytest.approx(
+        scipy.stats.kstest(durations, reference.cdf).statistic, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 def test_censored_likelihoods_are_the_largest(law):
-    """A third of the durations is cut short: scipy's likelihood of the estimate exceeds that of its neighbours."""
+    """A third of the durations is cut short: scipy's likelihood of the estimate exceeds that of its
+    neighbours.
+    """
     generator, name = np.random.default_rng(0), type(law).__name__.lower()
     whole, limits = law.sample(generator, 4_000), generator.exponential(2.5 * law.mean, 4_000)
     durations, censored = np.minimum(whole, limits), limits < whole
@@ -241,7 +320,9 @@ def test_censored_likelihoods_are_the_largest(law):
     assert found.log_likelihood == pytest.approx(likelihood(found.law), rel=1e-9)
     for field in dataclasses.fields(found.law):
         for factor in (0.995, 1.005):
-            neighbour = dataclasses.replace(found.law, **{field.name: factor * getattr(found.law, field.name)})
+            neighbour = dataclasses.replace(
+                found.law, **{field.name: factor * getattr(found.law, field.name)}
+            )
             assert likelihood(neighbour) < found.log_likelihood
     if name in SCIPY:
         data = scipy.stats.CensoredData(uncensored=durations[~censored], right=durations[censored])
@@ -278,7 +359,9 @@ def test_censored_durations_are_estimated_by_kaplan_and_meier():
     estimates = uncensored(durations, censored)
     points = np.linspace(0.3, 2.0, 30)
     shares = np.searchsorted(np.sort(estimates), points, side="right") / len(estimates)
-    np.testing.assert_allclose(shares, scipy.stats.ecdf(data).cdf.evaluate(points), atol=1 / len(estimates))
+    np.testing.assert_allclose(
+        shares, scipy.stats.ecdf(data).cdf.evaluate(points), atol=1 / len(estimates)
+    )
     mixture = Mixture([0.5, 2.0], [1, 1])
     whole = mixture.sample(generator, 3_000) * generator.uniform(0.95, 1.05, 3_000)
     found = fit(np.minimum(whole, limits), censored=limits < whole)
@@ -299,9 +382,13 @@ def test_sums_of_steps():
     sums = Exponential(0.5).sample(np.random.default_rng(0), (2_000, 3)).sum(axis=1)
     assert fit(sums, steps=3).law.mean == pytest.approx(0.5, rel=0.05)
     assert isinstance(fit(sums, steps=3).law, Exponential)
-    with pytest.raises(InputError, match=r"law = 'weibull': the durations cannot come from such a law"):
+    with pytest.raises(
+        InputError, match=r"law = 'weibull': the durations cannot come from such a law"
+    ):
         fit(sums, "weibull", steps=3)
-    with pytest.raises(InputError, match=r"law = 'empirical': a computation is a sum of 3 local steps"):
+    with pytest.raises(
+        InputError, match=r"law = 'empirical': a computation is a sum of 3 local steps"
+    ):
         fit(sums, "empirical", steps=3)
 
 
@@ -338,7 +425,8 @@ def test_slowdowns_that_workers_share_are_told():
     )
     notes = examine(recorded(frame), per_worker=False).notes
     assert any(
-        note.startswith("compute times of different workers at one time are correlated, by 0.") for note in notes
+        note.startswith("compute times of different workers at one time are correlated, by 0.")
+        for note in notes
     )
 
 
@@ -350,11 +438,15 @@ def test_contention_is_told():
         worker = int(np.argmin(arrive))
         now = arrive[worker]
         rows.append((worker, begin[worker], now, now, now, now))
-        begin[worker] = now + (3.0 if len(rows) % 7 == 0 else 0.1)  # a way down, so that not all compute at once
+        begin[worker] = now + (
+            3.0 if len(rows) % 7 == 0 else 0.1
+        )  # a way down, so that not all compute at once
         others = int(np.count_nonzero((begin <= begin[worker]) & (arrive > begin[worker])))
         arrive[worker] = begin[worker] + draw * (1 + 0.5 * others)
     trace = recorded([dict(zip(COMMIT_RECORD, row, strict=True)) for row in rows])
-    with pytest.warns(CalibrationWarning, match=r"depend on how many compute at once: \+\d+% for each other"):
+    with pytest.warns(
+        CalibrationWarning, match=r"depend on how many compute at once: \+\d+% for each other"
+    ):
         calibrate(trace, per_worker=False)
 
 
@@ -370,7 +462,9 @@ def shifted(name, row, by):
 def test_a_server_of_several_threads_is_refused():
     """Every service of the second kind begins while another is under way."""
     frame = GOOD.frame.assign(serve_time=GOOD.frame["arrive_time"])
-    with pytest.raises(InputError, match=r"services begin before the one before has ended, .* serves one at a time"):
+    with pytest.raises(
+        InputError, match=r"services begin before the one before has ended, .* serves one at a time"
+    ):
         calibrate(without_cluster(GOOD, frame))
 
 
@@ -381,7 +475,9 @@ def test_workers_that_die_and_never_come_back_are_refused():
     log.loc[len(log)] = {**lost, "outcome": "cancelled"}
     reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
     trace = recorded(log, reads=reads.assign(read_time=reads["commit_time"]))
-    with pytest.raises(InputError, match=r"trace: a worker died and none came back; end the trace before"):
+    with pytest.raises(
+        InputError, match=r"trace: a worker died and none came back; end the trace before"
+    ):
         calibrate(trace)
 
 
@@ -391,13 +487,18 @@ def test_workers_that_stop_early_are_told():
     log = frame[(frame["worker"] != 2) | (frame["commit"] < 300)]
     found = examine(recorded(log[list(COMMIT_RECORD)]))
     for law in ("exponential(1)", "lognormal(1, 1)"):
-        quiet = (examine(simulate(Cluster(30, law, service=0.001), 300, seed=seed)).notes for seed in range(10))
+        quiet = (
+            examine(simulate(Cluster(30, law, service=0.001), 300, seed=seed)).notes
+            for seed in range(10)
+        )
         assert sum("stopped" in note for notes in quiet for note in notes) == 0
     assert found.notes[0].startswith("worker 2 seems to have stopped by the end, as 1 of 4 do")
 
 
 def test_a_way_up_that_drowns_in_the_way_down():
-    """Differences that noise makes negative, or spread more than they can, end neither in an error nor in silence."""
+    """Differences that noise makes negative, or spread more than they can, end neither in an error
+    nor in silence.
+    """
     random_down = Cluster(4, "gamma(1, .2)", 0.01, latency=[0.02, "exponential(1)"], **SEPARATE)
     wide_down = Cluster(2, 1.0, latency=[0.01, "gamma(.3, 1)"], **SEPARATE)
     for cluster, seed in ((random_down, 2), (wide_down, 16)):
@@ -409,10 +510,14 @@ def test_a_way_up_that_drowns_in_the_way_down():
 
 def test_a_given_way_up_that_spreads_too_much():
     durations = np.r_[np.random.default_rng(0).normal(1.0, 0.01, 200), 1000.0]
-    with pytest.raises(InputError, match=r"latency_up = exponential\(mean=4\): without it 201 durations"):
+    with pytest.raises(
+        InputError, match=r"latency_up = exponential\(mean=4\): without it 201 durations"
+    ):
         without("latency_up", durations, Exponential(4.0))
     trace = simulate(Cluster(4, "gamma(1, 0.3)", latency=("exponential(0.1)", 0.0)), 2_000)
-    with pytest.raises(InputError, match=r"latency_up = exponential\(mean=0\.5\): spreads more, by 0\.5 s, than"):
+    with pytest.raises(
+        InputError, match=r"latency_up = exponential\(mean=0\.5\): spreads more, by 0\.5 s, than"
+    ):
         examine(trace, latency_up="exponential(0.5)")
     with pytest.raises(InputError, match="per_worker = 'no': must be True or False"):
         examine(trace, per_worker="no")

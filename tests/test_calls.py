@@ -1,4 +1,6 @@
-"""The call syntax that laws, policies, methods and problems share: read, split, bound, and never more than refused."""
+"""The call syntax that laws, policies, methods and problems share: read, split, bound, and never
+more than refused.
+"""
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,7 +24,10 @@ from asyncsim.study.entries import entry_of, swept
         ("'a, b'", "a, b"),
         ("[1] * 2 + [x]", [1, 1, Call("x")]),
         ("f()", Call("f", brackets=True)),
-        ("f(1, b=g(c=h))", Call("f", (1,), (("b", Call("g", (), (("c", Call("h")),), True)),), True)),
+        (
+            "f(1, b=g(c=h))",
+            Call("f", (1,), (("b", Call("g", (), (("c", Call("h")),), True)),), True),
+        ),
     ],
 )
 def test_what_texts_stand_for(text, value):
@@ -61,7 +66,12 @@ def test_forms_and_arguments():
 def test_entries_with_several_lists_are_all_combinations():
     entry = entry_of("methods", "gem(kappa=[1, 2], momentum=[0.5, 0.9], variant=paper)", METHODS)
     found = [dict(one.arguments) for one in swept(entry)]
-    assert [(one["kappa"], one["momentum"]) for one in found] == [(1, 0.5), (1, 0.9), (2, 0.5), (2, 0.9)]
+    assert [(one["kappa"], one["momentum"]) for one in found] == [
+        (1, 0.5),
+        (1, 0.9),
+        (2, 0.5),
+        (2, 0.9),
+    ]
     assert {one["variant"] for one in found} == {"paper"}
 
 

@@ -1,4 +1,6 @@
-"""The catalogue: each method against a NumPy loop written from its paper, its sequential counterpart, and the traps."""
+"""The catalogue: each method against a NumPy loop written from its paper, its sequential
+counterpart, and the traps.
+"""
 
 import dataclasses
 import functools
@@ -17,7 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import ROUTES, clusters, gates
 
-from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim import (
+    Cluster,
+    Exponential,
+    Gamma,
+    InputError,
+    Trace,
+    methods,
+    prescribed,
+    problems,
+    simulate,
+)
 from asyncsim.methods import METHODS, gradient_steps
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.study.cell import meet
@@ -31,7 +43,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 @functools.cache
 def asynchronous(workers, window=1, commits=COMMITS):
-    return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), window=window), commits)
+    return simulate(
+        Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), window=window), commits
+    )
 
 
 @functools.cache
@@ -41,7 +55,9 @@ def buffered(workers, window=1, count=3):
 
 
 def with_versions(trace, version):
-    """The same visits with other versions; all reads, made after the reader's commit, see what there is by then."""
+    """The same visits with other versions; all reads, made after the reader's commit, see what
+    there is by then.
+    """
     frame = trace.frame.copy()
     after = np.r_[0, version]
     frame["read_version"] = after[frame["read_version"]]
@@ -53,7 +69,9 @@ def with_versions(trace, version):
 
 @functools.cache
 def rounds(workers, window=1):
-    """Workers that meet at a barrier: in turn within a round, and the version is made by the last."""
+    """Workers that meet at a barrier: in turn within a round, and the version is made by the
+    last.
+    """
     trace = prescribed([k % workers for k in range(COMMITS)], COMMITS, workers, window)
     return with_versions(trace, np.arange(1, COMMITS + 1) // workers)
 
@@ -61,13 +79,18 @@ def rounds(workers, window=1):
 @functools.cache
 def torn(workers, window=1):
     """Reads without locks, in eight blocks of the sixteen parameters."""
-    return simulate(meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing), COMMITS)
+    return simulate(
+        meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing),
+        COMMITS,
+    )
 
 
 @functools.cache
 def in_buckets(workers, window=1):
     """A version once each of five buckets, or of as many as there are workers, has a message."""
-    cluster = Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), policy=f"buckets({min(5, workers)})")
+    cluster = Cluster(
+        workers, Gamma(1.0, 0.4), service=Exponential(0.05), policy=f"buckets({min(5, workers)})"
+    )
     return simulate(cluster, COMMITS)
 
 
@@ -76,7 +99,13 @@ def dynamic(workers, window=1):
     return make_dynamic(workers, window, COMMITS)
 
 
-TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn, "dynamic": dynamic}
+TIMINGS = {
+    "asynchronous": asynchronous,
+    "buffered": buffered,
+    "rounds": rounds,
+    "torn": torn,
+    "dynamic": dynamic,
+}
 TIMINGS |= {"buckets": in_buckets}
 #: Methods that need several workers.
 SEVERAL = {"basgd", "kardam", "zeno_pp"}
@@ -105,12 +134,17 @@ RULES = {
     "agn": case(formulas.agn, 4),
     "hogwild": case(one, timing="torn"),
     "fedasync, dynamic": case(formulas.fedasync(0.8, polynomial, 0.5), 6, "dynamic", rho=0.5),
-    "delayed_nesterov, dynamic": case(formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 6, "dynamic"),
+    "delayed_nesterov, dynamic": case(
+        formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 6, "dynamic"
+    ),
     "adag": case(formulas.adag()),
     "adag, original": case(formulas.adag("original"), form="original"),
     "adag, squared": case(formulas.adag("squared", 0.1), 3, form="squared", gamma=0.1),
-    # Trap 1: dist-keras' Experimental; residual / window, factor 1 / ((1 / learning_rate) (center - stale)^2 + 1).
-    "adag, averaged": case(formulas.adag("scaled", 0.01, averaged=True), 4, gamma=0.01, averaged=True),
+    # Trap 1: dist-keras' Experimental; residual / window, factor 1 / ((1 / learning_rate) (center -
+    # stale)^2 + 1).
+    "adag, averaged": case(
+        formulas.adag("scaled", 0.01, averaged=True), 4, gamma=0.01, averaged=True
+    ),
     "dynsgd": case(formulas.damping(lambda visit: 1 / (visit.tau + 1)), 3),
     "qsgd": case(formulas.qsgd(3, 5), levels=3, bucket=5),
     "qsgd, window": case(formulas.qsgd(7, 16), 3, bucket=None),
@@ -120,8 +154,12 @@ RULES = {
     "damping": case(formulas.damping(polynomial)),
     "damping, rank": case(formulas.by_rank(0.5), law="rank"),
     "softsync": case(formulas.softsync(lambda tau: 1 / tau if tau else 1)),
-    "softsync, averaged": case(formulas.softsync(lambda tau: 1 / tau if tau else 1), timing="buffered"),
-    "softsync, unmodulated": case(formulas.softsync(lambda tau: 1), timing="buffered", modulated=False),
+    "softsync, averaged": case(
+        formulas.softsync(lambda tau: 1 / tau if tau else 1), timing="buffered"
+    ),
+    "softsync, unmodulated": case(
+        formulas.softsync(lambda tau: 1), timing="buffered", modulated=False
+    ),
     "batch_sgd": case(formulas.softsync(lambda tau: 1), timing="rounds"),
     "robust": case(formulas.median_of_version(), timing="rounds"),
     "rennala": case(formulas.softsync(lambda tau: 1), timing="buffered"),
@@ -160,29 +198,47 @@ RULES = {
     ),
     "delay_adaptive": case(formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau))),
     "delay_adaptive, koloskova": case(
-        formulas.damping(lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE),
+        formulas.damping(
+            lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE
+        ),
         rule="koloskova",
         smoothness=1.5,
     ),
-    "delay_adaptive, drop": case(formulas.damping(lambda visit: float(visit.tau <= visit.n)), rule="drop"),
+    "delay_adaptive, drop": case(
+        formulas.damping(lambda visit: float(visit.tau <= visit.n)), rule="drop"
+    ),
     "aeasgd": case(formulas.aeasgd_moved(shared(0.9)), 4),
-    "aeasgd, remembered": case(formulas.aeasgd_remembered(lambda n: 0.3), order="remembered", alpha=0.3),
+    "aeasgd, remembered": case(
+        formulas.aeasgd_remembered(lambda n: 0.3), order="remembered", alpha=0.3
+    ),
     "eamsgd": case(formulas.eamsgd(shared(0.9))),
     "eamsgd, window": case(formulas.eamsgd(shared(0.9)), 3),
     "easgd": case(formulas.easgd(0.9), timing="rounds"),
     "easgd, window": case(formulas.easgd(0.5), 3, "rounds", beta=0.5),
     "lsgd, one leader": case(formulas.lsgd(3, 0.3), 3, pull=0.3, optimizer=DIVERSE),
     "lsgd": case(
-        formulas.lsgd(2, 0.2, 3, 0.4, 3), 2, groups=3, pull=0.2, global_pull=0.4, global_every=3, optimizer=DIVERSE
+        formulas.lsgd(2, 0.2, 3, 0.4, 3),
+        2,
+        groups=3,
+        pull=0.2,
+        global_pull=0.4,
+        global_every=3,
+        optimizer=DIVERSE,
     ),
     # Trap 6: the authors' program pulls at every step, too.
     "lsgd, step_pull": case(
-        formulas.lsgd(1, 0.1, 2, 0.1, 2, 0.1), groups=2, step_pull=0.1, optimizer=DIVERSE, global_every=2
+        formulas.lsgd(1, 0.1, 2, 0.1, 2, 0.1),
+        groups=2,
+        step_pull=0.1,
+        optimizer=DIVERSE,
+        global_every=2,
     ),
     "lgd": case(formulas.lgd(1, 0.3), timing="rounds", pull=0.3, optimizer=DIVERSE),
     "lgd, window": case(formulas.lgd(3, 0.1), 3, "rounds", optimizer=DIVERSE),
     "dc_asgd": case(formulas.dc_asgd(0.5), compensation=0.5),
-    "dc_asgd, adaptive": case(formulas.dc_asgd(2.0, adaptive=True), compensation=2.0, adaptive=True),
+    "dc_asgd, adaptive": case(
+        formulas.dc_asgd(2.0, adaptive=True), compensation=2.0, adaptive=True
+    ),
     "gap_aware": case(formulas.gap_aware),
     "dana_zero": case(formulas.dana_zero),
     "dana_slim": case(formulas.dana_slim),
@@ -207,7 +263,11 @@ RULES = {
     ),
     "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
-        formulas.outer_nesterov(0.1, 0.5, polynomial), 2, server_rate=0.1, server_momentum=0.5, law="polynomial"
+        formulas.outer_nesterov(0.1, 0.5, polynomial),
+        2,
+        server_rate=0.1,
+        server_momentum=0.5,
+        law="polynomial",
     ),
     "delayed_nesterov": case(formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 3),
     "delayed_nesterov, spread": case(
@@ -227,7 +287,9 @@ RULES = {
         optimizer=DIVERSE,
     ),
     "basgd": case(formulas.basgd(5, lambda rows: np.median(rows, 0)), timing="buckets", count=5),
-    "basgd, mean": case(formulas.basgd(5, lambda rows: np.mean(rows, 0)), timing="buckets", count=5, rule="mean()"),
+    "basgd, mean": case(
+        formulas.basgd(5, lambda rows: np.mean(rows, 0)), timing="buckets", count=5, rule="mean()"
+    ),
     "zeno_pp": case(formulas.zeno_pp(6, 0.001, 0.0)),
     "zeno_pp, strict": case(formulas.zeno_pp(2, 0.045, 0.1), trusted=2, rho=0.045, epsilon=0.1),
 }
@@ -238,7 +300,9 @@ def quadratic():
 
 
 def path_deviation(method, rule, trace):
-    """The largest deviation at ten stops, relative to the largest value so far: sums of 500 commits lose digits."""
+    """The largest deviation at ten stops, relative to the largest value so far: sums of 500 commits
+    lose digits.
+    """
     stops = np.arange(50, COMMITS + 1, 50)
     replayed = Replay(trace, method, quadratic(), precision="float64", stops=stops)
     expected, worst = formulas.run(rule, trace), 0.0
@@ -252,7 +316,11 @@ def path_deviation(method, rule, trace):
 
 def free(make):
     """The factory of a method that takes whatever timing a trace has."""
-    return functools.partial(make, policy=None) if "policy" in inspect.signature(make).parameters else make
+    return (
+        functools.partial(make, policy=None)
+        if "policy" in inspect.signature(make).parameters
+        else make
+    )
 
 
 def unless(default, *case):
@@ -262,11 +330,23 @@ def unless(default, *case):
 def combinations():
     """All of them; the default run has one of each kind of memory, of timing and of local rule."""
     default = {"aeasgd", "agn", "dana_zero", "dc_asgd", "fedasync, proximal"}
-    default |= {"fedbuff", "hogwild", "lsgd", "qsgd", "ringleader", "delayed_nesterov, dynamic"} | SEVERAL
+    default |= {
+        "fedbuff",
+        "hogwild",
+        "lsgd",
+        "qsgd",
+        "ringleader",
+        "delayed_nesterov, dynamic",
+    } | SEVERAL
     assert default <= set(RULES)
     for name in RULES:
         yield unless(name in default, name, 7)
-    for name in ("aeasgd", "delay_adaptive", "eamsgd", "easgd"):  # which divide by the number of workers
+    for name in (
+        "aeasgd",
+        "delay_adaptive",
+        "eamsgd",
+        "easgd",
+    ):  # which divide by the number of workers
         yield unless(False, name, 1)
 
 
@@ -274,18 +354,25 @@ def combinations():
 def test_methods_are_their_papers_formulas(name, workers):
     rule, window, timing, options = RULES[name]
     make = free(METHODS[name.partition(",")[0]])
-    assert path_deviation(make(learning_rate=RATE, **options), rule, TIMINGS[timing](workers, window)) < 1e-10
+    assert (
+        path_deviation(make(learning_rate=RATE, **options), rule, TIMINGS[timing](workers, window))
+        < 1e-10
+    )
 
 
 @st.composite
 def runs(draw):
     """A method, and a cluster under any policy that the protocol can have."""
     cluster = draw(clusters(sizes=(2, 6), routes=[ROUTES[0], ROUTES[3]]))
-    name = draw(st.sampled_from(["adag", "aeasgd", "agn", "damping", "dc_asgd", "fedbuff", "mem_sgd"]))
+    name = draw(
+        st.sampled_from(["adag", "aeasgd", "agn", "damping", "dc_asgd", "fedbuff", "mem_sgd"])
+    )
     window = 1 if name == "dc_asgd" else cluster.window
     return (
         name,
-        dataclasses.replace(cluster, window=window, policy=draw(gates(cluster.workers, cluster.protocol))),
+        dataclasses.replace(
+            cluster, window=window, policy=draw(gates(cluster.workers, cluster.protocol))
+        ),
         draw(st.integers(0, 999)),
     )
 
@@ -308,7 +395,8 @@ def test_methods_are_their_formulas_on_random_clusters(run):
     [
         unless(name == "fedbuff", name)
         for name in METHODS
-        if free(METHODS[name]) is not METHODS[name] and METHODS[name]().timing.policy.name != "neighbours"
+        if free(METHODS[name]) is not METHODS[name]
+        and METHODS[name]().timing.policy.name != "neighbours"
     ],
 )
 def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
@@ -325,7 +413,9 @@ def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
 
 
 def one_worker(method, problem, window=1, precision="float64"):
-    return replay(asynchronous(1, window, 200), method, problem, precision=precision, progress=False)
+    return replay(
+        asynchronous(1, window, 200), method, problem, precision=precision, progress=False
+    )
 
 
 #: Methods whose message is the update itself, or the update times or over an exact one.
@@ -355,7 +445,9 @@ def test_one_worker_is_sequential_sgd_bit_for_bit(optimized):
 
     def bytes_of(method):
         run = one_worker(method, problem, 1, "float32")
-        return run.commits["loss"].to_numpy().tobytes(), [leaf.tobytes() for leaf in jax.tree.leaves(run.params)]
+        return run.commits["loss"].to_numpy().tobytes(), [
+            leaf.tobytes() for leaf in jax.tree.leaves(run.params)
+        ]
 
     expected = bytes_of(methods.sgd(momentum=0.0))
     assert [name for name in PLAIN if bytes_of(free(PLAIN[name])()) != expected] == []
@@ -392,18 +484,27 @@ def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, l
 @pytest.mark.full
 def test_dana_slim_computes_the_gradients_of_dana_zero():
     zero, slim = (
-        replay(asynchronous(7), make(learning_rate=RATE / 10), quadratic(), precision="float64", progress=False)
+        replay(
+            asynchronous(7),
+            make(learning_rate=RATE / 10),
+            quadratic(),
+            precision="float64",
+            progress=False,
+        )
         for make in (methods.dana_zero, methods.dana_slim)
     )
     assert deviation(slim.commits["loss"], zero.commits["loss"]) < 1e-10
 
 
 def two_quadratics(noise):
-    """Each worker has its own, with the optimum 0 or 4: their mean has 2, and 0.8 if the first counts four times."""
+    """Each worker has its own, with the optimum 0 or 4: their mean has 2, and 0.8 if the first
+    counts four times.
+    """
     return problems.custom(
         init=lambda key: jnp.full(1, 2.5),
         loss=lambda x, batch, key: (
-            jnp.mean((x - batch["centre"]) ** 2) / 2 + noise * jnp.vdot(jax.random.normal(key, x.shape, x.dtype), x)
+            jnp.mean((x - batch["centre"]) ** 2) / 2
+            + noise * jnp.vdot(jax.random.normal(key, x.shape, x.dtype), x)
         ),
         train={"centre": np.array([0.0, 4.0])},
         batch_size=1,
@@ -416,19 +517,28 @@ def unequal_workers(commits, seed=0):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("make", "optimum"), [(methods.downpour, 0.8), (methods.rescaled_asgd, 2.0)])
+@pytest.mark.parametrize(
+    ("make", "optimum"), [(methods.downpour, 0.8), (methods.rescaled_asgd, 2.0)]
+)
 def test_rescaled_asgd_reaches_the_unweighted_optimum(make, optimum):
     """The first worker is four times as fast: ASGD weights it four times, Rescaled ASGD once."""
     method, problem = make(0.01), two_quadratics(noise=1.0)
-    ends = [replay(unequal_workers(1500, seed), method, problem, seed, progress=False).params[0] for seed in range(10)]
+    ends = [
+        replay(unequal_workers(1500, seed), method, problem, seed, progress=False).params[0]
+        for seed in range(10)
+    ]
     error = np.std(ends, ddof=1) / np.sqrt(len(ends))
-    assert abs(np.mean(ends) - optimum) < 3 * error < 3 * 1.2 / 20  # 20 of them to the other optimum
+    assert (
+        abs(np.mean(ends) - optimum) < 3 * error < 3 * 1.2 / 20
+    )  # 20 of them to the other optimum
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [methods.ia2sgd, methods.malenia, methods.ringleader])
 def test_methods_with_a_gradient_of_every_worker_reach_the_unweighted_optimum(make):
-    end = replay(unequal_workers(1500), make(0.1), two_quadratics(noise=0.0), progress=False).params[0]
+    end = replay(
+        unequal_workers(1500), make(0.1), two_quadratics(noise=0.0), progress=False
+    ).params[0]
     assert end == pytest.approx(2, abs=1e-5)
 
 
@@ -437,7 +547,9 @@ def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():
     x, central, update = (jnp.array([a, -1.0]) for a in (2.0, 0.5, 0.0))
     worker = method.init_worker(central)._replace(replica=x)
     visit = methods.Visit(*map(jnp.int32, (0, 0, 0, 0, 0, 1)))
-    message, after, _ = method.message(worker, update, method.resume(worker, central), central, visit)
+    message, after, _ = method.message(
+        worker, update, method.resume(worker, central), central, visit
+    )
     applied = method.apply((), central, message, (), visit)
     np.testing.assert_allclose(after.replica + applied.central, x + update + central, rtol=1e-15)
 
@@ -445,9 +557,14 @@ def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():
 def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
     method = methods.delayed_nesterov(server_rate=0.7, server_momentum=0.9, period=4)
     central = jnp.zeros(3)
-    server, sent = method.init_server(central)._replace(momentum=jnp.ones(3)), np.arange(12.0).reshape(4, 3)
+    server, sent = (
+        method.init_server(central)._replace(momentum=jnp.ones(3)),
+        np.arange(12.0).reshape(4, 3),
+    )
     for message in sent:
-        central, server, _ = method.apply(server, central, jnp.asarray(message), (), methods.Visit(*[jnp.int32(0)] * 6))
+        central, server, _ = method.apply(
+            server, central, jnp.asarray(message), (), methods.Visit(*[jnp.int32(0)] * 6)
+        )
     m = 0.9 + sent.mean(0)
     np.testing.assert_allclose(central, 0.7 * (sent.mean(0) + 0.9 * m), rtol=1e-14)
     np.testing.assert_allclose(server.momentum, m, rtol=1e-14)
@@ -457,9 +574,14 @@ def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
 @pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
 def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(make, lenient):
     make = free(make)
-    own, given = make(server_rate=0.1, server_momentum=0.8), make(server_optimizer=optax.sgd(0.1, 0.8, nesterov=True))
+    own, given = (
+        make(server_rate=0.1, server_momentum=0.8),
+        make(server_optimizer=optax.sgd(0.1, 0.8, nesterov=True)),
+    )
     trace = buffered(7)
-    runs = [replay(trace, one, quadratic(), precision="float64", progress=False) for one in (own, given)]
+    runs = [
+        replay(trace, one, quadratic(), precision="float64", progress=False) for one in (own, given)
+    ]
     assert deviation(runs[0].commits["loss"], runs[1].commits["loss"]) < 1e-12
 
 
@@ -467,11 +589,15 @@ def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(make, lenient):
 
 
 def applied(method, update, moved, staleness=0):
-    """What a method makes of one update after the central variable has moved by so much since the read."""
+    """What a method makes of one update after the central variable has moved by so much since the
+    read.
+    """
     start, update = jnp.zeros(1), jnp.array([update])
     central = start + moved
     visit = methods.Visit(*map(jnp.int32, (staleness, 0, 0, 0, 0, 1)))
-    worker, server, memory = (init(start) for init in (method.init_worker, method.init_server, method.init_memory))
+    worker, server, memory = (
+        init(start) for init in (method.init_worker, method.init_server, method.init_memory)
+    )
     message = method.message(worker, update, start, central, visit)[0]
     return float((method.apply(server, central, message, memory, visit).central - central)[0])
 
@@ -488,7 +614,9 @@ def applied(method, update, moved, staleness=0):
 )
 def test_laws_of_damping(law, options, scales):
     method = methods.damping(law=law, **options)
-    np.testing.assert_allclose([applied(method, 1.0, 0.5, tau) for tau in (0, 1, 5, 7)], scales, rtol=1e-12)
+    np.testing.assert_allclose(
+        [applied(method, 1.0, 0.5, tau) for tau in (0, 1, 5, 7)], scales, rtol=1e-12
+    )
 
 
 def test_two_conventions_of_a_staleness_of_one():
@@ -503,29 +631,42 @@ def test_two_conventions_of_a_staleness_of_one():
 
 
 def test_adags_original_factor_depends_on_the_learning_rate():
-    """The thesis cancels it; movement in proportion to the rate still weakens the factor in proportion to it."""
+    """The thesis cancels it; movement in proportion to the rate still weakens the factor in
+    proportion to it.
+    """
     factors = [applied(methods.adag(rate, form="original"), 1.0, 2 * rate) for rate in (0.1, 0.4)]
     np.testing.assert_allclose(factors, [1 / (1 + 4 * 0.1), 1 / (1 + 4 * 0.4)], rtol=1e-14)
 
 
 def test_dc_asgd_measures_from_what_this_worker_read():
-    found = applied(methods.dc_asgd(0.1, compensation=2.0), update=-0.3, moved=0.5)  # a gradient of 3
+    found = applied(
+        methods.dc_asgd(0.1, compensation=2.0), update=-0.3, moved=0.5
+    )  # a gradient of 3
     assert found == pytest.approx(-0.1 * (3 + 2 * 9 * 0.5), rel=1e-14)
 
 
 def test_eamsgd_looks_ahead_in_the_direction_it_goes():
     method = methods.eamsgd(momentum=0.5)
-    state = method.optimizer.update(jnp.array([-4.0]), method.optimizer.init(jnp.zeros(1)))[1]  # a velocity of 0.2
+    state = method.optimizer.update(jnp.array([-4.0]), method.optimizer.init(jnp.zeros(1)))[
+        1
+    ]  # a velocity of 0.2
     assert float(method.look_ahead(state)[0]) == pytest.approx(0.1)
 
 
 @pytest.mark.full
 def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
-    """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but Adam's epsilon."""
+    """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but
+    Adam's epsilon.
+    """
     trace = asynchronous(7)
     ends = {
         (name, size): np.asarray(
-            replay(trace, make(), problems.quadratic(size * CURVATURE, start=START), precision="float64").params
+            replay(
+                trace,
+                make(),
+                problems.quadratic(size * CURVATURE, start=START),
+                precision="float64",
+            ).params
         )
         for name, make in {
             "adam": lambda: methods.downpour(optimizer=optax.adam(1e-3, eps=1e-15)),
@@ -539,29 +680,50 @@ def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
 
 @pytest.mark.full
 def test_a_fixed_delay_is_less_stable_than_random_ones():
-    """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8 workers."""
+    """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8
+    workers.
+    """
     n, limit = 8, 2 * np.sin(np.pi / 30)
     problem = problems.quadratic([1.0])
-    traces = {"fixed": prescribed(n - 1, 600, n), "random": simulate(Cluster(n, Exponential(1.0)), 600)}
+    traces = {
+        "fixed": prescribed(n - 1, 600, n),
+        "random": simulate(Cluster(n, Exponential(1.0)), 600),
+    }
 
     def falls(name, rate):
-        losses = replay(traces[name], methods.downpour(rate), problem, precision="float64").evaluations["train_loss"]
+        losses = replay(
+            traces[name], methods.downpour(rate), problem, precision="float64"
+        ).evaluations["train_loss"]
         return losses.iloc[-1] < 1e-3 * losses.iloc[0]
 
-    assert falls("fixed", 0.8 * limit) and not falls("fixed", 1.2 * limit) and falls("random", 1.2 * limit)
+    assert (
+        falls("fixed", 0.8 * limit)
+        and not falls("fixed", 1.2 * limit)
+        and falls("random", 1.2 * limit)
+    )
 
 
 @pytest.mark.full
 def test_what_is_kept_of_sparse_messages_stays_within_its_bound():
-    """Karimireddy et al. 2019, lemma 3, with gradients of norm at most G = 4; without a memory nothing is kept."""
+    """Karimireddy et al. 2019, lemma 3, with gradients of norm at most G = 4; without a memory
+    nothing is kept.
+    """
     share, task = (
         0.125,
-        problems.custom(lambda key: jnp.full(16, 3.0), lambda x, batch, key: jnp.sum(jnp.sqrt(1 + x**2))),
+        problems.custom(
+            lambda key: jnp.full(16, 3.0), lambda x, batch, key: jnp.sum(jnp.sqrt(1 + x**2))
+        ),
     )
     norms = []
     for memory in (True, False):
         stops = np.arange(100, COMMITS + 1, 100)
-        replayed = Replay(asynchronous(5), methods.mem_sgd(RATE, share, memory), task, precision="float64", stops=stops)
+        replayed = Replay(
+            asynchronous(5),
+            methods.mem_sgd(RATE, share, memory),
+            task,
+            precision="float64",
+            stops=stops,
+        )
         for stop in stops.tolist():
             replayed.advance(stop)
             if memory:
@@ -579,12 +741,23 @@ def test_messages_that_are_all_of_an_update_make_downpour():
         for method in (methods.mem_sgd(RATE, 1.0), methods.downpour(RATE))
     ]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
-    assert methods.mem_sgd().timing.message_size == 0.02 and methods.mem_sgd(fraction=0.7).timing.message_size == 1
+    assert (
+        methods.mem_sgd().timing.message_size == 0.02
+        and methods.mem_sgd(fraction=0.7).timing.message_size == 1
+    )
     # A value in the type of the parameters, and a place of 32 bits.
-    sizes = [methods.mem_sgd(fraction=0.1).timing.size_of_message(bits) * bits / 8 for bits in (64, 32, 16, 8)]
+    sizes = [
+        methods.mem_sgd(fraction=0.1).timing.size_of_message(bits) * bits / 8
+        for bits in (64, 32, 16, 8)
+    ]
     np.testing.assert_allclose(sizes, [1.2, 0.8, 0.6, 0.5])
-    # Quantized messages have the same bits whatever the parameters have, and at most those of all parameters.
-    assert [methods.qsgd(bucket=None).timing.size_of_message(bits) for bits in (64, 16, 4)] == [4 / 64, 4 / 16, 1]
+    # Quantized messages have the same bits whatever the parameters have, and at most those of all
+    # parameters.
+    assert [methods.qsgd(bucket=None).timing.size_of_message(bits) for bits in (64, 16, 4)] == [
+        4 / 64,
+        4 / 16,
+        1,
+    ]
     for options, message in [
         ({"fraction": 1.5}, r"fraction = 1\.5: must be at most one"),
         ({"memory": 1}, "memory = 1: must"),
@@ -600,10 +773,15 @@ def test_messages_that_are_all_of_an_update_make_downpour():
     "name", [name for name in METHODS if "optimizer" in inspect.signature(METHODS[name]).parameters]
 )
 def test_a_rate_beside_an_optimizer_is_refused(name):
-    with pytest.raises(InputError, match=r"learning_rate = 0\.1: the optimizer has its own learning rate"):
+    with pytest.raises(
+        InputError, match=r"learning_rate = 0\.1: the optimizer has its own learning rate"
+    ):
         METHODS[name](learning_rate=0.1, optimizer=optax.adam(1e-3))
     method = METHODS[name](optimizer=optax.adam(1e-3))
-    assert method.hyperparameters["optimizer"] == "optax" and "learning_rate" not in method.hyperparameters
+    assert (
+        method.hyperparameters["optimizer"] == "optax"
+        and "learning_rate" not in method.hyperparameters
+    )
 
 
 @pytest.mark.parametrize("given", [{"server_rate": 0.3}, {"server_momentum": 0.5}])
@@ -615,11 +793,28 @@ def test_a_rate_beside_the_servers_optimizer_is_refused(make, given):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_options_of_the_command_line_change_no_default(name):
-    """An option of a study that a factory takes by name has the same default there: nothing changes unasked.
+    """An option of a study that a factory takes by name has the same default there: nothing changes
+    unasked.
 
     The policy is the cluster's; methods that need one have their own.
     """
-    options = {field.name: field.default for field in dataclasses.fields(StudyConfig) if field.name != "policy"}
-    shared = {name: p.default for name, p in inspect.signature(METHODS[name]).parameters.items() if name in options}
+    options = {
+        field.name: field.default
+        for field in dataclasses.fields(StudyConfig)
+        if field.name != "policy"
+    }
+    shared = {
+        name: p.default
+        for name, p in inspect.signature(METHODS[name]).parameters.items()
+        if name in options
+    }
     assert shared == {name: options[name] for name in shared}
-    assert set(shared) <= {"learning_rate", "momentum", "kappa", "pi_max", "variant", "optimizer", "alpha"}
+    assert set(shared) <= {
+        "learning_rate",
+        "momentum",
+        "kappa",
+        "pi_max",
+        "variant",
+        "optimizer",
+        "alpha",
+    }

@@ -24,7 +24,9 @@ def written(tmp_path, text):
 
 def test_windows_follow_the_text(tmp_path):
     text = "".join(chr(ord("a") + i * i % 23) for i in range(200)) + "äöß"
-    problem = characters(batch_size=2, text=written(tmp_path, text), context=6, stride=4, width=4, heads=1)
+    problem = characters(
+        batch_size=2, text=written(tmp_path, text), context=6, stride=4, width=4, heads=1
+    )
     alphabet = problem.config["alphabet"]
     assert alphabet == "".join(sorted(set(text))) and problem.config["characters"] == 203
     decoded = ["".join(alphabet[code] for code in window) for window in problem.train]
@@ -43,7 +45,11 @@ def test_line_ends_are_kept(tmp_path):
 
 def test_the_bundled_text_is_plain():
     config = characters().config
-    assert config["alphabet"].isascii() and config["text"] == "queues.txt" and config["characters"] > 10_000
+    assert (
+        config["alphabet"].isascii()
+        and config["text"] == "queues.txt"
+        and config["characters"] > 10_000
+    )
 
 
 def reference_logits(params, window, heads, layers):
@@ -61,12 +67,21 @@ def reference_logits(params, window, heads, layers):
 
     stream = [params["characters"][code] + params["positions"][i] for i, code in enumerate(window)]
     for block in (params[f"block{i + 1}"] for i in range(layers)):
-        q, k, v = np.split(np.array([dense(block["attention"], norm(block["norm1"], x)) for x in stream]), 3, axis=1)
+        q, k, v = np.split(
+            np.array([dense(block["attention"], norm(block["norm1"], x)) for x in stream]),
+            3,
+            axis=1,
+        )
         size = q.shape[1] // heads
         for place in range(len(stream)):
             taken = []
             for head in (slice(h * size, (h + 1) * size) for h in range(heads)):
-                weight = np.exp([q[place, head] @ k[other, head] / math.sqrt(size) for other in range(place + 1)])
+                weight = np.exp(
+                    [
+                        q[place, head] @ k[other, head] / math.sqrt(size)
+                        for other in range(place + 1)
+                    ]
+                )
                 taken.append(weight / weight.sum() @ v[: place + 1, head])
             stream[place] = stream[place] + dense(block["attended"], np.concatenate(taken))
             hidden = gelu(dense(block["expand"], norm(block["norm2"], stream[place])))
@@ -77,7 +92,10 @@ def reference_logits(params, window, heads, layers):
 def shaken(params):
     """The same parameters with biases and scales that do something."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.3 * rng.normal(size=leaf.shape)), params)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.3 * rng.normal(size=leaf.shape)),
+        params,
+    )
 
 
 @pytest.mark.full
@@ -90,10 +108,13 @@ def test_network_against_a_loop(float64, heads, layers):
     for window in batch:
         scores = reference_logits(params, window[:-1], heads, layers)
         expected.append(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(scores)), window[1:]])
-    # As a replay has them: rebuilt from a flat vector, in which the blocks' order is that of their names.
+    # As a replay has them: rebuilt from a flat vector, in which the blocks' order is that of their
+    # names.
     params = jax.tree.unflatten(*reversed(jax.tree.flatten(params)))
     # The loop sees nothing after a place, so neither does the network.
-    assert float(jax.jit(problem.loss)(params, batch, None)) == pytest.approx(np.mean(expected), rel=1e-11)
+    assert float(jax.jit(problem.loss)(params, batch, None)) == pytest.approx(
+        np.mean(expected), rel=1e-11
+    )
     evaluated = jax.jit(problem.evaluate)(params, None, batch)["loss"]
     assert float(evaluated) == pytest.approx(np.mean(expected), rel=1e-11)
 
@@ -102,7 +123,8 @@ def test_network_against_a_loop(float64, heads, layers):
 def test_initial_weights(float64):
     problem = characters(context=64, width=32, heads=2, layers=3)
     params = jax.jit(problem.init)(KEY)
-    # Five standard errors of a uniform law's mean square v: its relative variance is 4/5 over the number.
+    # Five standard errors of a uniform law's mean square v: its relative variance is 4/5 over the
+    # number.
     for weight, variance in (
         (params["characters"], 0.01),
         (params["positions"], 0.01),
@@ -118,7 +140,9 @@ def test_initial_weights(float64):
 
 @pytest.mark.full
 def test_learns_more_than_how_frequent_the_characters_are():
-    """Far below the entropy of the test's own character frequencies, which no model without context can beat."""
+    """Far below the entropy of the test's own character frequencies, which no model without context
+    can beat.
+    """
     problem = characters(batch_size=16, context=16, width=32, heads=2)
     steps, rate = 300, 0.3
     train, test = jnp.asarray(problem.train), jnp.asarray(problem.test)

@@ -31,7 +31,8 @@ def uniform(*shape):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "biased"), [(1, 1, 0, True), (3, 1, 1, False), (3, 2, 1, False), (2, 3, 2, True)]
+    ("kernel", "stride", "padding", "biased"),
+    [(1, 1, 0, True), (3, 1, 1, False), (3, 2, 1, False), (2, 3, 2, True)],
 )
 def test_convolution_is_xlas(float64, kernel, stride, padding, biased):
     images, layer = uniform(3, 9, 8, 5), {"weight": uniform(kernel, kernel, 3, 4)}
@@ -43,7 +44,9 @@ def test_convolution_is_xlas(float64, kernel, stride, padding, biased):
         around = [(padding, padding)] * 2
         images = jnp.moveaxis(images, -1, 0)
         ways = ("NCHW", "HWIO", "CHWN")
-        found = lax.conv_general_dilated(images, layer["weight"], (stride, stride), around, None, None, ways)
+        found = lax.conv_general_dilated(
+            images, layer["weight"], (stride, stride), around, None, None, ways
+        )
         return found + layer["bias"][:, None, None, None] if biased else found
 
     found = jax.jit(layers.convolve, static_argnums=(2, 3))(layer, images, stride, padding)
@@ -64,9 +67,14 @@ def test_group_norm_standardises_each_group_of_each_example(float64):
         for group in (slice(0, 3), slice(3, 6)):
             part = expected[group, ..., example]
             expected[group, ..., example] = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
-    expected = expected * np.reshape(layer["scale"], (6, 1, 1, 1)) + np.reshape(layer["bias"], (6, 1, 1, 1))
+    expected = expected * np.reshape(layer["scale"], (6, 1, 1, 1)) + np.reshape(
+        layer["bias"], (6, 1, 1, 1)
+    )
     np.testing.assert_allclose(
-        jax.jit(layers.group_norm, static_argnums=2)(layer, images, 2), expected, rtol=1e-12, atol=1e-14
+        jax.jit(layers.group_norm, static_argnums=2)(layer, images, 2),
+        expected,
+        rtol=1e-12,
+        atol=1e-14,
     )
 
 
@@ -99,7 +107,13 @@ def small(params, x):
 
 
 def alexnet(params, x):
-    for name, padding, pooled in (("conv1", 2, 1), ("conv2", 2, 1), ("conv3", 1, 0), ("conv4", 1, 0), ("conv5", 1, 1)):
+    for name, padding, pooled in (
+        ("conv1", 2, 1),
+        ("conv2", 2, 1),
+        ("conv3", 1, 0),
+        ("conv4", 1, 0),
+        ("conv5", 1, 1),
+    ):
         x = jax.nn.relu(convolve(params[name], x, padding=padding))
         x = pool(x) if pooled else x
     x = flat(x)
@@ -134,13 +148,16 @@ def test_network_against_xla_convolutions(float64, reference):
     problem = tiny_cifar10(reference.__name__, batch_size=3)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.02 * rng.normal(size=leaf.shape)), problem.init(KEY)
+        lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.02 * rng.normal(size=leaf.shape)),
+        problem.init(KEY),
     )
     batch = jax.tree.map(lambda leaf: leaf[:3], problem.train)
     pixels = jnp.asarray((np.moveaxis(batch["image"], 1, -1) / 255 - MEAN) / STD)
     scores = np.asarray(jax.jit(reference)(params, pixels))
     expected = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(3), batch["label"]])
-    assert float(jax.jit(problem.loss)(params, batch, None)) == pytest.approx(float(expected), rel=1e-11)
+    assert float(jax.jit(problem.loss)(params, batch, None)) == pytest.approx(
+        float(expected), rel=1e-11
+    )
     found = jax.jit(problem.evaluate)(params, None, batch)
     assert float(found["loss"]) == pytest.approx(float(expected), rel=1e-11)
     assert float(found["accuracy"]) == np.mean(np.argmax(scores, 1) == batch["label"])
@@ -163,7 +180,9 @@ def test_ten_images_are_learnt(optimized):
     commits = 40
     problem = tiny_cifar10("small", batch_size=10)
     trace = prescribed(0, commits, workers=1)
-    run = replay(trace, methods.downpour(learning_rate=0.03), problem, evaluate_every=commits, progress=False)
+    run = replay(
+        trace, methods.downpour(learning_rate=0.03), problem, evaluate_every=commits, progress=False
+    )
     # Ten classes, one image each: without looking at them nothing is below log(10) = 2.3.
     assert run.status == "finished" and run.evaluations["train_loss"].iloc[-1] < 1.6
 

@@ -21,9 +21,13 @@ def test_each_method_names_its_papers(method):
     for paper in papers:
         assert paper.title and paper.authors and 1950 < paper.year < 2030
         entry = paper.bibtex
-        assert entry.count("{") == entry.count("}") and re.match(r"@\w+\{[a-z]+\d{4}[a-z]+,\n", entry)
+        assert entry.count("{") == entry.count("}") and re.match(
+            r"@\w+\{[a-z]+\d{4}[a-z]+,\n", entry
+        )
         # No number of arXiv is lost between the docstring and the entry.
-    numbers = set(re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", METHODS[method].__doc__.partition("References")[2]))
+    numbers = set(
+        re.findall(r"arXiv\s+(\d{4}\.\d{4,5})", METHODS[method].__doc__.partition("References")[2])
+    )
     assert numbers == {paper.arxiv for paper in papers if paper.arxiv}
 
 
@@ -50,7 +54,8 @@ def test_the_entries_of_methods(capsys):
 }}
 
 @misc{{teng2019leader,
-  title = {{{{Leader stochastic gradient descent for distributed training of deep learning models}}}},
+  title = {{{{Leader stochastic gradient descent for distributed training of deep learning \
+models}}}},
   author = {{Teng and Gao and Chalus and Choromanska and Goldfarb and Weller}},
   year = {{2019}},
   eprint = {{1905.10395}},
@@ -72,8 +77,14 @@ def test_the_entries_of_a_folder_of_results(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gme", "error: 'gme': neither a method nor a folder of results\nhint: did you mean 'gem'?"),
-        (".", "error: folder = '.': holds no results with methods\nhint: give a folder of results\n"),
+        (
+            "gme",
+            "error: 'gme': neither a method nor a folder of results\nhint: did you mean 'gem'?",
+        ),
+        (
+            ".",
+            "error: folder = '.': holds no results with methods\nhint: give a folder of results\n",
+        ),
     ],
 )
 def test_other_names_are_refused(name, message, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,9 @@ from asyncsim.clusters.workers import HeterogeneityWarning
 
 
 def test_laws_from_numbers_and_texts():
-    cluster = Cluster(2, "gamma(mean=1, cv=0.2)", service=0.005, latency=("exponential(mean=0.1)", 0.2))
+    cluster = Cluster(
+        2, "gamma(mean=1, cv=0.2)", service=0.005, latency=("exponential(mean=0.1)", 0.2)
+    )
     assert cluster.compute == Gamma(1.0, 0.2)
     assert cluster.service == Constant(0.005)
     assert (cluster.latency_up, cluster.latency_down) == (Exponential(0.1), Constant(0.2))
@@ -29,7 +31,9 @@ def test_a_law_per_worker_from_an_array():
 
 
 def test_equal_speeds_are_said_aloud_and_are_one_law():
-    with pytest.warns(HeterogeneityWarning, match=r"all 3 are .*changes nothing; give one law") as caught:
+    with pytest.warns(
+        HeterogeneityWarning, match=r"all 3 are .*changes nothing; give one law"
+    ) as caught:
         cluster = Cluster(3, [Gamma(1, 0.2)] * 3)
     assert caught[0].filename == __file__
     assert cluster == Cluster(3, Gamma(1, 0.2))
@@ -56,7 +60,9 @@ def test_transfers(given, up, down):
 
 
 def test_messages_of_one_size_both_ways_are_no_pair():
-    assert Cluster(1, 1.0, bandwidth=8, message_bytes=(4, 4.0)) == Cluster(1, 1.0, bandwidth=8, message_bytes=4)
+    assert Cluster(1, 1.0, bandwidth=8, message_bytes=(4, 4.0)) == Cluster(
+        1, 1.0, bandwidth=8, message_bytes=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,14 +79,20 @@ def test_separate_reads(protocol, exclusive, separate):
 
 
 def test_exclusive_means_nothing_with_two_visits():
-    assert Cluster(1, 1.0, protocol="write_then_read", exclusive=False) == Cluster(1, 1.0, protocol="write_then_read")
+    assert Cluster(1, 1.0, protocol="write_then_read", exclusive=False) == Cluster(
+        1, 1.0, protocol="write_then_read"
+    )
 
 
 @pytest.mark.parametrize(
     "cluster",
     [
         Cluster(100, Gamma(1.0, 0.2)),
-        Cluster(4, [Gamma(1.0, 0.2), Gamma(1.0, 0.2), Uniform(1, 2), Constant(3)], latency=(0.1, Exponential(2))),
+        Cluster(
+            4,
+            [Gamma(1.0, 0.2), Gamma(1.0, 0.2), Uniform(1, 2), Constant(3)],
+            latency=(0.1, Exponential(2)),
+        ),
         Cluster(
             workers=2,
             compute=Mixture([Gamma(1, 0.2), Constant(9)], [0.9, 0.1]),
@@ -106,7 +118,9 @@ def test_json_round_trip(cluster):
 
 def test_from_dict_names_what_is_wrong():
     values = Cluster(2, 1.0).to_dict()
-    with pytest.raises(InputError, match=r"cluster entry = 'servise': unknown; did you mean 'service'"):
+    with pytest.raises(
+        InputError, match=r"cluster entry = 'servise': unknown; did you mean 'service'"
+    ):
         Cluster.from_dict({**values, "servise": "1"})
     del values["compute"]
     with pytest.raises(InputError, match=r"cluster: the entry 'compute' is missing; add it"):

@@ -1,4 +1,6 @@
-"""All-reduces: their times and bytes against messages passed one by one, behind a barrier, and hidden by computing."""
+"""All-reduces: their times and bytes against messages passed one by one, behind a barrier, and
+hidden by computing.
+"""
 
 import numpy as np
 import pytest
@@ -41,7 +43,12 @@ def ring(network, members):
     parts = [slice(240 * k // count, 240 * (k + 1) // count) for k in range(count)]
     for step in range(2 * (count - 1)):
         add, ahead = step < count - 1, step if step < count - 1 else step - count
-        network.step([(m, members[(i + 1) % count], parts[(i - ahead) % count], add) for i, m in enumerate(members)])
+        network.step(
+            [
+                (m, members[(i + 1) % count], parts[(i - ahead) % count], add)
+                for i, m in enumerate(members)
+            ]
+        )
 
 
 def broadcast(network, members):
@@ -111,11 +118,15 @@ def two_level(network, members):
 def test_times_and_bytes_are_those_of_passed_messages(kind, nodes):
     network, sites = Network(nodes), [nodes // 2] * 2 if kind is two_level else None
     kind(network, list(range(nodes)))
-    np.testing.assert_allclose(network.values, np.tile(network.sum, (nodes, 1)))  # it is an all-reduce
+    np.testing.assert_allclose(
+        network.values, np.tile(network.sum, (nodes, 1))
+    )  # it is an all-reduce
     time = collective_time(kind.__name__, SIZE, nodes, BANDWIDTH, LATENCY, sites=sites)
     assert time == pytest.approx(network.time, rel=1e-12)
     traffic = collective_bytes(kind.__name__, SIZE, nodes, sites)
-    assert traffic.total == pytest.approx(network.sent.sum()) and traffic.busiest == pytest.approx(network.sent.max())
+    assert traffic.total == pytest.approx(network.sent.sum()) and traffic.busiest == pytest.approx(
+        network.sent.max()
+    )
     if kind is ring:
         assert traffic.busiest == pytest.approx(2 * SIZE * (nodes - 1) / nodes)
 
@@ -124,9 +135,16 @@ def test_between_sites_the_ring_is_as_quick_as_its_slowest_link_and_two_levels_p
     near = collective_time("ring", SIZE, 8, BANDWIDTH, LATENCY)
     same = collective_time("ring", SIZE, 8, BANDWIDTH, LATENCY, sites=[3, 5])
     assert same == pytest.approx(near, rel=1e-12)
-    narrow = collective_time("ring", SIZE, 8, BANDWIDTH, 0.0, sites=[4, 4], far_bandwidth=BANDWIDTH / 50)
-    # All 14 pieces pass the narrow link, and the nodes after it wait for them; the last goes round to them.
-    assert 14 * 50 * SIZE / 8 / BANDWIDTH <= narrow <= 14 * 50 * SIZE / 8 / BANDWIDTH + 8 * SIZE / 8 / BANDWIDTH
+    narrow = collective_time(
+        "ring", SIZE, 8, BANDWIDTH, 0.0, sites=[4, 4], far_bandwidth=BANDWIDTH / 50
+    )
+    # All 14 pieces pass the narrow link, and the nodes after it wait for them; the last goes round
+    # to them.
+    assert (
+        14 * 50 * SIZE / 8 / BANDWIDTH
+        <= narrow
+        <= 14 * 50 * SIZE / 8 / BANDWIDTH + 8 * SIZE / 8 / BANDWIDTH
+    )
     far = {"far_bandwidth": BANDWIDTH / 50, "far_latency": 2.0}
     levels = collective_time("two_level", SIZE, 8, BANDWIDTH, LATENCY, sites=[4, 4], **far)
     inside = collective_time("ring", SIZE, 4, BANDWIDTH, LATENCY) + 2 * (SIZE / BANDWIDTH + LATENCY)
@@ -143,13 +161,19 @@ def test_between_sites_the_ring_is_as_quick_as_its_slowest_link_and_two_levels_p
         ),
         (lambda: collective_time("rng", 1, 6), "did you mean 'ring'"),
         (lambda: collective_time("two_level", 1, 6), "give sites"),
-        (lambda: collective_time("ring", 1, 6, sites=[2, 2]), "have 4 nodes together, and there are 6"),
+        (
+            lambda: collective_time("ring", 1, 6, sites=[2, 2]),
+            "have 4 nodes together, and there are 6",
+        ),
         (
             lambda: collective_time("tree", 1, 4, sites=[2, 2]),
             "between 2 sites is not known; choose 'ring' or 'two_level'",
         ),
         (lambda: collective_time("ring", 1, 4, bandwidth=0), "bandwidth = 0: must be above zero"),
-        (lambda: barrier(3, collective="ring"), "count = 3: an all-reduce has the messages of all workers"),
+        (
+            lambda: barrier(3, collective="ring"),
+            "count = 3: an all-reduce has the messages of all workers",
+        ),
         (lambda: barrier(layers="vgg_a"), "give collective"),
         (lambda: barrier(collective="ring", layers="alexnet"), "choose from vgg_a, resnet50"),
         (lambda: barrier(collective="ring", bucket_bytes=9), "give layers"),
@@ -157,8 +181,16 @@ def test_between_sites_the_ring_is_as_quick_as_its_slowest_link_and_two_levels_p
             lambda: Cluster(4, 1, service=1, policy="barrier(collective=ring)"),
             "an all-reduce has no server; leave service",
         ),
-        (lambda: Cluster(4, 1, latency=[1, 2], policy="barrier(collective=ring)"), "one constant latency"),
-        (lambda: Cluster(4, 1, bandwidth=1, message_bytes=(1, 2), policy="barrier(collective=ring)"), "one size"),
+        (
+            lambda: Cluster(4, 1, latency=[1, 2], policy="barrier(collective=ring)"),
+            "one constant latency",
+        ),
+        (
+            lambda: Cluster(
+                4, 1, bandwidth=1, message_bytes=(1, 2), policy="barrier(collective=ring)"
+            ),
+            "one size",
+        ),
         (lambda: Cluster(4, 1, policy="buffered(2, collective=ring)"), "collective"),
     ],
 )
@@ -172,8 +204,13 @@ def test_what_cannot_be_is_refused(call, said):
 def test_a_round_is_the_slowest_computation_and_the_all_reduce(compute):
     """Of 32 exponential workers and .7 s: 4.759 s in theory."""
     size = 0.7 * 1e8 * 32 / 62
-    cluster = Cluster(32, compute, bandwidth=1e8, message_bytes=size, policy="barrier(collective=ring)")
-    assert Cluster.from_dict(cluster.to_dict()) == cluster and str(cluster.policy) == "barrier(collective=ring)"
+    cluster = Cluster(
+        32, compute, bandwidth=1e8, message_bytes=size, policy="barrier(collective=ring)"
+    )
+    assert (
+        Cluster.from_dict(cluster.to_dict()) == cluster
+        and str(cluster.policy) == "barrier(collective=ring)"
+    )
     known = theory.throughput_theory(cluster)
     expected = theory.barrier_time(compute, 32) + 0.7
     assert known.exact and 32 / known.commits == pytest.approx(expected)
@@ -182,7 +219,9 @@ def test_a_round_is_the_slowest_computation_and_the_all_reduce(compute):
     spread = np.sqrt((1 / np.arange(1, 33) ** 2).sum() / rounds) if "exp" in compute else 1e-9
     assert abs(found["duration"] / found["versions"] - expected) < 4 * spread
     assert found["staleness_max"] == 0
-    assert found["returning_share"] == pytest.approx(0.7 / (found["duration"] / found["versions"]), rel=1e-3)
+    assert found["returning_share"] == pytest.approx(
+        0.7 / (found["duration"] / found["versions"]), rel=1e-3
+    )
 
 
 def test_the_living_make_the_all_reduce():
@@ -190,7 +229,14 @@ def test_the_living_make_the_all_reduce():
     near = dict(bandwidth=10.0, message_bytes=10.0, latency=0.1)
 
     def rounds(collective, workers, failure, **sites):
-        cluster = Cluster(workers, 1.0, **near, **sites, policy=f"barrier(collective={collective})", failures=[failure])
+        cluster = Cluster(
+            workers,
+            1.0,
+            **near,
+            **sites,
+            policy=f"barrier(collective={collective})",
+            failures=[failure],
+        )
         frame = simulate(cluster, 60 * workers).frame
         return np.diff(frame["commit_time"][frame["worker"] == 0])
 
@@ -201,7 +247,9 @@ def test_the_living_make_the_all_reduce():
     assert joined[0] == pytest.approx(1 + ring3) and joined[-1] == pytest.approx(1 + ring4)
     halved = rounds("halving_doubling", 4, "leave(at=50, workers=[3])")
     assert halved[0] == pytest.approx(1 + 1.5 + 0.4)
-    assert halved[-1] == pytest.approx(1 + (1 + 0.2) + 2 * (1 + 0.1))  # of two, and the third's message there and back
+    assert halved[-1] == pytest.approx(
+        1 + (1 + 0.2) + 2 * (1 + 0.1)
+    )  # of two, and the third's message there and back
     far = dict(sites=[2, 2], far_latency=1.0, far_bandwidth=1.0)
     assert rounds("two_level", 4, "leave(at=90, site=1)", **far)[-1] == pytest.approx(1 + ring2)
     crashed = rounds("ring", 3, "crash(every=20, lasts=30, workers=[2])")
@@ -227,7 +275,8 @@ def test_hybrid_groups():
     convolution = NETWORKS["vgg_a"][3]
     assert best_groups(convolution, 64, 256) == 64  # data parallel
     assert best_groups(first, 10**9, 10**9) == 15_625_000  # of 100 divisors
-    # Operations over bytes with full overlap: 1.5 minibatch positions, whatever the maps and the kernel.
+    # Operations over bytes with full overlap: 1.5 minibatch positions, whatever the maps and the
+    # kernel.
     for maps, kernel in ((64, 9), (256, 1)):
         layer = Layer("conv", maps * maps * kernel, 2.0 * maps * maps * kernel * 56**2)
         assert 3 * layer.operations * 4 / (4 * layer.parameters) == 1.5 * 4 * 56**2
@@ -235,7 +284,11 @@ def test_hybrid_groups():
 
 def waits(layers, computing, communicating):
     """Pass an iteration step by step: backward from the last layer, then forward from the first."""
-    seconds = computing * np.array([layer.operations for layer in layers]) / sum(layer.operations for layer in layers)
+    seconds = (
+        computing
+        * np.array([layer.operations for layer in layers])
+        / sum(layer.operations for layer in layers)
+    )
     left, total = np.zeros(len(layers)), np.zeros(len(layers))
 
     def send(time):
@@ -256,16 +309,23 @@ def test_layers_share_the_network():
     vgg = NETWORKS["vgg_a"]
     spent = [collective_time("ring", 4.0 * layer.parameters, 64, 7e9) for layer in vgg]
     for computing in (0.0, 0.05, 0.1, 1.0):
-        np.testing.assert_allclose(bubbles(vgg, computing, spent), waits(vgg, computing, spent), atol=1e-12)
-    # A layer with the network to itself would wait for .067 s at most; one network takes .15 s for all layers.
-    below = np.cumsum([0.0, *(layer.operations for layer in vgg)])[:-1] / sum(layer.operations for layer in vgg)
+        np.testing.assert_allclose(
+            bubbles(vgg, computing, spent), waits(vgg, computing, spent), atol=1e-12
+        )
+    # A layer with the network to itself would wait for .067 s at most; one network takes .15 s for
+    # all layers.
+    below = np.cumsum([0.0, *(layer.operations for layer in vgg)])[:-1] / sum(
+        layer.operations for layer in vgg
+    )
     assert max(spent - 0.05 * below) == pytest.approx(0.067, abs=1e-3)
     assert bubbles(vgg, 0.05, spent).sum() == pytest.approx(sum(spent) - 0.05, rel=0.01)
     generator = np.random.default_rng(0)
     for _ in range(50):
         layers = [Layer("", 1, operations) for operations in generator.exponential(size=6)]
         spent = generator.exponential(size=6) ** 3
-        np.testing.assert_allclose(bubbles(layers, 5.0, spent), waits(layers, 5.0, spent), atol=1e-12)
+        np.testing.assert_allclose(
+            bubbles(layers, 5.0, spent), waits(layers, 5.0, spent), atol=1e-12
+        )
 
 
 def test_what_computing_hides():
@@ -273,19 +333,31 @@ def test_what_computing_hides():
     # Available: nothing, a's 10 of 60 and a's and b's 40 of 60 operations, of 6 s.
     assert bubbles(layers, 6.0, [0.5, 1.5, 3.0]) == pytest.approx([0.5, 0.5, 0])
     assert bubbles(layers, 6.0, [0.0, 0.0, 100.0]) == pytest.approx([0, 0, 96])
-    assert bubbles(layers, 6.0, [0.0, 1.0, 8.0]) == pytest.approx([0.0, 0, 5])  # b's second goes before c's message
+    assert bubbles(layers, 6.0, [0.0, 1.0, 8.0]) == pytest.approx(
+        [0.0, 0, 5]
+    )  # b's second goes before c's message
     assert bubbles(layers, 6.0, [0.1, 0.9, 3.0]) == pytest.approx([0.1, 0, 0])
 
     def seconds(size):
         return size / 100
 
     # Backward from 2 to 6 s: c is there at 3.333, b at 5.333, a at 6; one bucket each.
-    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=1) == pytest.approx(3 + 1 / 3 + 4 - 6)
-    assert exposed_time(layers, 6.0, 4000.0, seconds, bucket_bytes=1) == pytest.approx(3 + 1 / 3 + 40 - 6)
-    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=1e9) == pytest.approx(4.0)  # one for all
+    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=1) == pytest.approx(
+        3 + 1 / 3 + 4 - 6
+    )
+    assert exposed_time(layers, 6.0, 4000.0, seconds, bucket_bytes=1) == pytest.approx(
+        3 + 1 / 3 + 40 - 6
+    )
+    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=1e9) == pytest.approx(
+        4.0
+    )  # one for all
     # The first bucket ends with c's 200 bytes, the second with a.
     assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=200) == pytest.approx(2.0)
-    assert exposed_time(layers, 6.0, 400.0, seconds) == pytest.approx(bubbles(layers, 6.0, [1, 1, 2]).sum())
-    hidden = Cluster(8, "1", bandwidth=1e9, message_bytes=1e8, policy="barrier(collective=ring, layers=resnet50)")
+    assert exposed_time(layers, 6.0, 400.0, seconds) == pytest.approx(
+        bubbles(layers, 6.0, [1, 1, 2]).sum()
+    )
+    hidden = Cluster(
+        8, "1", bandwidth=1e9, message_bytes=1e8, policy="barrier(collective=ring, layers=resnet50)"
+    )
     whole = Cluster(8, "1", bandwidth=1e9, message_bytes=1e8, policy="barrier(collective=ring)")
     assert 0 < hidden.collective_time < 0.01 * whole.collective_time

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
 
 @pytest.mark.full
 def test_methods_of_their_own_timing_and_tuned_rates_are_sorted(capsys):
-    config = compare.Config(**SMALL, problem="quadratic", methods=("downpour", "sgd"), tune=(0.02, 0.2), target=0.1)
+    config = compare.Config(
+        **SMALL, problem="quadratic", methods=("downpour", "sgd"), tune=(0.02, 0.2), target=0.1
+    )
     folder, summary = compare.run(config)
     assert len(summary) == 2 * 2 * 2
     assert capsys.readouterr().err.count("it gets its own traces") == 1
@@ -36,18 +38,32 @@ def test_methods_of_their_own_timing_and_tuned_rates_are_sorted(capsys):
         assert set(rivals) == {0.02, 0.2} and row.learning_rate in rivals
     assert {path.name for path in folder.glob("*.png")} == {"curves.png", "tuning.png"}
     every = pd.read_csv(folder / compare.TUNING)
-    assert len(every) == 4 and every["best"].sum() == 2 and set(every["learning_rate"]) == {0.02, 0.2}
+    assert (
+        len(every) == 4 and every["best"].sum() == 2 and set(every["learning_rate"]) == {0.02, 0.2}
+    )
     assert {"time_to_target", "gradients_to_target", "first_touch"} <= set(summary)
 
 
 def test_the_page_animates_the_best_of_the_table_and_the_axis_holds_every_target_reached():
-    """SGD has one worker and needs longer; the least loss at the end is of another rate than the least time."""
-    options = {"problem": "quadratic(noise=1.0)", "methods": ("downpour", "sgd"), "tune": (0.05, 0.15), "target": 0.4}
+    """SGD has one worker and needs longer; the least loss at the end is of another rate than the
+    least time.
+    """
+    options = {
+        "problem": "quadratic(noise=1.0)",
+        "methods": ("downpour", "sgd"),
+        "tune": (0.05, 0.15),
+        "target": 0.4,
+    }
     folder, summary = compare.run(compare.Config(**SMALL | {"hold": 0}, **options))
     table = pd.read_csv(folder / compare.TABLE)
     best = table.iloc[0]
-    least = summary.loc[summary.loc[summary["trace_file"] == summary["trace_file"].iloc[0], "train_loss"].idxmin()]
-    assert (least["method"], least["method.learning_rate"]) != (best["method"], best["learning_rate"])
+    least = summary.loc[
+        summary.loc[summary["trace_file"] == summary["trace_file"].iloc[0], "train_loss"].idxmin()
+    ]
+    assert (least["method"], least["method.learning_rate"]) != (
+        best["method"],
+        best["learning_rate"],
+    )
     ((title, run, _),) = two_runs(folder)
     assert title == f"{best['method']} at rate {best['learning_rate']}, seed 0"
     assert run.config["hyperparameters"]["learning_rate"] == best["learning_rate"]
@@ -66,34 +82,50 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     for run_folder, trace_file in summary[["run_folder", "trace_file"]].to_numpy():
         evaluations = Run.load(folder / run_folder).evaluations
         at = next(entry.Index for entry in evaluations.itertuples() if entry.train_loss <= 1.7)
-        (before, after), losses = evaluations["commit_time"].loc[at - 1 : at], evaluations["train_loss"]
+        (before, after), losses = (
+            evaluations["commit_time"].loc[at - 1 : at],
+            evaluations["train_loss"],
+        )
         part = np.log(losses[at - 1] / 1.7) / np.log(losses[at - 1] / losses[at])
         times.append(before + part * (after - before))
         frame = Trace.load(folder / trace_file).frame
         gradients.append((frame["commit_time"] <= times[-1]).sum())
-    assert row["time_to_target"] == pytest.approx(np.mean(times)) and row["first_touch"] == row["time_to_target"]
+    assert (
+        row["time_to_target"] == pytest.approx(np.mean(times))
+        and row["first_touch"] == row["time_to_target"]
+    )
     assert row["time_to_target_sd"] == pytest.approx(np.std(times, ddof=1))
     np.testing.assert_allclose(summary["time_to_target"], times)
     np.testing.assert_allclose(summary["gradients_to_target"], gradients)
     assert row["gradients_to_target"] == np.mean(gradients)
     assert row["reached"] == 2 and row["discarded"] == 0
-    assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(2 * 60 * 17_226 * 4 / 1e9)
+    assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(
+        2 * 60 * 17_226 * 4 / 1e9
+    )
 
 
 @pytest.mark.full
 def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, capsys):
     def quarter(learning_rate=0.05):
-        return methods.downpour(learning_rate)._replace(name="quarter", timing=methods.Timing(message_size=0.25))
+        return methods.downpour(learning_rate)._replace(
+            name="quarter", timing=methods.Timing(message_size=0.25)
+        )
 
     # 17,226 parameters of 4 bytes: a second each way, a quarter of it with the lighter messages up.
     options = {"workers": 2, "seeds": 1, "steps": 3, "evaluate_every": 3, "out": tmp_path / "out"}
-    config = compare.Config(methods=(quarter(), "downpour"), compute="1", service="0", bandwidth=17_226 * 4, **options)
+    config = compare.Config(
+        methods=(quarter(), "downpour"), compute="1", service="0", bandwidth=17_226 * 4, **options
+    )
     folder, summary = compare.run(config)
     assert "quarter needs message_size = 0.25: it gets its own traces" in capsys.readouterr().err
     seconds = summary.set_index("method")["simulated_seconds"]
-    assert seconds["downpour"] == pytest.approx(3 * 2 + 2) and seconds["quarter"] == pytest.approx(3 * 1.25 + 2)
+    assert seconds["downpour"] == pytest.approx(3 * 2 + 2) and seconds["quarter"] == pytest.approx(
+        3 * 1.25 + 2
+    )
     table = pd.read_csv(folder / compare.TABLE).set_index("method")
-    assert table.loc["quarter", "gigabytes"] == pytest.approx(0.625 * table.loc["downpour", "gigabytes"])
+    assert table.loc["quarter", "gigabytes"] == pytest.approx(
+        0.625 * table.loc["downpour", "gigabytes"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,16 +146,22 @@ def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, cap
     ],
 )
 def test_time_to_a_target_is_read_between_evaluations(losses, target, hold, time):
-    assert time_to_target(pd.Series(range(len(losses))), pd.Series(losses), target, hold) == pytest.approx(time)
+    assert time_to_target(
+        pd.Series(range(len(losses))), pd.Series(losses), target, hold
+    ) == pytest.approx(time)
 
 
 def test_accuracies_are_reached_from_below():
     evaluations = pd.DataFrame({"commit_time": [0.0, 1.0, 2.0], "test_accuracy": [0.0, 0.5, 0.875]})
     target = Target(0.75, "test_accuracy")
     assert str(target) == "a test accuracy of 0.75"
-    assert target.time(evaluations) == pytest.approx(1.5, rel=1e-5)  # half of the way in the logarithm of the error
+    assert target.time(evaluations) == pytest.approx(
+        1.5, rel=1e-5
+    )  # half of the way in the logarithm of the error
     exact = evaluations.assign(test_accuracy=np.array([0.5, 0.9, 1.0], np.float32))
-    assert [Target(most, "test_accuracy").time(exact) for most in (0.9, 1.0)] == pytest.approx([1, 2], rel=1e-4)
+    assert [Target(most, "test_accuracy").time(exact) for most in (0.9, 1.0)] == pytest.approx(
+        [1, 2], rel=1e-4
+    )
     assert np.isinf(Target(0.9, "test_accuracy").time(evaluations))
 
 
@@ -132,35 +170,58 @@ def test_a_target_that_is_not_held_until_the_end_is_said(capsys):
     options = {"workers": 2, "steps": 8, "seeds": 2, "evaluate_every": 2, "problem": "quadratic"}
     _, first = compare.run(compare.Config(**options, methods=("downpour",)))
     folder, _ = compare.run(
-        compare.Config(**options, methods=("downpour",), target=1.001 * first["train_loss"].max(), hold=4)
+        compare.Config(
+            **options, methods=("downpour",), target=1.001 * first["train_loss"].max(), hold=4
+        )
     )
     row = pd.read_csv(folder / compare.TABLE).iloc[0]
     assert row["reached"] == 0 and row["cut_off"] == row["touched"] == 2
-    assert "touched by 2 of 2 seeds, but 2 runs ended before it was held: increase --steps" in capsys.readouterr().out
+    assert (
+        "touched by 2 of 2 seeds, but 2 runs ended before it was held: increase --steps"
+        in capsys.readouterr().out
+    )
 
 
 def test_each_method_has_its_own_rate_unless_one_is_given():
     own = compare.Config(methods=("downpour",)).make_methods()[0]
     given = compare.Config(methods=("downpour",), learning_rate=0.4).make_methods()[0]
-    assert own.hyperparameters["learning_rate"] == 0.05 and given.hyperparameters["learning_rate"] == 0.4
+    assert (
+        own.hyperparameters["learning_rate"] == 0.05
+        and given.hyperparameters["learning_rate"] == 0.4
+    )
 
 
 def judged(**options):
-    """Two parameters that move towards one; measured also by how far they have come and by how far they have to go."""
+    """Two parameters that move towards one; measured also by how far they have come and by how far
+    they have to go.
+    """
 
     def evaluate(params, data):
-        return {"loss": jnp.mean((params - 1) ** 2), "come": jnp.mean(params), "gap": 1 - jnp.mean(params)}
+        return {
+            "loss": jnp.mean((params - 1) ** 2),
+            "come": jnp.mean(params),
+            "gap": 1 - jnp.mean(params),
+        }
 
     problem = problems.custom(
-        lambda key: jnp.zeros(2), lambda params, batch, key: jnp.mean((params - 1) ** 2), evaluate=evaluate
+        lambda key: jnp.zeros(2),
+        lambda params, batch, key: jnp.mean((params - 1) ** 2),
+        evaluate=evaluate,
     )
-    return compare.Config(problem=problem, methods=("downpour",), workers=2, steps=4, **{"tune": (0.1, 0.2)} | options)
+    return compare.Config(
+        problem=problem, methods=("downpour",), workers=2, steps=4, **{"tune": (0.1, 0.2)} | options
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("measure", "best", "rate"),
-    [("train_come", "most", 0.2), ("train_come", "least", 0.1), ("train_gap", "least", 0.2), ("train_loss", None, 0.2)],
+    [
+        ("train_come", "most", 0.2),
+        ("train_come", "least", 0.1),
+        ("train_gap", "least", 0.2),
+        ("train_loss", None, 0.2),
+    ],
 )
 def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):
     folder, summary = compare.run(judged(seeds=1, measure=measure, best=best))
@@ -175,7 +236,9 @@ def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
     (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
     assert np.isinf(row.time_to_target) and row.learning_rate == 0.2
     said = capsys.readouterr().out
-    assert "best at the largest rate of --tune, 0.2: downpour; a rate beyond it may be better" in said
+    assert (
+        "best at the largest rate of --tune, 0.2: downpour; a rate beyond it may be better" in said
+    )
 
 
 def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):
@@ -187,35 +250,59 @@ def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):
     assert goal(measure="train_come", best="most").of == goal().of == "train_loss"
     assert goal(measure="test_loss", target_of="train_accuracy").of == "train_accuracy"
     compare.run(judged(seeds=1, target=5.0, tune=None))
-    assert "note: the start meets a training loss of 5 already in 1 of 1 seeds; give a lower --target" in (
-        capsys.readouterr().err
+    assert (
+        "note: the start meets a training loss of 5 already in 1 of 1 seeds; give a lower --target"
+        in (capsys.readouterr().err)
     )
 
 
 @pytest.mark.full
 def test_a_budget_of_time_is_the_same_for_all():
-    options = {"workers": 4, "seeds": 2, "problem": "quadratic", "methods": ("downpour", "sgd"), "compute": "1"}
+    options = {
+        "workers": 4,
+        "seeds": 2,
+        "problem": "quadratic",
+        "methods": ("downpour", "sgd"),
+        "compute": "1",
+    }
     folder, summary = compare.run(compare.Config(**options, service=0.0, time_budget=30.5))
     assert (summary["simulated_seconds"] == 30).all()
     finished = read(folder, "compare")
     assert {len(finished.trace(file).accepted) for file in summary["trace_file"]} == {4 * 30, 30}
-    with pytest.raises(InputError, match=r"^time_budget = 0\.5: ends before the first commit of seed 0; give more$"):
+    with pytest.raises(
+        InputError, match=r"^time_budget = 0\.5: ends before the first commit of seed 0; give more$"
+    ):
         compare.run(compare.Config(**options, time_budget=0.5))
 
 
 def test_measures_that_there_are_not_are_listed():
-    with pytest.raises(InputError, match=r"^measure = 'train_gab': unknown; did you mean 'train_gap'\? choose from "):
+    with pytest.raises(
+        InputError,
+        match=r"^measure = 'train_gab': unknown; did you mean 'train_gap'\? choose from ",
+    ):
         compare.run(judged(measure="train_gab"))
     with pytest.raises(InputError, match=r"^measure = 'train_come': .* best = 'least' or 'most'$"):
         compare.run(judged(measure="train_come"))
-    with pytest.raises(InputError, match=r"^best = 'most': smaller values of time_to_target are better; leave it out$"):
+    with pytest.raises(
+        InputError,
+        match=r"^best = 'most': smaller values of time_to_target are better; leave it out$",
+    ):
         compare.run(judged(best="most"))
 
 
-@pytest.mark.parametrize("options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}, {"methods": ("sgd",)}])
+@pytest.mark.parametrize(
+    "options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}, {"methods": ("sgd",)}]
+)
 @pytest.mark.full
 def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, recwarn):
-    given = {"workers": 3, "steps": 100, "seeds": 2, "problem": "quadratic", "methods": ("sgd", "gem"), **options}
+    given = {
+        "workers": 3,
+        "steps": 100,
+        "seeds": 2,
+        "problem": "quadratic",
+        "methods": ("sgd", "gem"),
+        **options,
+    }
     folder, summary = compare.run(compare.Config(**given))
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
     figure = figures.curves(read(folder, "compare"))
@@ -233,14 +320,23 @@ def test_methods_without_a_learning_rate(tmp_path):
 
 @pytest.mark.full
 def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
-    options = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("gem", "downpour")}
+    options = {
+        "workers": 2,
+        "steps": 4,
+        "seeds": 1,
+        "problem": "quadratic",
+        "methods": ("gem", "downpour"),
+    }
     folder, summary = compare.run(compare.Config(**options))
     path, again = folder / "summary.csv", r"make it again with: asyncsim study compare .*--resume"
     whole = path.read_bytes()
     for content, message in (
         (whole.splitlines(True)[0], "no run was finished"),
         (b"hello", "no run was finished"),
-        (summary.drop(columns="method.learning_rate").to_csv().encode(), "summary.csv lacks method.learning_rate"),
+        (
+            summary.drop(columns="method.learning_rate").to_csv().encode(),
+            "summary.csv lacks method.learning_rate",
+        ),
         (summary.iloc[:, :3].to_csv().encode(), "summary.csv lacks .*run_folder"),
         (whole[:-120], "summary.csv lacks .*run_folder"),
         (b"", "summary.csv is empty"),
@@ -264,7 +360,13 @@ def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
 @pytest.mark.full
 def test_figures_draw_the_measure_in_one_panel_and_name_curves_that_coincide():
     twins = [methods.downpour()._replace(name=name) for name in ("one", "other")]
-    options = {"workers": 2, "steps": 30, "seeds": 2, "methods": tuple(twins), "problem": "digits(hidden=[8])"}
+    options = {
+        "workers": 2,
+        "steps": 30,
+        "seeds": 2,
+        "methods": tuple(twins),
+        "problem": "digits(hidden=[8])",
+    }
     folder, _ = compare.run(compare.Config(**options, measure="test_accuracy", compute="1"))
     figure = figures.curves(read(folder, "compare"))
     assert len(figure.axes) == 1 and figure.axes[0].get_ylabel() == "test accuracy"

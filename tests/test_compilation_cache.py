@@ -8,18 +8,40 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STUDY = ["staleness", "--workers", "2", "--steps", "4", "--seeds", "1", "--problem", "quadratic", "--methods", "gem"]
+STUDY = [
+    "staleness",
+    "--workers",
+    "2",
+    "--steps",
+    "4",
+    "--seeds",
+    "1",
+    "--problem",
+    "quadratic",
+    "--methods",
+    "gem",
+]
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start the study in an empty folder as a process with a home of its own; return its compiled programs."""
+    """Start the study in an empty folder as a process with a home of its own; return its compiled
+    programs.
+    """
 
     def run(out: str, *options: str) -> set[str]:
-        home = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+        home = {
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PYTHONPATH": str(ROOT),
+            "MPLBACKEND": "agg",
+        }
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("JAX_")
+        }
         command = [sys.executable, "-m", "asyncsim.study", *STUDY, "--out", out, *options]
-        ended = subprocess.run(command, cwd=tmp_path, env=inherited | home, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=inherited | home, capture_output=True, text=True, check=False
+        )
         assert ended.returncode == 0, ended.stderr
         return {path.name for path in (tmp_path / "cache").rglob("*-cache")}
 

@@ -1,4 +1,6 @@
-"""Least squares and logistic regression whose workers differ: data, minima, shards, learning, bad input."""
+"""Least squares and logistic regression whose workers differ: data, minima, shards, learning, bad
+input.
+"""
 
 import jax
 import numpy as np
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 def truths(workers, heterogeneity, dimension=5):
     """What each worker's own examples say without noise, shape ``[workers, dimension]``."""
-    problem = least_squares(workers, 1, heterogeneity, dimension, examples=2 * dimension, label_noise=0.0)
+    problem = least_squares(
+        workers, 1, heterogeneity, dimension, examples=2 * dimension, label_noise=0.0
+    )
     a, b = problem.train["features"], problem.train["target"]
     return np.array([np.linalg.lstsq(a[i::workers], b[i::workers])[0] for i in range(workers)])
 
@@ -55,7 +59,8 @@ def test_heterogeneity_is_how_far_the_workers_truths_lie_from_the_shared_one():
     shared, one, three = (truths(workers, h, dimension) for h in (0.0, 1.0, 3.0))
     np.testing.assert_allclose(shared, np.broadcast_to(shared[0], shared.shape), atol=1e-12)
     np.testing.assert_allclose(three - shared, 3 * (one - shared), atol=1e-11)
-    # A squared distance is a chi-square of five degrees of freedom over five: variance 2/5. Five standard errors.
+    # A squared distance is a chi-square of five degrees of freedom over five: variance 2/5. Five
+    # standard errors.
     distance = np.mean(np.sum((one - shared) ** 2, 1))
     assert distance == pytest.approx(1, abs=5 * (2 / dimension / workers) ** 0.5)
 
@@ -91,7 +96,9 @@ def test_each_worker_has_its_own_shard_that_no_other_changes(name):
     assert np.array_equal(rows[:, 0] % 3, [[0] * 3, [1] * 3, [2] * 3])
     alone = few.batch_indices(0, 1).rows([0] * 6, np.arange(6)).ravel()
     assert sorted(alone.tolist()) == list(range(18))
-    again, other = (MAKE[name](3, 3, 1.0, dimension=4, examples=6, data_seed=seed) for seed in (0, 1))
+    again, other = (
+        MAKE[name](3, 3, 1.0, dimension=4, examples=6, data_seed=seed) for seed in (0, 1)
+    )
     assert np.array_equal(few.train["features"], again.train["features"])
     assert not np.any(few.train["features"] == other.train["features"])
 
@@ -128,13 +135,18 @@ def test_minibatch_gradients_are_those_of_the_workers_examples(name):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "options", "reached"), [("least_squares", {}, 1e-25), ("logistic", {"regularisation": 0.1}, 1e-14)]
+    ("name", "options", "reached"),
+    [("least_squares", {}, 1e-25), ("logistic", {"regularisation": 0.1}, 1e-14)],
 )
 def test_delayed_gradients_of_all_the_data_reach_the_minimum(name, options, reached):
-    """One worker with everything and full batches, up to three versions stale; logistic: to its round-off."""
+    """One worker with everything and full batches, up to three versions stale; logistic: to its
+    round-off.
+    """
     problem = MAKE[name](1, 60, dimension=4, examples=60, condition=3.0, **options)
     trace = prescribed(Uniform(0, 3), commits=1500, workers=1)
-    run = replay(trace, methods.downpour(learning_rate=0.3), problem, precision="float64", progress=False)
+    run = replay(
+        trace, methods.downpour(learning_rate=0.3), problem, precision="float64", progress=False
+    )
     last = run.evaluations.iloc[-1]
     assert run.evaluations["train_excess"].iloc[0] > 0.01
     assert abs(last["train_excess"]) < reached and last["train_gradient_norm"] < reached**0.5
@@ -143,7 +155,9 @@ def test_delayed_gradients_of_all_the_data_reach_the_minimum(name, options, reac
 def test_a_workers_own_optimum_is_not_the_objectives_where_workers_differ():
     excess = {}
     for heterogeneity in (0.0, 1.0):
-        problem = least_squares(2, 50, heterogeneity, dimension=3, examples=50, label_noise=0.0, condition=1.0)
+        problem = least_squares(
+            2, 50, heterogeneity, dimension=3, examples=50, label_noise=0.0, condition=1.0
+        )
         own = truths(2, heterogeneity, 3)[0]
         excess[heterogeneity] = float(problem.evaluate(own, None, problem.train)["excess"])
     assert excess[0.0] < 1e-20 and excess[1.0] > 0.1

@@ -1,4 +1,6 @@
-"""MNIST and CIFAR-10 as files: where they are looked for, that they are whole, and what to do where they are not."""
+"""MNIST and CIFAR-10 as files: where they are looked for, that they are whole, and what to do where
+they are not.
+"""
 
 import functools
 import gzip
@@ -18,7 +20,9 @@ import pytest
 from asyncsim import InputError
 from asyncsim.problems import cifar10, data, mnist
 
-REAL_DATA = Path(os.environ.get("ASYNCSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+REAL_DATA = Path(
+    os.environ.get("ASYNCSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
+)
 NOBODY = "http://127.0.0.1:9/"  # nothing listens on this port
 THREE_WAYS = r"data_dir.*ASYNCSIM_DATA.*network"
 MAKE = {"mnist": mnist, "cifar10": cifar10}
@@ -40,7 +44,9 @@ def idx(array):
 
 @pytest.fixture
 def files(task, monkeypatch, tmp_path):
-    """A folder with the files of invented examples, their hashes in place of the real ones, and their arrays."""
+    """A folder with the files of invented examples, their hashes in place of the real ones, and
+    their arrays.
+    """
     rng, arrays = np.random.default_rng(0), {}
     for part, examples in (("train", 12), ("t10k", 6)) if task == "mnist" else ():
         arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (examples, 28, 28), np.uint8)
@@ -48,11 +54,15 @@ def files(task, monkeypatch, tmp_path):
     for name in data.CIFAR10_FILES if task == "cifar10" else ():
         arrays[name] = rng.integers(0, 256, (4, 3073), np.uint8)
         arrays[name][:, 0] %= 10
-    contents = {name: idx(array) if task == "mnist" else array.tobytes() for name, array in arrays.items()}
+    contents = {
+        name: idx(array) if task == "mnist" else array.tobytes() for name, array in arrays.items()
+    }
     (tmp_path / task).mkdir()
     for name, content in contents.items():
         (tmp_path / task / name).write_bytes(content)
-        monkeypatch.setitem(getattr(data, f"{task.upper()}_FILES"), name, hashlib.sha256(content).hexdigest())
+        monkeypatch.setitem(
+            getattr(data, f"{task.upper()}_FILES"), name, hashlib.sha256(content).hexdigest()
+        )
     return tmp_path, arrays
 
 
@@ -63,7 +73,9 @@ def zipped(folder, monkeypatch):
 
 
 def packed(folder, monkeypatch):
-    """Put the files into an archive like the standard one, whose hash takes the place of the real one."""
+    """Put the files into an archive like the standard one, whose hash takes the place of the real
+    one.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         archive.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"), io.BytesIO())
@@ -80,10 +92,15 @@ def check(problem, arrays):
         # float32 standardised values reach 2.8: an ulp there is 2.4e-7.
         np.testing.assert_allclose(problem.train["image"], (pixels - 0.1307) / 0.3081, atol=5e-7)
         assert np.array_equal(problem.test["label"], arrays["t10k-labels-idx1-ubyte"])
-        assert problem.train["image"].dtype == np.float32 and problem.test["label"].dtype == np.int32
+        assert (
+            problem.train["image"].dtype == np.float32 and problem.test["label"].dtype == np.int32
+        )
         return
     batches = np.concatenate([arrays[f"data_batch_{i}.bin"] for i in range(1, 6)])
-    assert np.array_equal(problem.train["label"], batches[:, 0]) and problem.train["label"].dtype == np.int32
+    assert (
+        np.array_equal(problem.train["label"], batches[:, 0])
+        and problem.train["label"].dtype == np.int32
+    )
     # Red first, row by row.
     assert np.array_equal(problem.train["image"][7, 0, 1], batches[7, 33:65])
     assert np.array_equal(problem.test["image"].reshape(4, -1), arrays["test_batch.bin"][:, 1:])
@@ -133,7 +150,10 @@ def test_damaged_or_missing_files_say_what_to_do(task, files, damage):
 def test_another_archive_is_refused(files, monkeypatch):
     packed(files[0] / "cifar10", monkeypatch)
     truncate(files[0] / "cifar10" / data.CIFAR10_ARCHIVE)
-    with pytest.raises(InputError, match=rf"{data.CIFAR10_ARCHIVE}: damaged, or not .*SHA-256 differs.*{THREE_WAYS}"):
+    with pytest.raises(
+        InputError,
+        match=rf"{data.CIFAR10_ARCHIVE}: damaged, or not .*SHA-256 differs.*{THREE_WAYS}",
+    ):
         cifar10(data_dir=files[0])
 
 
@@ -200,11 +220,27 @@ def test_no_data_and_no_network_names_three_ways(task, cache, mirrors):
         MAKE[task]()
 
 
-@pytest.mark.skipif(not (REAL_DATA / "mnist").is_dir(), reason="needs MNIST: set ASYNCSIM_DATA to its folder's parent")
+@pytest.mark.skipif(
+    not (REAL_DATA / "mnist").is_dir(),
+    reason="needs MNIST: set ASYNCSIM_DATA to its folder's parent",
+)
 def test_real_mnist():
     problem = mnist(data_dir=REAL_DATA)
-    assert problem.train["image"].shape == (60_000, 28, 28) and problem.test["label"].shape == (10_000,)
+    assert problem.train["image"].shape == (60_000, 28, 28) and problem.test["label"].shape == (
+        10_000,
+    )
     # The published mean and standard deviation have four digits.
     assert problem.train["image"].mean() == pytest.approx(0, abs=3e-4)
     assert problem.train["image"].std() == pytest.approx(1, abs=3e-4)
-    assert np.bincount(problem.test["label"]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(problem.test["label"]).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]

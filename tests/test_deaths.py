@@ -20,7 +20,9 @@ def as_recorded(trace):
     """Return a simulated trace with the columns of a recording, which knows of no spells."""
     frame = trace.frame[list(COLUMNS)]
     frame = frame.assign(outcome=pd.Categorical(frame["outcome"].astype(str), OUTCOMES))
-    return Trace.of(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
+    return Trace.of(
+        frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present
+    )
 
 
 def test_rows_tell_of_deaths_what_spells_do():
@@ -30,8 +32,11 @@ def test_rows_tell_of_deaths_what_spells_do():
     end = trace.frame["commit_time"].max()
     absent = np.minimum(crashes["end"].fillna(np.inf), end) - crashes["begin"]
     assert told.between.sum() == pytest.approx(4 * end - absent.sum())
-    np.testing.assert_allclose(np.sort(told.away), np.sort((crashes["end"] - crashes["begin"])[crashes["end"] <= end]))
-    # Not those of workers whose message was at the server, and those of workers that are away at the end.
+    np.testing.assert_allclose(
+        np.sort(told.away), np.sort((crashes["end"] - crashes["begin"])[crashes["end"] <= end])
+    )
+    # Not those of workers whose message was at the server, and those of workers that are away at
+    # the end.
     assert 0.9 * len(told.between) <= len(found.between) <= len(told.between)
     assert found.away.mean() == pytest.approx(told.away.mean(), rel=0.05)
     assert len(deaths(simulate(Cluster(2, 1.0), 20)).between) == 0
@@ -53,7 +58,9 @@ def test_deaths_are_calibrated_and_predicted(recorded):
 
 
 def _mean_and_throughput(law, every, commits, seeds, recorded=False):
-    """Return the mean over seeds of the fitted mean and of the predicted throughput, relative to the true ones."""
+    """Return the mean over seeds of the fitted mean and of the predicted throughput, relative to
+    the true ones.
+    """
     ratios = []
     for seed in range(seeds):
         crash = failures.crash(every=f"exponential({every})", lasts="exponential(1)")
@@ -70,7 +77,9 @@ LAWS = ("exponential(1)", "gamma(1, 0.5)", "lognormal(1, 0.5)")
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("law", LAWS)
 def test_cancelled_computations_are_censored(law, recorded):
-    """Of the completed ones alone the mean is .66 (exponential) or .9, and the throughput 12 to 50 % too high."""
+    """Of the completed ones alone the mean is .66 (exponential) or .9, and the throughput 12 to 50
+    % too high.
+    """
     np.testing.assert_allclose(_mean_and_throughput(law, 2, 4_000, 2, recorded), 1, atol=0.03)
 
 
@@ -89,7 +98,9 @@ def test_windows_under_crashes_and_each_worker_by_itself():
     crash = failures.crash(every="exponential(4)", lasts="exponential(1)")
     trace = simulate(Cluster(4, "gamma(0.5, 0.5)", 0.01, window=4, failures=[crash]), 3_000, seed=0)
     assert calibrate(trace, per_worker=False).compute.mean == pytest.approx(0.5, rel=0.03)
-    trace = simulate(Cluster(2, ["gamma(1, 0.5)", "exponential(2)"], 0.01, failures=[crash]), 4_000, seed=0)
+    trace = simulate(
+        Cluster(2, ["gamma(1, 0.5)", "exponential(2)"], 0.01, failures=[crash]), 4_000, seed=0
+    )
     means = [law.mean for law in calibrate(trace).compute]
     assert means == pytest.approx([1, 2], rel=0.06)
     found = examine(trace, law="empirical")
@@ -99,6 +110,10 @@ def test_windows_under_crashes_and_each_worker_by_itself():
 
 
 def test_other_failures_are_refused():
-    trace = simulate(Cluster(4, 1.0, failures=[failures.slow("exponential(9)", "exponential(5)", 0.5)]), 100)
-    with pytest.raises(InputError, match=r"trace: has failures, slow\(.*; only traces with crashes alone"):
+    trace = simulate(
+        Cluster(4, 1.0, failures=[failures.slow("exponential(9)", "exponential(5)", 0.5)]), 100
+    )
+    with pytest.raises(
+        InputError, match=r"trace: has failures, slow\(.*; only traces with crashes alone"
+    ):
         calibrate(trace)

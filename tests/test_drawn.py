@@ -1,4 +1,5 @@
-"""What every figure shows of results made by hand, against numbers that were read once and are kept in `drawn.json`.
+"""What every figure shows of results made by hand, against numbers that were read once and are kept
+in `drawn.json`.
 
 Where a figure is to show something else, ``python tests/test_drawn.py`` writes them anew.
 """
@@ -25,7 +26,8 @@ from asyncsim.study.finished import read
 
 KEPT = Path(__file__).with_name("drawn.json")
 MINE = [({"workers": n, "learning_rate": rate}, "mine", {}) for rate in (0.05, 0.2) for n in (1, 2)]
-#: Results that are unlike those that a whole study has: figure and study, its cells, and its tables.
+#: Results that are unlike those that a whole study has: figure and study, its cells, and its
+#: tables.
 UNLIKE = {
     **{
         f"{name}, another method": (name, study, MINE, {})
@@ -47,20 +49,38 @@ UNLIKE = {
         ],
         {},
     ),
-    "several clusters, generalization": ("5", "generalization", [({"workers": n}, "gem", {}) for n in (2, 4)], {}),
+    "several clusters, generalization": (
+        "5",
+        "generalization",
+        [({"workers": n}, "gem", {}) for n in (2, 4)],
+        {},
+    ),
     "several clusters, kappa": (
         "8a",
         "kappa",
-        [({"workers": n, "method.kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)],
+        [
+            ({"workers": n, "method.kappa": kappa}, "gem", {})
+            for n in (4, 2)
+            for kappa in (1.0, 2.0)
+        ],
         {},
     ),
     "several clusters, queue": (
         "queue",
         "queue",
-        [({"discipline": name, "workers": n}, "gem", {}) for n in (2, 4) for name in ("fifo", "lowest_rank")],
+        [
+            ({"discipline": name, "workers": n}, "gem", {})
+            for n in (2, 4)
+            for name in ("fifo", "lowest_rank")
+        ],
         {"ranks.csv": pd.concat([ranks(2), ranks(4)])},
     ),
-    "recorded seldom": ("8b", "kappa", [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})], {}),
+    "recorded seldom": (
+        "8b",
+        "kappa",
+        [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})],
+        {},
+    ),
     "methods with a pi": (
         "9",
         "tensors",
@@ -79,7 +99,9 @@ def drawn(folder: Path):
     for name, (figure, study, cells, tables) in UNLIKE.items():
         yield (
             f"gem {name}",
-            gem.FIGURES[figure].draw(read(write_study(folder / name, study, cells, tables=tables), study)),
+            gem.FIGURES[figure].draw(
+                read(write_study(folder / name, study, cells, tables=tables), study)
+            ),
         )
     for study, paper, write in (
         ("windows", agn, write_windows),
@@ -91,7 +113,9 @@ def drawn(folder: Path):
     cluster = Cluster(2, "gamma(1, 0.2)", service=0.1)
     traces = [test_figures.hand_made_trace(cluster, seed=seed) for seed in range(2)]
     written = test_figures.write_results(
-        folder / "staleness", {"gem": traces, "downpour": traces, "mine": traces}, diverged="downpour"
+        folder / "staleness",
+        {"gem": traces, "downpour": traces, "mine": traces},
+        diverged="downpour",
     )
     found = test_figures.figures.read(written)
     for name, draw in test_figures.figures.FIGURES.items():
@@ -99,7 +123,9 @@ def drawn(folder: Path):
 
 
 def shown(figure) -> list:
-    """Of each panel the curves, each as its length and its means, the colours of maps, and how many bars and texts."""
+    """Of each panel the curves, each as its length and its means, the colours of maps, and how many
+    bars and texts.
+    """
 
     def mean(values):
         values = np.ma.filled(np.ma.masked_invalid(np.ma.asarray(values, float)), np.nan)
@@ -108,8 +134,16 @@ def shown(figure) -> list:
 
     return [
         [
-            [[*mean(line.get_xdata()), *mean(line.get_ydata())] for line in axes.lines if len(line.get_xdata())],
-            [mean(one.get_array()) for one in [*axes.collections, *axes.images] if one.get_array() is not None],
+            [
+                [*mean(line.get_xdata()), *mean(line.get_ydata())]
+                for line in axes.lines
+                if len(line.get_xdata())
+            ],
+            [
+                mean(one.get_array())
+                for one in [*axes.collections, *axes.images]
+                if one.get_array() is not None
+            ],
             [len(axes.patches), len(axes.texts)],
         ]
         for axes in figure.axes
@@ -117,7 +151,11 @@ def shown(figure) -> list:
 
 
 def flat(numbers) -> list[float]:
-    return [number for one in numbers for number in flat(one)] if isinstance(numbers, list) else [numbers]
+    return (
+        [number for one in numbers for number in flat(one)]
+        if isinstance(numbers, list)
+        else [numbers]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +168,9 @@ def figures(tmp_path_factory):
 @pytest.mark.parametrize("name", json.loads(KEPT.read_text()))
 def test_figures_show_what_they_did(figures, name):
     expected, found = json.loads(KEPT.read_text())[name], shown(figures[name])
-    assert np.shape(flat(found)) == np.shape(flat(expected)), "python tests/test_drawn.py writes them anew"
+    assert np.shape(flat(found)) == np.shape(flat(expected)), (
+        "python tests/test_drawn.py writes them anew"
+    )
     np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-6, atol=1e-12)
 
 
@@ -140,7 +180,8 @@ def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
     with look.style():
         FigureCanvasAgg(figure).draw()
     assert any(axes.lines or axes.collections for axes in figure.axes)
-    # The digits have no published curves; in grey are those of the digits to which a cluster was fitted.
+    # The digits have no published curves; in grey are those of the digits to which a cluster was
+    # fitted.
     told, grey = published_in(figure)
     assert told == [] and (grey == 0 or name == "forensics")
     renderer, (width, height) = figure.canvas.get_renderer(), figure.canvas.get_width_height()
@@ -150,7 +191,9 @@ def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
     for text in figure.findobj(Text):
         if text.get_text() and text.get_visible() and text not in ticks:
             box = text.get_window_extent(renderer)
-            assert min(box.x0, box.y0) > -2 and box.x1 < width + 2 and box.y1 < height + 2, text.get_text()
+            assert min(box.x0, box.y0) > -2 and box.x1 < width + 2 and box.y1 < height + 2, (
+                text.get_text()
+            )
 
 
 def test_every_figure_is_kept(figures):

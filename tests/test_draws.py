@@ -1,4 +1,6 @@
-"""Methods that draw: each visit has a key, of the run's seed, of its worker and step, and of nothing else."""
+"""Methods that draw: each visit has a key, of the run's seed, of its worker and step, and of
+nothing else.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +37,9 @@ def telling(**options):
 
 def drawn_by(workers, seed, **options):
     """What is drawn at each visit, its median, by worker and step."""
-    trace = simulate(Cluster(workers=workers, compute="exponential(mean=1)"), 100 * workers, seed=seed)
+    trace = simulate(
+        Cluster(workers=workers, compute="exponential(mean=1)"), 100 * workers, seed=seed
+    )
     run = replay(
         trace,
         telling(**options),
@@ -90,22 +94,34 @@ def test_members_of_an_ensemble_draw_as_single_runs(replies):
 @pytest.mark.full
 def test_each_local_step_draws_its_own():
     def update(gradients, state, params=None, *, visit, **_):
-        return jax.tree.map(lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients), state
+        return jax.tree.map(
+            lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients
+        ), state
 
     steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     walk = Method("walk", {}, steps, needs_key=True)
     for window in (1, 4):
         trace = prescribed(0, 50, 5, window)
-        end = replay(trace, walk, problems.quadratic(np.full(400, 1e-6), start=0.0), progress=False).params
+        end = replay(
+            trace, walk, problems.quadratic(np.full(400, 1e-6), start=0.0), progress=False
+        ).params
         assert np.std(np.asarray(end)) == pytest.approx(np.sqrt(50 * window), rel=0.15)
 
 
 def test_who_draws_without_saying_so_is_told_to(lenient):
     silent = noisy()._replace(needs_key=False)
-    with pytest.raises(InputError, match=r"noisy\.needs_key = False: .* visit\.key, .* with needs_key=True; add that"):
+    with pytest.raises(
+        InputError,
+        match=r"noisy\.needs_key = False: .* visit\.key, .* with needs_key=True; add that",
+    ):
         replay(make_trace(commits=10), silent, make_problem("quadratic"), progress=False)
     with pytest.raises(InputError, match=r"noisy\.needs_key = 1: must be True or False"):
-        replay(make_trace(commits=10), noisy()._replace(needs_key=1), make_problem("quadratic"), progress=False)
+        replay(
+            make_trace(commits=10),
+            noisy()._replace(needs_key=1),
+            make_problem("quadratic"),
+            progress=False,
+        )
 
 
 def test_of_the_catalogue_qsgd_draws():
@@ -117,7 +133,10 @@ def test_of_the_catalogue_qsgd_draws():
     ("levels", "bucket", "size"),
     [
         (7, 64, 64),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in ((1, None, 300), (7, 100, 100), (3, 999, 300))),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in ((1, None, 300), (7, 100, 100), (3, 999, 300))
+        ),
     ],
 )
 def test_quantized_messages_are_the_update_in_the_mean_and_within_their_bound(levels, bucket, size):
@@ -128,7 +147,8 @@ def test_quantized_messages_are_the_update_in_the_mean_and_within_their_bound(le
     norms = np.concatenate([np.full(len(part), np.linalg.norm(part)) for part in parts])
     on_levels = drawn * levels / norms
     np.testing.assert_allclose(on_levels, np.round(on_levels), atol=1e-4)
-    # Of independent draws the mean would be this far away on average; it is not if those of visits hang together.
+    # Of independent draws the mean would be this far away on average; it is not if those of visits
+    # hang together.
     chance = levels * np.abs(vector) / norms % 1
     spread = norms / levels * np.sqrt(chance * (1 - chance) / len(drawn))
     assert 0.8 < np.sqrt(np.mean(((drawn.mean(0) - vector) / spread) ** 2)) < 1.2

@@ -1,4 +1,6 @@
-"""The studies of energies, of pi by tensor and of implicit momentum: what they write is what the runs say."""
+"""The studies of energies, of pi by tensor and of implicit momentum: what they write is what the
+runs say.
+"""
 
 from pathlib import Path
 
@@ -25,7 +27,13 @@ def tables(folder: Path, names) -> list[pd.DataFrame]:
 
 @pytest.fixture(scope="module")
 def energies(tmp_path_factory):
-    options = {"workers": (2, 3), "problem": "quadratic", "learning_rate": 0.1, "x64": True, **QUICK}
+    options = {
+        "workers": (2, 3),
+        "problem": "quadratic",
+        "learning_rate": 0.1,
+        "x64": True,
+        **QUICK,
+    }
     return energy.run(energy.Config(**options, out=tmp_path_factory.mktemp("energy")))
 
 
@@ -37,12 +45,22 @@ def test_compliance_is_that_of_the_diagnosed_commits(energies):
     for row in compliance.itertuples():
         (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
         commit = run.commits.iloc[row.commit]
-        assert row.worker_step == row.commit / row.workers and row.commit % (2 * row.workers + 1) == 0
-        assert row.energy_ratio == pytest.approx(commit["central_energy"] / commit["proxy_energy"], rel=1e-12)
+        assert (
+            row.worker_step == row.commit / row.workers and row.commit % (2 * row.workers + 1) == 0
+        )
+        assert row.energy_ratio == pytest.approx(
+            commit["central_energy"] / commit["proxy_energy"], rel=1e-12
+        )
         assert row.potential_energy == pytest.approx(-0.1 * commit["loss"], rel=1e-12)
         own = run.diagnostics[run.diagnostics["commit"] == row.commit]
-        quantiles = own[own["quantity"] == "weight_energy_ratio"].drop_duplicates("quantile")["value"].tolist()
-        assert [getattr(row, f"weight_ratio_{q}") for q in ("05", "25", "50", "75", "95")] == quantiles
+        quantiles = (
+            own[own["quantity"] == "weight_energy_ratio"]
+            .drop_duplicates("quantile")["value"]
+            .tolist()
+        )
+        assert [
+            getattr(row, f"weight_ratio_{q}") for q in ("05", "25", "50", "75", "95")
+        ] == quantiles
         share = own[own["quantity"] == "clipped_low"]["value"].tolist()
         assert share == ([row.clipped_low] if row.method == "gem" else [])
         assert 0 <= row.opposite_sign <= 1
@@ -54,7 +72,9 @@ def test_energies_over_time_of_tensors_and_of_workers(energies):
     compliance, curves, by_tensor, by_worker = tables(energies.folder, energy.TABLES)
     keys = ["workers", "method", "seed", "commit"]
     sums = by_tensor.groupby(keys)[["central_energy", "proxy_energy"]].sum()
-    pd.testing.assert_frame_equal(sums, compliance.set_index(keys).sort_index()[list(sums)], rtol=1e-12)
+    pd.testing.assert_frame_equal(
+        sums, compliance.set_index(keys).sort_index()[list(sums)], rtol=1e-12
+    )
     found = finished.read(energies.folder, "energy")
     for row in [*curves.itertuples(), *by_worker.itertuples()]:
         (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
@@ -82,8 +102,16 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
 
 @pytest.mark.full
 def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp_path, capsys):
-    options = {"workers": (3,), "problem": "quadratic", "seeds": 1, "steps": 30, "diagnose_every": 2}
-    result = energy.run(energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out"))
+    options = {
+        "workers": (3,),
+        "problem": "quadratic",
+        "seeds": 1,
+        "steps": 30,
+        "diagnose_every": 2,
+    }
+    result = energy.run(
+        energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out")
+    )
     (run,) = finished.read(result.folder, "energy").runs(method="batch_sgd")
     curves = tables(result.folder, ["energies.csv"])[0].query("method == 'batch_sgd'")
     moved = run.commits[2::3]
@@ -102,18 +130,27 @@ def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp
 @pytest.mark.full
 def test_tensors_are_those_of_the_network(tmp_path, capsys):
     problem = problems.digits(batch_size=8, hidden=(4,))
-    result = tensors.run(tensors.Config(workers=(2, 3), problem=problem, **QUICK, out=tmp_path / "out"))
+    result = tensors.run(
+        tensors.Config(workers=(2, 3), problem=problem, **QUICK, out=tmp_path / "out")
+    )
     (found,) = tables(result.folder, ["tensors.csv"])
     names = ["[0]['bias']", "[0]['weight']", "[1]['bias']", "[1]['weight']"]
     assert found["tensor"].tolist() == names * 6
     assert found["commit"].unique().tolist() == [0, 5, 10, 7, 14]
     run = Run.load(result.folder / result.summary["run_folder"][1])
-    last = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["tensor"] == names[1])]
-    assert found.query("workers == 3 and tensor == @names[1]")["pi_median"].tolist() == last["value"].tolist()
+    last = run.diagnostics[
+        (run.diagnostics["quantity"] == "pi") & (run.diagnostics["tensor"] == names[1])
+    ]
+    assert (
+        found.query("workers == 3 and tensor == @names[1]")["pi_median"].tolist()
+        == last["value"].tolist()
+    )
     # Before anything has moved, an update is scaled by one, but for weights without a gradient.
     assert set(found[found["commit"] == 0]["pi_median"].round(3)) <= {0.0, 0.5, 1.0}
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ["0.bias", "0.weight", "1.bias", "1.weight", "tensors.csv"])
+    assert all(
+        name in printed for name in ["0.bias", "0.weight", "1.bias", "1.weight", "tensors.csv"]
+    )
 
 
 def test_tables_of_each_run_have_its_columns_first_and_errors_its_name(tmp_path):
@@ -122,19 +159,42 @@ def test_tables_of_each_run_have_its_columns_first_and_errors_its_name(tmp_path)
     )
     for seed, recorded in enumerate((diagnostics, diagnostics[:0])):
         commits = pd.DataFrame({"commit": [0], "commit_time": 0.0})
-        Run(commits, pd.DataFrame(), recorded, {}, config={"workers": 2}).save(tmp_path / f"runs/{seed}")
-    rows = [{"workers": 2, "method": "gem", "seed": seed, "run_folder": f"runs/{seed}"} for seed in (0, 1)]
-    (found,) = finished.Finished(tmp_path, {}, pd.DataFrame(rows[:1])).each_run(lambda run: [tensors.medians(run)])
-    assert list(found) == ["workers", "method", "seed", "commit", "worker_step", "tensor", "pi_median"]
-    assert found.to_numpy().tolist() == [[2, "gem", 0, 0, 0.0, "a", 1.0], [2, "gem", 0, 2, 1.0, "a", 0.5]]
+        Run(commits, pd.DataFrame(), recorded, {}, config={"workers": 2}).save(
+            tmp_path / f"runs/{seed}"
+        )
+    rows = [
+        {"workers": 2, "method": "gem", "seed": seed, "run_folder": f"runs/{seed}"}
+        for seed in (0, 1)
+    ]
+    (found,) = finished.Finished(tmp_path, {}, pd.DataFrame(rows[:1])).each_run(
+        lambda run: [tensors.medians(run)]
+    )
+    assert list(found) == [
+        "workers",
+        "method",
+        "seed",
+        "commit",
+        "worker_step",
+        "tensor",
+        "pi_median",
+    ]
+    assert found.to_numpy().tolist() == [
+        [2, "gem", 0, 0, 0.0, "a", 1.0],
+        [2, "gem", 0, 2, 1.0, "a", 0.5],
+    ]
     with pytest.raises(InputError, match=r"^runs/1: no pi was recorded"):
-        finished.Finished(tmp_path, {}, pd.DataFrame(rows)).each_run(lambda run: [tensors.medians(run)])
+        finished.Finished(tmp_path, {}, pd.DataFrame(rows)).each_run(
+            lambda run: [tensors.medians(run)]
+        )
 
 
 def test_an_effective_batch_is_shared(monkeypatch):
     monkeypatch.setattr(tensors, "run_cells", lambda study, config, cells, conclude: cells)
     cells = tensors.run(tensors.Config(workers=(2, 3), effective_batch=12))
-    assert [cell.values for cell in cells] == [{"workers": 2, "batch_size": 6}, {"workers": 3, "batch_size": 4}]
+    assert [cell.values for cell in cells] == [
+        {"workers": 2, "batch_size": 6},
+        {"workers": 3, "batch_size": 4},
+    ]
     assert [cell.problem.batch_size for cell in cells] == [6, 4]
 
 
@@ -155,10 +215,12 @@ def test_estimate_has_no_bias_and_a_true_error():
     estimates = [momentum.estimate_momentum(synthetic(30, generator)) for _ in range(repeats)]
     found = np.array(estimates)
     mean, spread = found.mean(0), found.std(0)
-    # Four standard errors of the mean of the repetitions; a ratio of estimators has a bias of its own of lower order.
+    # Four standard errors of the mean of the repetitions; a ratio of estimators has a bias of its
+    # own of lower order.
     assert abs(mean[0] - 0.8) < 4 * spread[0] / repeats**0.5 + 0.1 * spread[0]
     assert abs(mean[2] - 0.05) < 4 * spread[2] / repeats**0.5 + 0.1 * spread[2]
-    # The jackknife counts the square of the noise twice, so that its error is the spread or somewhat more.
+    # The jackknife counts the square of the noise twice, so that its error is the spread or
+    # somewhat more.
     assert 0.95 < mean[1] / spread[0] < 1.7 and 0.95 < mean[3] / spread[2] < 1.7
 
     def naive(paths):
@@ -179,7 +241,9 @@ def test_estimate_of_paths_without_noise_is_exact():
 @pytest.mark.parametrize("window", [1, 3])
 def test_paths_are_those_of_the_formula(window):
     """Each commit moves by what the worker's plain local steps make of what it read."""
-    config = momentum.Config(workers=(3,), seeds=3, steps=4, window=window, problem=momentum.revealing_quadratic())
+    config = momentum.Config(
+        workers=(3,), seeds=3, steps=4, window=window, problem=momentum.revealing_quadratic()
+    )
     (cell,) = sweep.sweep(config, [{"workers": 3, "learning_rate": 0.2}])
     paths = momentum.central_paths(cell, methods.downpour(0.2), steps=4)
     assert paths.values.shape == (3, 13)
@@ -194,7 +258,9 @@ def test_paths_are_those_of_the_formula(window):
 @pytest.mark.full
 def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     options = {"workers": (3,), "seeds": 40, "steps": 5}
-    result = momentum.run(momentum.Config(**options, compute=("exponential(1)", "constant(1)"), out=tmp_path / "out"))
+    result = momentum.run(
+        momentum.Config(**options, compute=("exponential(1)", "constant(1)"), out=tmp_path / "out")
+    )
     measured, paths = tables(result.folder, momentum.TABLES)
     memoryless, constant = measured.itertuples()
     assert (memoryless.assumptions_hold, constant.assumptions_hold) == (True, False)
@@ -206,20 +272,35 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     assert constant.path_error < 1e-12 < 0.05 < constant.path_off
     assert constant.staleness_std == 0
     drawn = paths[paths["compute"] == "exponential(1)"]
-    np.testing.assert_allclose(drawn["theory"], theory.implicit_momentum_path(3, 1 / 3, 15), rtol=1e-12)
+    np.testing.assert_allclose(
+        drawn["theory"], theory.implicit_momentum_path(3, 1 / 3, 15), rtol=1e-12
+    )
     assert len(result.summary) == 80 and (result.summary["status"] == "finished").all()
-    assert finished.read(result.folder, "momentum").config["compute"] == ["exponential(1)", "constant(1)"]
+    assert finished.read(result.folder, "momentum").config["compute"] == [
+        "exponential(1)",
+        "constant(1)",
+    ]
     assert "exponential(1)" in capsys.readouterr().out
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("optimizer", "known"), [("adam", False), ("sgd", True)])
 def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, lenient):
-    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",), "optimizer": optimizer}
-    measured, paths = tables(momentum.run(momentum.Config(**options, out=tmp_path / "out")).folder, momentum.TABLES)
+    options = {
+        "workers": (3,),
+        "seeds": 3,
+        "steps": 2,
+        "compute": ("exponential(1)",),
+        "optimizer": optimizer,
+    }
+    measured, paths = tables(
+        momentum.run(momentum.Config(**options, out=tmp_path / "out")).folder, momentum.TABLES
+    )
     assert measured["assumptions_hold"].tolist() == [known]
     assert paths["theory"].notna().all() == measured["step_theory"].notna().all() == known
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("exponential(1)"))
+    row = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("exponential(1)")
+    )
     assert row.split()[-1] == ("yes" if known else "no") and "nan" not in row
 
 
@@ -238,13 +319,16 @@ def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
     plain = momentum.run(momentum.Config(**options, out=tmp_path / "plain"))
     capsys.readouterr()
     other = momentum.run(momentum.Config(**options, **ignored, out=tmp_path / "out"))
-    for one, same in zip(tables(plain.folder, momentum.TABLES), tables(other.folder, momentum.TABLES), strict=True):
+    for one, same in zip(
+        tables(plain.folder, momentum.TABLES), tables(other.folder, momentum.TABLES), strict=True
+    ):
         pd.testing.assert_frame_equal(one, same)
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert notes == [
         "note: --evaluate-every changes nothing here",
         "note: --diagnose-energy changes nothing here",
-        "note: --momentum changes nothing here: it belongs to a proxy, which this study does not measure",
+        "note: --momentum changes nothing here: it belongs to a proxy, which this study does not "
+        "measure",
     ]
     momentum.run(momentum.Config(**options, methods=("gem",), momentum=0.5, out=tmp_path / "gem"))
     assert "note: --momentum" not in capsys.readouterr().err

@@ -7,7 +7,16 @@ import pytest
 from cases import OWN, make_problem, make_trace, stateful_problem
 from event_loop import deviation
 
-from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
+from asyncsim import (
+    Cluster,
+    InputError,
+    methods,
+    problems,
+    recorders,
+    replay,
+    replay_ensemble,
+    simulate,
+)
 from asyncsim.methods import Method
 
 #: Relative, over a run short enough that GEM has not amplified round-off.
@@ -28,26 +37,49 @@ def assert_same(found, expected):
 def both(trace, factory, problem, **options):
     record = [recorders.energy(tensors=5), recorders.diagnostics()]
     options |= {"precision": "float64", "record": record, "progress": False}
-    return [replay_ensemble(trace, factory, problem, batched=batched, **options) for batched in (True, False)]
+    return [
+        replay_ensemble(trace, factory, problem, batched=batched, **options)
+        for batched in (True, False)
+    ]
 
 
 CASES = [
-    ("quadratic", "exchange", methods.gem, {"learning_rate": [0.05, 0.1], "kappa": [1.0, 2.0], "pi_max": None}),
+    (
+        "quadratic",
+        "exchange",
+        methods.gem,
+        {"learning_rate": [0.05, 0.1], "kappa": [1.0, 2.0], "pi_max": None},
+    ),
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
     ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
-    ("quadratic", "exchange", methods.lsgd, {"learning_rate": [0.05, 0.1], "pull": [0.1, 0.5], "groups": 2}),
-    ("quadratic", "exchange", methods.damping, {"optimizer": optax.sgd(1e-2, 0.9), "strength": [0.3, 0.6]}),
+    (
+        "quadratic",
+        "exchange",
+        methods.lsgd,
+        {"learning_rate": [0.05, 0.1], "pull": [0.1, 0.5], "groups": 2},
+    ),
+    (
+        "quadratic",
+        "exchange",
+        methods.damping,
+        {"optimizer": optax.sgd(1e-2, 0.9), "strength": [0.3, 0.6]},
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("problem", "protocol", "factory", "values"),
-    [pytest.param(*case, marks=[] if number == 1 else pytest.mark.full) for number, case in enumerate(CASES)],
+    [
+        pytest.param(*case, marks=[] if number == 1 else pytest.mark.full)
+        for number, case in enumerate(CASES)
+    ],
 )
 def test_members_are_single_replays(problem, protocol, factory, values):
     trace = make_trace(protocol, commits=120)
-    for found, expected in zip(*both(trace, factory, make_problem(problem), seeds=[0, 3], **values), strict=True):
+    for found, expected in zip(
+        *both(trace, factory, make_problem(problem), seeds=[0, 3], **values), strict=True
+    ):
         assert_same(found, expected)
 
 
@@ -64,8 +96,17 @@ def test_order_and_configuration():
     have = [(run.config["seed"], run.config["hyperparameters"]["learning_rate"]) for run in runs]
     assert have == [(2, 0.1), (2, 0.2), (0, 0.1), (0, 0.2)]
     assert {run.config["hyperparameters"]["kappa"] for run in runs} == {3.0}
-    options = {"precision": "float64", "record": [recorders.energy(tensors=5), recorders.diagnostics()]}
-    one = replay(make_trace(commits=60), methods.gem(0.2, kappa=3.0), make_problem("quadratic"), seed=2, **options)
+    options = {
+        "precision": "float64",
+        "record": [recorders.energy(tensors=5), recorders.diagnostics()],
+    }
+    one = replay(
+        make_trace(commits=60),
+        methods.gem(0.2, kappa=3.0),
+        make_problem("quadratic"),
+        seed=2,
+        **options,
+    )
     assert_same(runs[1], one)
     assert_same(singles[1], one)
 
@@ -87,7 +128,9 @@ def test_a_local_optimizer_and_a_problem_with_state(lenient):
     def factory(rate):
         return Method("adam", {"rate": rate}, optax.adam(rate))
 
-    for found, expected in zip(*both(trace, factory, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True):
+    for found, expected in zip(
+        *both(trace, factory, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True
+    ):
         assert_same(found, expected)
 
 
@@ -98,7 +141,9 @@ def test_members_that_diverge_end_and_the_others_go_on():
         assert runs[0].diverged_at is not None and len(runs[0].commits) == runs[0].diverged_at + 1
         assert runs[1].status == "finished" and len(runs[1].commits) == 400
     trace = make_trace(commits=100)
-    runs = replay_ensemble(trace, methods.downpour, make_problem("quadratic"), learning_rate=[1e8, 1e9], batched=True)
+    runs = replay_ensemble(
+        trace, methods.downpour, make_problem("quadratic"), learning_rate=[1e8, 1e9], batched=True
+    )
     assert all(run.diverged_at is not None for run in runs)
 
 
@@ -106,7 +151,13 @@ def test_members_that_diverge_end_and_the_others_go_on():
 def test_a_step_that_rounding_swallows_is_recorded_alike():
     options = {"learning_rate": [1e-10, 2e-10], "progress": False}
     members, singles = (
-        replay_ensemble(make_trace(commits=60), methods.downpour, make_problem("quadratic"), batched=batched, **options)
+        replay_ensemble(
+            make_trace(commits=60),
+            methods.downpour,
+            make_problem("quadratic"),
+            batched=batched,
+            **options,
+        )
         for batched in (True, False)
     )
     for member, single in zip(members, singles, strict=True):
@@ -116,7 +167,10 @@ def test_a_step_that_rounding_swallows_is_recorded_alike():
 
 
 def test_values_of_a_batch_are_numbers():
-    trace, values = make_trace("read_then_write", commits=60), {"variant": ["program", "paper"], "batched": True}
+    trace, values = (
+        make_trace("read_then_write", commits=60),
+        {"variant": ["program", "paper"], "batched": True},
+    )
     with pytest.raises(InputError, match=r"variant = .*: values of one batch must be numbers"):
         replay_ensemble(trace, methods.gem, make_problem("quadratic"), **values)
 
@@ -127,15 +181,22 @@ def choosing(learning_rate=0.1, fast=True):
 
 def test_choices_are_not_batched():
     trace, problem = make_trace("exchange", commits=60), make_problem("quadratic")
-    with pytest.raises(InputError, match=r"fast = \[True, False\]: values of one batch must be numbers"):
+    with pytest.raises(
+        InputError, match=r"fast = \[True, False\]: values of one batch must be numbers"
+    ):
         replay_ensemble(trace, choosing, problem, batched=True, fast=[True, False])
     one, other = replay_ensemble(trace, choosing, problem, batched=False, fast=[True, False])
     assert one.commits["update_norm"].iloc[0] > other.commits["update_norm"].iloc[0]
 
 
 def test_a_method_is_no_factory():
-    with pytest.raises(InputError, match="factory: is a Method, must be a function; give the function that makes it"):
-        replay_ensemble(make_trace("exchange", commits=60), methods.gem(), make_problem("quadratic"))
+    with pytest.raises(
+        InputError,
+        match="factory: is a Method, must be a function; give the function that makes it",
+    ):
+        replay_ensemble(
+            make_trace("exchange", commits=60), methods.gem(), make_problem("quadratic")
+        )
 
 
 @pytest.mark.full
@@ -177,7 +238,9 @@ def floored(learning_rate=0.05, floor=0.0):
     return Method("floored", {"learning_rate": learning_rate, "floor": floor}, optimizer)
 
 
-@pytest.mark.parametrize(("factory", "name", "values"), [(kept, "keep", [0.5, 1.0]), (floored, "floor", [0.5, 2.0])])
+@pytest.mark.parametrize(
+    ("factory", "name", "values"), [(kept, "keep", [0.5, 1.0]), (floored, "floor", [0.5, 2.0])]
+)
 @pytest.mark.full
 def test_values_that_functions_look_at_are_run_one_by_one(factory, name, values):
     trace, problem = simulate(Cluster(3, 1.0), 9), problems.quadratic([1.0, 0.5])
@@ -188,5 +251,7 @@ def test_values_that_functions_look_at_are_run_one_by_one(factory, name, values)
     with pytest.raises(InputError, match=rf"{name}: .*batched=False"):
         replay_ensemble(trace, factory, problem, batched=True, **{name: values})
     # What it only computes with is still one batch.
-    rates = replay_ensemble(trace, factory, problem, batched=True, learning_rate=[0.1, 0.2], progress=False)
+    rates = replay_ensemble(
+        trace, factory, problem, batched=True, learning_rate=[0.1, 0.2], progress=False
+    )
     assert [run.status for run in rates] == ["finished", "finished"]

@@ -23,7 +23,9 @@ def test_predictions_are_averaged_as_probabilities():
     scores = [np.asarray(problem.predict(params, problem.test), float) for params in models]
     mean = sum(np.exp(s) / np.exp(s).sum(1, keepdims=True) for s in scores) / 2
     label = problem.test["label"]
-    assert found["loss"] == pytest.approx(-np.log(mean[np.arange(len(label)), label]).mean(), rel=1e-5)
+    assert found["loss"] == pytest.approx(
+        -np.log(mean[np.arange(len(label)), label]).mean(), rel=1e-5
+    )
     assert found["accuracy"] == pytest.approx((mean.argmax(1) == label).mean())
     alone = ensembles.averaged_predictions(problem, models[:1], problem.test)
     evaluated = problem.evaluate(models[0], None, problem.test)
@@ -46,7 +48,11 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
 def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     untested = dataclasses.replace(problems.digits(), test=None)
     with pytest.raises(InputError, match="no test data"):
-        ensembles.run(ensembles.Config(problem=untested, evaluate_every=2, optimizer="adam", out=tmp_path / "out"))
+        ensembles.run(
+            ensembles.Config(
+                problem=untested, evaluate_every=2, optimizer="adam", out=tmp_path / "out"
+            )
+        )
     assert capsys.readouterr().err.splitlines() == [
         "note: --evaluate-every changes nothing here",
         "note: --optimizer changes nothing for sgd",
@@ -59,17 +65,29 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     [
         (
             "sgd",
-            {"service": "constant(1)", "latency": "constant(1)", "bandwidth": 1e6, "protocol": "write_then_read"}
+            {
+                "service": "constant(1)",
+                "latency": "constant(1)",
+                "bandwidth": 1e6,
+                "protocol": "write_then_read",
+            }
             | {"discipline": "random", "policy": "buffered(2)"},
             ["service", "latency", "bandwidth", "protocol", "discipline", "policy"],
         ),
-        # A lone worker of these reads before its own commit, and makes a version of several messages.
-        ("downpour", {"protocol": "read_then_write", "discipline": "random", "policy": "buffered(2)"}, ["discipline"]),
+        # A lone worker of these reads before its own commit, and makes a version of several
+        # messages.
+        (
+            "downpour",
+            {"protocol": "read_then_write", "discipline": "random", "policy": "buffered(2)"},
+            ["discipline"],
+        ),
     ],
 )
 def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted, tmp_path, capsys):
     def models(name, **options):
-        config = ensembles.Config(workers=2, steps=5, seeds=1, methods=(methods,), out=tmp_path / name, **options)
+        config = ensembles.Config(
+            workers=2, steps=5, seeds=1, methods=(methods,), out=tmp_path / name, **options
+        )
         return ensembles.run(config).summary
 
     plain = models("plain")
@@ -85,7 +103,9 @@ def test_a_problem_has_to_predict(tmp_path):
     with pytest.raises(InputError, match=says):
         ensembles.run(ensembles.Config(problem="quadratic", out=tmp_path / "out"))
     untested = dataclasses.replace(problems.digits(), test=None)
-    with pytest.raises(InputError, match="problem = 'digits': has no test data to predict; give some"):
+    with pytest.raises(
+        InputError, match="problem = 'digits': has no test data to predict; give some"
+    ):
         ensembles.run(ensembles.Config(problem=untested, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -113,7 +133,9 @@ def test_an_own_problem_predicts(tmp_path):
 
 @pytest.mark.full
 def test_models_that_diverge_are_counted_and_left_out(tmp_path):
-    config = ensembles.Config(workers=2, steps=30, seeds=1, learning_rate=1e30, out=tmp_path / "out")
+    config = ensembles.Config(
+        workers=2, steps=30, seeds=1, learning_rate=1e30, out=tmp_path / "out"
+    )
     summary = ensembles.run(config).summary
     assert summary["diverged"].tolist() == [1, 2] and summary["test_accuracy"].isna().all()
 
@@ -139,7 +161,9 @@ def written(folder, losses):
     return folder
 
 
-@pytest.mark.parametrize("losses", [{"sgd": [0.2, 0.1]}, {"gem": [np.nan, 0.1], "downpour": [np.nan, np.nan]}])
+@pytest.mark.parametrize(
+    "losses", [{"sgd": [0.2, 0.1]}, {"gem": [np.nan, 0.1], "downpour": [np.nan, np.nan]}]
+)
 def test_its_figure(losses, tmp_path):
     """Also of models that have diverged, and of a job that failed."""
     folder = written(tmp_path / "out", losses)
@@ -149,7 +173,11 @@ def test_its_figure(losses, tmp_path):
     assert [path.name for path in drawn] == ["ensembles.png", "ensembles.pdf"]
     (own, _) = figure_of(folder).axes
     curves = [line.get_ydata().tolist() for line in own.lines]
-    assert curves == [[value for value in values if value == value] for values in losses.values() for _ in range(2)]
+    assert curves == [
+        [value for value in values if value == value]
+        for values in losses.values()
+        for _ in range(2)
+    ]
 
 
 def test_a_table_with_text_has_no_figure(tmp_path):

@@ -1,4 +1,6 @@
-"""Entropy-SGD and Parle: NumPy loops from the papers, their limits, and the law of the Langevin noise."""
+"""Entropy-SGD and Parle: NumPy loops from the papers, their limits, and the law of the Langevin
+noise.
+"""
 
 import functools
 
@@ -18,7 +20,9 @@ ROUNDS, SEED, LOCAL = 30, 5, 2**32 - 1
 
 
 def normal(worker, step, inner):
-    """What a worker draws for an inner step: the generator is the run's, which is all that a formula does not say."""
+    """What a worker draws for an inner step: the generator is the run's, which is all that a
+    formula does not say.
+    """
     key = jax.random.wrap_key_data(stream_key(SEED, "method").view(np.uint32)[:2])
     for number in (worker, step, LOCAL, inner, 0):
         key = jax.random.fold_in(key, number)
@@ -29,7 +33,9 @@ def parle(n, window, gamma, rho, scoping, noise, decay, mu, eta, least):
     """The paper's loop; the mean of the replicas after each round."""
     x, v, path = [START] * n, [0 * START] * n, [START]
     for t in range(ROUNDS):
-        reach, apart = (max(first * (1 - scoping) ** t, min(least, first)) for first in (gamma, rho))
+        reach, apart = (
+            max(first * (1 - scoping) ** t, min(least, first)) for first in (gamma, rho)
+        )
         after = []
         for a in range(n):
             rate = (1 + a / 4) / 16
@@ -51,10 +57,15 @@ def rounds(n, window, **policy):
 
 
 def deviation_from(path, method, trace):
-    """The largest deviation of the central variable after a round, relative to the largest value."""
+    """The largest deviation of the central variable after a round, relative to the largest
+    value.
+    """
     n = trace.workers
     stops = np.arange(n, ROUNDS * n + 1, n)
-    replayed, worst = Replay(trace, method, quadratic(), SEED, precision="float64", stops=stops), 0.0
+    replayed, worst = (
+        Replay(trace, method, quadratic(), SEED, precision="float64", stops=stops),
+        0.0,
+    )
     for t, stop in enumerate(stops.tolist()):
         replayed.advance(stop)
         worst = max(worst, float(np.abs(np.asarray(replayed.state.central) - path[t + 1]).max()))
@@ -62,22 +73,27 @@ def deviation_from(path, method, trace):
 
 
 @pytest.mark.parametrize(
-    ("n", "window", "noise"), [(5, 4, 0.01), unless(False, 5, 1, 0.0), unless(False, 1, 3, 0.1), unless(False, 2, 3, 0)]
+    ("n", "window", "noise"),
+    [(5, 4, 0.01), unless(False, 5, 1, 0.0), unless(False, 1, 3, 0.1), unless(False, 2, 3, 0)],
 )
 def test_parle_is_its_papers_loop(n, window, noise):
     options = {"gamma": 2.0, "rho": 3.0, "scoping": 0.1, "noise": noise, "decay": 0.75}
-    method = methods.parle(diverse, **options, momentum=0.6, outer_rate=0.9, gamma_least=1.0, rho_least=1.0)
+    method = methods.parle(
+        diverse, **options, momentum=0.6, outer_rate=0.9, gamma_least=1.0, rho_least=1.0
+    )
     path = parle(n, window, **options, mu=0.6, eta=0.9, least=1.0)
     assert deviation_from(path, method, rounds(n, window, policy="barrier()")) < 1e-10
 
 
-def test_parle_with_one_step_and_without_gamma_is_elastic_averaging_with_the_mean_of_the_new_replicas():
+def test_parle_with_one_step_and_no_gamma_is_elastic_averaging_with_the_mean_of_new_replicas():
     x, path = [START] * 5, [START]
     for _ in range(ROUNDS):
         steps = [(1 + a / 4) / 16 * CURVATURE * x[a] for a in range(5)]
         x = [x[a] - steps[a] - 0.3 * (x[a] - path[-1]) for a in range(5)]
         path.append(np.mean(x, axis=0))
-    method = methods.parle(diverse, gamma=None, rho=1 / 0.3, scoping=0.0, rho_least=0.1, decay=0.0, momentum=0.0)
+    method = methods.parle(
+        diverse, gamma=None, rho=1 / 0.3, scoping=0.0, rho_least=0.1, decay=0.0, momentum=0.0
+    )
     assert deviation_from(np.array(path), method, rounds(5, 1, policy="barrier()")) < 1e-10
 
 
@@ -87,7 +103,10 @@ def test_parle_of_one_worker_without_rho_is_entropy_sgd(window):
     path = parle(1, window, **options, rho=1e300, decay=0.75, mu=0.9, eta=1.0, least=1.0)
     trace = rounds(1, window)
     assert deviation_from(path, methods.entropy_sgd(diverse, **options), trace) < 1e-10
-    assert deviation_from(path, methods.parle(diverse, **options, rho=None, policy=None), trace) < 1e-10
+    assert (
+        deviation_from(path, methods.parle(diverse, **options, rho=None, policy=None), trace)
+        < 1e-10
+    )
 
 
 @pytest.mark.full
@@ -99,7 +118,9 @@ def test_limits_are_sgd_bit_for_bit(optimized):
         return one_worker(method, problem, 1, "float32").commits["loss"].to_numpy()
 
     expected = losses(methods.sgd(0.05, momentum=0.0)).tobytes()
-    assert losses(methods.parle(0.05, rho=None, policy=None, decay=0.0, **plain)).tobytes() == expected
+    assert (
+        losses(methods.parle(0.05, rho=None, policy=None, decay=0.0, **plain)).tobytes() == expected
+    )
     assert losses(methods.entropy_sgd(0.05, decay=0.0, **plain)).tobytes() == expected
     # The average begins anew at x in each round, so that a step is a quarter of SGD's.
     quarter = losses(methods.entropy_sgd(0.2, decay=0.75, **plain))
@@ -110,25 +131,48 @@ def test_the_inner_loop_ends_between_the_replica_and_the_optimum():
     """With curvature h at x (1 / gamma) / (h + 1 / gamma): 0.5882 x."""
     problem = problems.quadratic(np.array([0.7]), start=np.array([2.0]))
     method = methods.entropy_sgd(0.1, gamma=1.0, noise=0.0, momentum=0.0)
-    run = replay(simulate(Cluster(1, 1.0, window=400), 1), method, problem, precision="float64", progress=False)
-    assert float(run.params[0]) / 2 == pytest.approx(1 / 1.7, rel=1e-12) and round(1 / 1.7, 4) == 0.5882
+    run = replay(
+        simulate(Cluster(1, 1.0, window=400), 1),
+        method,
+        problem,
+        precision="float64",
+        progress=False,
+    )
+    assert (
+        float(run.params[0]) / 2 == pytest.approx(1 / 1.7, rel=1e-12)
+        and round(1 / 1.7, 4) == 0.5882
+    )
 
 
 def test_langevin_noise_has_its_stationary_variance():
-    """2 noise^2 / ((h + 1 / gamma) (2 - a)), with a = learning rate (h + 1 / gamma), of a step that is not small."""
+    """2 noise^2 / ((h + 1 / gamma) (2 - a)), with a = learning rate (h + 1 / gamma), of a step that
+    is not small.
+    """
     size, h, rate, noise = 20_000, 0.7, 0.2, 0.3
     problem = problems.quadratic(np.full(size, h), start=np.zeros(size))
     method = methods.entropy_sgd(rate, gamma=1.0, noise=noise, decay=0.0, momentum=0.0)
-    run = replay(simulate(Cluster(1, 1.0, window=60), 1), method, problem, precision="float64", progress=False)
+    run = replay(
+        simulate(Cluster(1, 1.0, window=60), 1),
+        method,
+        problem,
+        precision="float64",
+        progress=False,
+    )
     expected = 2 * noise**2 / ((h + 1) * (2 - rate * (h + 1)))
-    assert np.mean(np.asarray(run.params) ** 2) == pytest.approx(expected, rel=4 * np.sqrt(2 / size))
+    assert np.mean(np.asarray(run.params) ** 2) == pytest.approx(
+        expected, rel=4 * np.sqrt(2 / size)
+    )
 
 
 def test_replicas_beyond_the_limit_of_the_pull_grow_apart():
     def distance(rho):
-        method = methods.parle(diverse, gamma=None, rho=rho, rho_least=0.1, scoping=0.0, decay=0.0, momentum=0.0)
+        method = methods.parle(
+            diverse, gamma=None, rho=rho, rho_least=0.1, scoping=0.0, decay=0.0, momentum=0.0
+        )
         trace = rounds(5, 1, policy="barrier()")
-        replayed = Replay(trace, method, quadratic(), precision="float64", stops=np.array([len(trace)]))
+        replayed = Replay(
+            trace, method, quadratic(), precision="float64", stops=np.array([len(trace)])
+        )
         replayed.advance(len(trace))
         return float(jnp.abs(replayed.state.workers.method - replayed.state.central).max())
 

@@ -1,4 +1,6 @@
-"""Executors: failed runs are rows, what was interrupted is resumed, and Ray gives the bytes that this process does."""
+"""Executors: failed runs are rows, what was interrupted is resumed, and Ray gives the bytes that
+this process does.
+"""
 
 import contextlib
 import json
@@ -35,7 +37,14 @@ from asyncsim.study.jobs import Runner, measurement
 OPTIMIZED = True
 ROOT = study.shipped("studies").parent
 #: Four runs in a moment.
-STUDY = ("toy", "--workers=2", "--steps=2", "--seeds=4", "--problem=quadratic", "--methods=downpour")
+STUDY = (
+    "toy",
+    "--workers=2",
+    "--steps=2",
+    "--seeds=4",
+    "--problem=quadratic",
+    "--methods=downpour",
+)
 RUNS = [f"runs/downpour-seed{seed}" for seed in range(4)]
 
 
@@ -70,7 +79,9 @@ def told(capsys):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """What is replayed; an error in ``stops`` ends the replay of that number, from one, and is taken out."""
+    """What is replayed; an error in ``stops`` ends the replay of that number, from one, and is
+    taken out.
+    """
     from asyncsim.study import cell
 
     replay, calls, stops = cell.replay, [], {}
@@ -103,9 +114,17 @@ def enter(folder: Path, monkeypatch) -> None:
 
 def files(folder: str) -> dict[str, bytes]:
     """Return all tables, traces and runs in a folder; figures are drawn from these."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf")]
+    paths = [
+        path
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.suffix not in (".png", ".pdf")
+    ]
     # made.json says when and for how long.
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.name != "made.json"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in paths
+        if path.name != "made.json"
+    }
 
 
 # Several at once
@@ -114,7 +133,10 @@ def files(folder: str) -> dict[str, bytes]:
 def test_an_own_study_says_what_it_wrote(capsys):
     assert study.main([*STUDY, "--out=mine"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt"
+    assert (
+        last
+        == "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt"
+    )
 
 
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
@@ -198,7 +220,9 @@ def test_jobs_have_the_settings_of_jax_that_hold_around_them():
         return jax.config.jax_default_matmul_precision, jax.config.jax_numpy_dtype_promotion
 
     with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
-        assert [done.value for done in Local(2).map(job, [(0,), (1,)])] == [("highest", "standard")] * 2
+        assert [done.value for done in Local(2).map(job, [(0,), (1,)])] == [
+            ("highest", "standard")
+        ] * 2
 
 
 def test_what_several_threads_ask_for_is_made_once():
@@ -219,10 +243,14 @@ def at_once(monkeypatch):
     monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
 
 
-def test_of_several_runs_at_once_that_fail_the_others_are_kept_and_resumed(told, at_once, replayed, undisturbed):
+def test_of_several_runs_at_once_that_fail_the_others_are_kept_and_resumed(
+    told, at_once, replayed, undisturbed
+):
     replayed.stops |= {2: RuntimeError("out of memory"), 4: KeyboardInterrupt()}
     assert told(*STUDY, "--out=mine")[0] == 130
-    assert len(json.loads(Path("mine/config.json").read_text())["incomplete"]) >= 2  # these two at least
+    assert (
+        len(json.loads(Path("mine/config.json").read_text())["incomplete"]) >= 2
+    )  # these two at least
     assert told(*STUDY, "--resume=mine")[0] == 0
     assert files("mine") == undisturbed
 
@@ -234,7 +262,9 @@ def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
     assert replays_at_once(small, 10_000) == 1
     assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100]), 10) == 1
     assert replays_at_once(PROBLEMS["quadratic"](curvature=[1.0], noise=0.0), 10) == 1
-    monkeypatch.setattr(tuning, "default_devices", lambda parameters: [SimpleNamespace(platform="gpu")])
+    monkeypatch.setattr(
+        tuning, "default_devices", lambda parameters: [SimpleNamespace(platform="gpu")]
+    )
     assert replays_at_once(small, 10) == 1
 
 
@@ -246,7 +276,8 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     replayed.stops[4] = KeyboardInterrupt()
     assert told(*STUDY, "--out=mine")[0] == 130
     assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[3:]
-    # Never taken: what a process leaves that is killed while it writes a run, one that lacks a file, another seed's.
+    # Never taken: what a process leaves that is killed while it writes a run, one that lacks a
+    # file, another seed's.
     shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed3.0123abcd.partial")
     Path("mine/runs/downpour-seed1/params.npz").unlink()
     shutil.rmtree("mine/runs/downpour-seed2")
@@ -259,7 +290,9 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     aside = "moved to mine/aside/runs/downpour-seed2, and computed again"
     assert f"note: run runs/downpour-seed2: is another's, of seed 0, not 2: {aside}" in err
     shutil.rmtree("mine/aside")
-    assert any(line.startswith("[1/4] downpour, seed 0: ") and line.endswith(", read") for line in err)
+    assert any(
+        line.startswith("[1/4] downpour, seed 0: ") and line.endswith(", read") for line in err
+    )
     assert files("mine") == undisturbed
 
 
@@ -289,12 +322,22 @@ def test_what_is_resumed_has_the_options_that_it_was_begun_with(told, replayed):
     assert told("toy", "--seeds=4", "--problem", "quadratic(noise=0.2)", "--resume=mine")[0] == 0
     code, err = told("toy", "--problem=quadratic(noise=0.3)", "--resume=mine")
     # The fingerprints of code that has closed over it differ, too, which says nothing.
-    assert code == 2 and "holds results of another configuration (problem_config noise = 0.2, not 0.3); " in err[-1]
+    assert (
+        code == 2
+        and "holds results of another configuration (problem_config noise = 0.2, not 0.3); "
+        in err[-1]
+    )
     # What was run in Python has them only there, as has what cannot be read.
-    write_sealed(Path("mine/config.json"), {name: value for name, value in config.items() if name != "command"})
+    write_sealed(
+        Path("mine/config.json"),
+        {name: value for name, value in config.items() if name != "command"},
+    )
     assert "(workers = 2, not 100; steps = 2, not 200; " in told("toy", "--resume=mine")[1][-1]
     Path("mine/config.json").write_text("[1]")
-    assert "resume = 'mine': its config.json cannot be used (no table in JSON)" in told("toy", "--resume=mine")[1][-1]
+    assert (
+        "resume = 'mine': its config.json cannot be used (no table in JSON)"
+        in told("toy", "--resume=mine")[1][-1]
+    )
 
 
 def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
@@ -303,9 +346,17 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     assert told(*STUDY, "--seeds=2", "--out=mine")[0] == 0
     before = len(replayed.calls)
     code, err = told("toy", *more, "--resume=mine")
-    assert code == 0 and sum(line.endswith(", read") for line in err) == 2 and len(replayed.calls) == before + 4
+    assert (
+        code == 0
+        and sum(line.endswith(", read") for line in err) == 2
+        and len(replayed.calls) == before + 4
+    )
     of_results = [
-        {name: of for name, of in files(where).items() if name not in ("config.json", "report.html")}
+        {
+            name: of
+            for name, of in files(where).items()
+            if name not in ("config.json", "report.html")
+        }
         for where in ("at-once", "mine")
     ]
     assert of_results[0] == of_results[1]
@@ -330,13 +381,19 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     write_sealed(Path("mine/config.json"), config)
     # One of other hyper-parameters is another method's results.
     code, err = told("toy", "--learning-rate=0.1", "--resume=mine")
-    assert code == 2 and "learning_rate = 0.05, not 0.1" in err[-1] and "code" not in err[-1].partition("; give")[0]
+    assert (
+        code == 2
+        and "learning_rate = 0.05, not 0.1" in err[-1]
+        and "code" not in err[-1].partition("; give")[0]
+    )
 
 
 def test_what_cannot_be_replayed_is_refused_before_any_run(told, replayed):
     """Also beside methods that can."""
     code, err = told(*STUDY, "--methods", "downpour", "ringleader", "--policy=rounds", "--out=mine")
-    assert code == 2 and err[-1].startswith("error: method = 'ringleader': replies to its workers with more than the")
+    assert code == 2 and err[-1].startswith(
+        "error: method = 'ringleader': replies to its workers with more than the"
+    )
     assert replayed.calls == [] and not Path("mine").exists()
 
 
@@ -345,22 +402,43 @@ def test_only_the_same_configuration_is_resumed(told):
     before = files("mine")
     write_sealed(Path("studies/config.json"), {})
     for options, message in [
-        (("--steps=3", "--resume=mine"), "resume = 'mine': holds results of another configuration (steps = 2, not 3)"),
-        (("--steps=3", "--workers=3", "--problem=quadratic(noise=0.2)", "--seeds=1", "--resume=mine"), "; and in "),
+        (
+            ("--steps=3", "--resume=mine"),
+            "resume = 'mine': holds results of another configuration (steps = 2, not 3)",
+        ),
+        (
+            (
+                "--steps=3",
+                "--workers=3",
+                "--problem=quadratic(noise=0.2)",
+                "--seeds=1",
+                "--resume=mine",
+            ),
+            "; and in ",
+        ),
         (
             ("--seeds=3", "--resume=mine"),
             "seeds = 4, not 3: seeds may only be added); give the options, the code and the",
         ),
         (("--resume=absent",), "resume = 'absent': no results of a study"),
-        (("--resume=studies",), "resume = 'studies': its config.json names no study; give a folder of results"),
-        (("--resume=mine", "--out=other"), "out = 'other': results that are resumed stay where they are; leave it out"),
+        (
+            ("--resume=studies",),
+            "resume = 'studies': its config.json names no study; give a folder of results",
+        ),
+        (
+            ("--resume=mine", "--out=other"),
+            "out = 'other': results that are resumed stay where they are; leave it out",
+        ),
     ]:
         code, err = told(*STUDY, *options)
         assert code == 2 and message in err[-1], err
     with jax.threefry_partitionable(False):
         code, err = told(*STUDY, "--resume=mine")
     assert code == 2 and "(jax_threefry_partitionable = True, not False)" in err[-1]
-    assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == ["mine", "studies"]
+    assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == [
+        "mine",
+        "studies",
+    ]
 
 
 @pytest.mark.full
@@ -371,14 +449,20 @@ def test_methods_and_data_that_were_changed_are_not_resumed(told):
     Path("mine.py").write_text(OWN.replace("2 * message", "3 * message"))
     sys.modules.pop("asyncsim.own.mine")
     code, err = told(*options, "--resume=kept")
-    assert code == 2 and "resume = 'kept': holds results of another configuration (code of own has changed)" in err[-1]
+    assert (
+        code == 2
+        and "resume = 'kept': holds results of another configuration (code of own has changed)"
+        in err[-1]
+    )
     x = np.arange(8.0)
     loss = {"loss": lambda params, batch, key: jnp.mean((params - batch) ** 2), "batch_size": 4}
     given = [problems.custom(lambda key: jnp.zeros(()), train=data, **loss) for data in (x, x + 1)]
     staleness = study.load("staleness")
     few = {"workers": 2, "seeds": 1, "steps": 2, "methods": ("downpour",)}
     staleness.run(staleness.Config(problem=given[0], out=Path("data"), **few))
-    with pytest.raises(InputError, match=r"another configuration .code and data of custom has changed"):
+    with pytest.raises(
+        InputError, match=r"another configuration .code and data of custom has changed"
+    ):
         staleness.run(staleness.Config(problem=given[1], resume=Path("data"), **few))
 
 
@@ -408,23 +492,42 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
 
     runner = run(measured)
     tables = runner.tables()
-    assert tables["a.csv"]["inverse"].tolist() == [1.0, 1.0] and tables["b.csv"]["x"].tolist() == [0, 1, 2, 3, 3]
+    assert tables["a.csv"]["inverse"].tolist() == [1.0, 1.0] and tables["b.csv"]["x"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
     error = "ZeroDivisionError: division by zero"
     assert tables["b.csv"][["status", "error"]].dropna().values.tolist() == [["failed", error]] * 2
-    assert pd.read_csv("a.csv")["x"].tolist() == [2, 3] and pd.read_csv("b.csv")["x"].tolist() == [0, 1, 2, 3, 3]
+    assert pd.read_csv("a.csv")["x"].tolist() == [2, 3] and pd.read_csv("b.csv")["x"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
     assert (
         runner.missing == ["parts/of/0.json", "parts/of/1.json"]
         and list(map(list, runner.failed.values())) == [["b.csv"]] * 2
     )
     assert unsealed(Path("parts/of/2.json"))["tables"] == measured(2)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("[1/4] job 3: 2 rows, in ") and lines[-1] == f"[4/4] job 0: failed: {error}"
-    assert sum(line.startswith("Traceback") for line in lines) == 1  # of two errors that are the same
+    assert (
+        lines[0].startswith("[1/4] job 3: 2 rows, in ")
+        and lines[-1] == f"[4/4] job 0: failed: {error}"
+    )
+    assert (
+        sum(line.startswith("Traceback") for line in lines) == 1
+    )  # of two errors that are the same
     assert len(run(lambda x: {"b.csv": [{"x": x}]}).tables()["b.csv"]) == 5
     assert capsys.readouterr().err.splitlines()[0] == "[1/4] job 2: 1 rows, read"
 
 
-@pytest.mark.parametrize("damaged", ["[1, ", "[1]", '{"tables": {}}', '{"tables": {}, "sha256": "0"}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "damaged", ["[1, ", "[1]", '{"tables": {}}', '{"tables": {}, "sha256": "0"}', "[" * 100_000]
+)
 def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
     job = measurement("a", lambda: {"a.csv": [{"x": 1}]})
     Path("parts").mkdir()
@@ -445,10 +548,14 @@ def test_failed_run_is_a_row_with_its_error(told, replayed, undisturbed):
     code, err = told(*STUDY, "--out=mine")
     assert code == 3 and "[2/4] downpour, seed 1: failed: RuntimeError: out of memory" in err
     assert any(line.startswith("Traceback") for line in err)
-    assert err[-1].startswith("note: 1 of 4 runs failed; summary.csv has their errors, and --resume mine tries")
+    assert err[-1].startswith(
+        "note: 1 of 4 runs failed; summary.csv has their errors, and --resume mine tries"
+    )
     summary = pd.read_csv("mine/summary.csv")
     assert list(summary["status"]) == ["finished", "failed", "finished", "finished"]
-    assert summary["error"][1] == "RuntimeError: out of memory" and summary["error"].isna().sum() == 3
+    assert (
+        summary["error"][1] == "RuntimeError: out of memory" and summary["error"].isna().sum() == 3
+    )
     assert json.loads(Path("mine/config.json").read_text())["incomplete"] == [RUNS[1]]
     assert told(*STUDY, "--resume=mine")[0] == 0
     assert files("mine") == undisturbed
@@ -457,7 +564,9 @@ def test_failed_run_is_a_row_with_its_error(told, replayed, undisturbed):
 def test_a_study_of_which_all_runs_fail_ends_with_the_error(told, replayed):
     replayed.stops |= dict.fromkeys(range(1, 5), RuntimeError("no"))
     code, err = told(*STUDY, "--out=mine")
-    assert code == 2 and err[-1].startswith("error: all 4 runs failed, the first with RuntimeError: no")
+    assert code == 2 and err[-1].startswith(
+        "error: all 4 runs failed, the first with RuntimeError: no"
+    )
     assert sum(line.startswith("Traceback") for line in err) == 1
 
 
@@ -467,7 +576,9 @@ def test_a_study_of_which_all_runs_fail_ends_with_the_error(told, replayed):
 def test_ray_that_is_not_installed(told, monkeypatch):
     monkeypatch.setattr("asyncsim.study.config.find_spec", lambda name: None)
     code, err = told(*STUDY, "--executor=ray")
-    assert code == 2 and err[-1].endswith('Ray is not installed; install it with: pip install "asyncsim[ray]"')
+    assert code == 2 and err[-1].endswith(
+        'Ray is not installed; install it with: pip install "asyncsim[ray]"'
+    )
 
 
 @pytest.fixture(scope="module")
@@ -495,9 +606,14 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path, capsys):
             os._exit(1)  # as the system does with a process that takes too much memory
         return number, os.getpid()
 
-    done = {done.place: done.value for done in spread().map(job, [(number,) for number in range(4)])}
+    done = {
+        done.place: done.value for done in spread().map(job, [(number,) for number in range(4)])
+    }
     assert sorted(done) == [0, 1, 2, 3]
-    assert [done[place][0] for place in (0, 2, 3)] == [0, 2, 3] and os.getpid() not in {done[0][1], done[2][1]}
+    assert [done[place][0] for place in (0, 2, 3)] == [0, 2, 3] and os.getpid() not in {
+        done[0][1],
+        done[2][1],
+    }
     assert done[1].error == "ValueError: one" and "in job" in done[1].traceback
     assert "note: a run was lost (" in capsys.readouterr().err
 
@@ -514,7 +630,11 @@ def test_ray_passes_on_bad_input_and_what_no_node_can_run(cluster, monkeypatch):
     monkeypatch.setattr(ray_executor, "_HEARTBEAT", 0.1)
     monkeypatch.setattr(ray_executor, "_PATIENCE", 0.1)
     with pytest.raises(
-        InputError, match=r"asks for CPU 9999, GPU 0\.5, and no node .* \(nodes: CPU \d+, GPU \d+\); ask for less"
+        InputError,
+        match=(
+            r"asks for CPU 9999, GPU 0\.5, and no node .* \(nodes: CPU \d+, GPU \d+\); ask for "
+            r"less"
+        ),
     ):
         list(spread(cpus=9999, accelerators=0.5).map(job, [()]))
 
@@ -547,19 +667,41 @@ def test_ray_gives_the_bytes_of_this_process(cluster, told):
 def test_a_node_that_is_killed_costs_no_row(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "JAX_NUM_CPU_DEVICES": "2"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "disabled",
+        "JAX_NUM_CPU_DEVICES": "2",
+    }
     # Runs take seconds, so that the node has one amid its commits when it is killed.
-    command = [sys.executable, "-m", "asyncsim.study", "toy", "--workers=4", "--steps=1500", "--seeds=3"]
+    command = [
+        sys.executable,
+        "-m",
+        "asyncsim.study",
+        "toy",
+        "--workers=4",
+        "--steps=1500",
+        "--seeds=3",
+    ]
     command.append("--methods=gem,downpour")
     options = {"env": environment, "cwd": tmp_path, "text": True, "stderr": subprocess.PIPE}
-    ray_start = [shutil.which("ray", path=Path(sys.executable).parent), "start", "--block", "--num-cpus=1"]
+    ray_start = [
+        shutil.which("ray", path=Path(sys.executable).parent),
+        "start",
+        "--block",
+        "--num-cpus=1",
+    ]
     ray_start += ["--disable-usage-stats", "--object-store-memory=200000000"]
     nodes = []
 
     def start(*given):
         # Each with its processes in a group of its own, which dies at once.
         node = subprocess.Popen(
-            [*ray_start, *given], start_new_session=True, env=environment, stdout=subprocess.PIPE, text=True
+            [*ray_start, *given],
+            start_new_session=True,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         nodes.append(node)
         assert any("Ray runtime started" in line for line in node.stdout)
@@ -601,7 +743,10 @@ def test_a_cluster_that_is_not_there(told):
     from asyncsim.study.ray_executor import _require_answer
 
     for address in ("127.0.0.1:9", "nowhere"):  # nothing listens on this port
-        with pytest.raises(InputError, match=f"address = '{address}': no Ray cluster there .* give auto, or HOST:PORT"):
+        with pytest.raises(
+            InputError,
+            match=f"address = '{address}': no Ray cluster there .* give auto, or HOST:PORT",
+        ):
             _require_answer(address)
 
 
@@ -624,7 +769,10 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tm
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    for chosen in ("disabled", None):  # what is wanted of other clusters says nothing of one that is started here
+    for chosen in (
+        "disabled",
+        None,
+    ):  # what is wanted of other clusters says nothing of one that is started here
         if chosen is None:
             monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
         else:
@@ -632,7 +780,10 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tm
         with joined(None):
             assert os.environ["RAY_AUTH_MODE"] == "token"
         assert os.environ.get("RAY_AUTH_MODE") == chosen
-    with pytest.raises(InputError, match=r"address = 'auto': whether .* set RAY_AUTH_MODE=token"), joined("auto"):
+    with (
+        pytest.raises(InputError, match=r"address = 'auto': whether .* set RAY_AUTH_MODE=token"),
+        joined("auto"),
+    ):
         pass
     assert modes == [AuthenticationMode.TOKEN] * 2
     assert token.stat().st_mode & 0o777 == 0o600

@@ -26,19 +26,27 @@ SEEDS = 8
 LINK = {"bandwidth": 1e3, "message_bytes": 200, "shared_bandwidth": True}
 UNSERVED = "order statistics, without the network"
 
-#: The name of what holds exactly, whether it tells the share of time that workers compute, and clusters of which it
-#: holds.
+#: The name of what holds exactly, whether it tells the share of time that workers compute, and
+#: clusters of which it holds.
 EXACT = [
     ("nobody waits", True, Cluster(8, Gamma(1.0, 0.5), latency=(0.3, 0.1))),
     ("nobody waits", True, Cluster(8, MIXED, window=2, latency="exponential(0.2)")),
-    ("nobody waits", True, Cluster(8, MIXED, service=0.2, discipline="lock_free", protocol="write_then_read")),
+    (
+        "nobody waits",
+        True,
+        Cluster(8, MIXED, service=0.2, discipline="lock_free", protocol="write_then_read"),
+    ),
     ("nobody waits", True, Cluster(8, Exponential(1.0), policy=buffered(3))),
     ("nobody waits", True, Cluster(8, Gamma(1.0, 0.5), policy=rounds())),
     ("nobody waits", True, Cluster(1, Gamma(1.0, 0.5), service=0.5, policy=bounded_staleness(2))),
     ("nobody waits", True, Cluster(1, Gamma(1.0, 0.5), service=0.5, **LINK)),
     ("nobody waits", True, Cluster(8, Gamma(1.0, 0.5), bandwidth=1e3, message_bytes=(100, 900))),
     ("machine repairman", True, Cluster(8, Gamma(1.0, 0.5), service=Exponential(0.1), latency=0.2)),
-    ("order statistics", True, Cluster(8, Gamma(1.0, 0.5), window=2, latency=(0.2, 0.3), policy=barrier())),
+    (
+        "order statistics",
+        True,
+        Cluster(8, Gamma(1.0, 0.5), window=2, latency=(0.2, 0.3), policy=barrier()),
+    ),
     ("order statistics", True, Cluster(8, MIXED, policy=barrier())),
     ("order statistics", False, Cluster(8, MIXED, policy=barrier(5))),
     ("order statistics", True, Cluster(8, Exponential(2.0), policy=first_of(3))),
@@ -52,25 +60,56 @@ BOUNDED = [
     ("saturation bound", 0.9, Cluster(8, Gamma(1.0, 0.5), **LINK)),
     ("saturation bound", 0.9, Cluster(8, Gamma(1.0, 0.5), **LINK | {"message_bytes": (20, 200)})),
     ("saturation bound", 0.9, Cluster(8, MIXED, policy=bounded_staleness(2))),
-    ("saturation bound", 0.999, Cluster(8, 1.0, service=0.5, protocol="write_then_read", policy=barrier())),
+    (
+        "saturation bound",
+        0.999,
+        Cluster(8, 1.0, service=0.5, protocol="write_then_read", policy=barrier()),
+    ),
     ("saturation bound", 0.6, Cluster(8, Gamma(1.0, 0.5), service=0.5, policy=barrier(6))),
     ("saturation bound", 0.9, Cluster(8, Gamma(1.0, 0.5), **LINK, policy=barrier(2))),
     # Who waits or is under way misses versions, and gets fewer than there are.
     (
         "order statistics",
         0.8,
-        Cluster(8, 0.3, service=0.8, discipline="lowest_rank", **LINK | {"bandwidth": 400.0}, policy=barrier(1)),
+        Cluster(
+            8,
+            0.3,
+            service=0.8,
+            discipline="lowest_rank",
+            **LINK | {"bandwidth": 400.0},
+            policy=barrier(1),
+        ),
     ),
     (UNSERVED, 0.2, Cluster(10, 1.0, latency=("exponential(10)", 0.0), **LINK, policy=barrier(1))),
-    ("saturation bound", 0.6, Cluster(8, "uniform(0.5, 1.5)", window=2, service=0.5, policy=barrier(6))),
+    (
+        "saturation bound",
+        0.6,
+        Cluster(8, "uniform(0.5, 1.5)", window=2, service=0.5, policy=barrier(6)),
+    ),
     ("saturation bound", 0.6, Cluster(8, Gamma(1.0, 0.5), policy=first_of(3))),
-    ("saturation bound", 0.5, Cluster(8, Exponential(1.0), service=0.5, discipline="lock_free", policy=first_of(3))),
+    (
+        "saturation bound",
+        0.5,
+        Cluster(8, Exponential(1.0), service=0.5, discipline="lock_free", policy=first_of(3)),
+    ),
     ("saturation bound", 0.6, Cluster(8, "uniform(0.5, 1.5)", window=2, policy=barrier())),
     ("saturation bound", 0.5, Cluster(8, Exponential(1.0), policy=discard_stale(4))),
-    ("machine repairman", 0.5, Cluster(8, Exponential(1.0), service=Exponential(0.1), policy=discard_stale(4))),
+    (
+        "machine repairman",
+        0.5,
+        Cluster(8, Exponential(1.0), service=Exponential(0.1), policy=discard_stale(4)),
+    ),
     ("order statistics", 0.8, Cluster(8, Gamma(1.0, 0.5), service=0.05, policy=barrier())),
-    ("order statistics", 0.999, Cluster(8, [1.0] * 7 + [3.0], service=0.5, discipline="lock_free", policy=barrier(7))),
-    ("order statistics", 0.7, Cluster(8, 1.0, service=Exponential(1.0), discipline="lock_free", policy=barrier(1))),
+    (
+        "order statistics",
+        0.999,
+        Cluster(8, [1.0] * 7 + [3.0], service=0.5, discipline="lock_free", policy=barrier(7)),
+    ),
+    (
+        "order statistics",
+        0.7,
+        Cluster(8, 1.0, service=Exponential(1.0), discipline="lock_free", policy=barrier(1)),
+    ),
     # Who is served for a message that came too late may see the version that is made meanwhile.
     (
         UNSERVED,
@@ -86,14 +125,21 @@ BOUNDED = [
         ),
     ),
     (UNSERVED, 0.4, Cluster(8, Gamma(1.0, 0.5), latency="exponential(0.5)", policy=barrier(5))),
-    ("bounded clocks", 0.95, Cluster(8, Exponential(1.0), service=0.02, policy=bounded_staleness(2))),
+    (
+        "bounded clocks",
+        0.95,
+        Cluster(8, Exponential(1.0), service=0.02, policy=bounded_staleness(2)),
+    ),
     (
         "bounded clocks",
         0.6,
-        Cluster(8, Exponential(1.0), service=0.5, discipline="lock_free", policy=bounded_staleness(2)),
+        Cluster(
+            8, Exponential(1.0), service=0.5, discipline="lock_free", policy=bounded_staleness(2)
+        ),
     ),
 ]
-#: By what a mean over so many commits may lie beyond, or aside: a commit of each worker at either end.
+#: By what a mean over so many commits may lie beyond, or aside: a commit of each worker at either
+#: end.
 ENDS = 2e-3
 
 
@@ -107,7 +153,9 @@ def first_of_each(cases: list[tuple]) -> list:
 
 
 def summaries(cluster: Cluster) -> pd.DataFrame:
-    return pd.DataFrame([simulate(cluster, 8_000, seed).summary(warm_up=800) for seed in range(SEEDS)])
+    return pd.DataFrame(
+        [simulate(cluster, 8_000, seed).summary(warm_up=800) for seed in range(SEEDS)]
+    )
 
 
 def within(values: pd.Series, expected: float) -> bool:
@@ -143,7 +191,9 @@ def test_nothing_is_said_where_long_computations_are_stopped():
 def test_mean_staleness_of_bounded_clocks():
     cluster = Cluster(8, Exponential(2.0), policy=bounded_staleness(2))
     known = staleness_theory(cluster)
-    assert known.mean == theory.bounded_clocks(8, 2).staleness and known.mean_law == "bounded clocks"
+    assert (
+        known.mean == theory.bounded_clocks(8, 2).staleness and known.mean_law == "bounded clocks"
+    )
     assert within(summaries(cluster)["staleness_mean"], known.mean)
 
 
@@ -162,18 +212,31 @@ def test_the_queue_is_that_of_the_rate(visits, cluster):
         rate.commits * visits * cluster.service.mean
     )
     in_system = summaries(cluster)[["queue_mean", "utilisation"]].sum(axis=1)
-    assert within(in_system, queue.in_system) if queue.exact else in_system.mean() > queue.in_system * (1 - ENDS)
+    assert (
+        within(in_system, queue.in_system)
+        if queue.exact
+        else in_system.mean() > queue.in_system * (1 - ENDS)
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "share"),
     [
         ({}, 1.0),
-        ({"service": 0.5}, 2 / 3),  # one computes for 1 s, then is served for 0.5 s while the other computes
+        (
+            {"service": 0.5},
+            2 / 3,
+        ),  # one computes for 1 s, then is served for 0.5 s while the other computes
         ({"service": 0.5, "discipline": "lock_free"}, 2 / 3),
         ({"latency": (0.25, 0.75)}, 1 / 2),
-        ({"service": 0.1, "latency": 0.2, "protocol": "read_then_write", "exclusive": False}, 1 / 2),
-        ({"service": 0.25, "protocol": "write_then_read"}, 1 / 1.75),  # read and write of the two in turn, once queued
+        (
+            {"service": 0.1, "latency": 0.2, "protocol": "read_then_write", "exclusive": False},
+            1 / 2,
+        ),
+        (
+            {"service": 0.25, "protocol": "write_then_read"},
+            1 / 1.75,
+        ),  # read and write of the two in turn, once queued
         ({"compute": [1.0, 3.0], "policy": barrier()}, 4 / 6),
         ({"compute": [1.0, 3.0], "policy": barrier(1)}, 1.0),  # the slow one is stopped each time
         ({"compute": [1.0, 3.0], "policy": bounded_staleness(0)}, 4 / 6),
@@ -187,8 +250,14 @@ def test_share_of_time_that_workers_compute(given, share):
 @pytest.mark.parametrize(
     ("cluster", "share"),
     [
-        (Cluster(2, [1.0, 3.0], policy=barrier(1)), 0.5),  # the second computes in vain, until it is stopped
-        (Cluster(2, [1.0, 3.5], policy=discard_stale(2)), 0.5),  # the second's message always comes too late
+        (
+            Cluster(2, [1.0, 3.0], policy=barrier(1)),
+            0.5,
+        ),  # the second computes in vain, until it is stopped
+        (
+            Cluster(2, [1.0, 3.5], policy=discard_stale(2)),
+            0.5,
+        ),  # the second's message always comes too late
         (Cluster(2, 1.0, policy=barrier()), 0.0),
     ],
 )
@@ -209,7 +278,9 @@ def test_share_of_time_that_comes_to_nothing(cluster, share):
     ],
 )
 def test_what_is_lost_was_computed(policy, visit):
-    summary = simulate(Cluster(6, "gamma(1, 0.5)", service=0.2, policy=policy, **visit), 500).summary()
+    summary = simulate(
+        Cluster(6, "gamma(1, 0.5)", service=0.2, policy=policy, **visit), 500
+    ).summary()
     assert 0 < summary["lost_time_share"] < summary["computing_share"] < 1
 
 
@@ -221,7 +292,10 @@ def test_commits_at_the_instant_at_which_the_measured_time_begins_are_not_of_it(
 
 def test_a_server_saturates_at_the_knee():
     assert saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02)) == pytest.approx(51)
-    assert saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02, protocol="write_then_read")) == 26
+    assert (
+        saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02, protocol="write_then_read"))
+        == 26
+    )
     for unknown in ({"service": 0.0}, {"discipline": "lock_free"}, {"policy": barrier()}):
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
 

@@ -1,4 +1,6 @@
-"""Replays of traces with crashes and outages against the loop over their events, and what recorders see of them."""
+"""Replays of traces with crashes and outages against the loop over their events, and what recorders
+see of them.
+"""
 
 import jax
 import numpy as np
@@ -24,23 +26,34 @@ def test_an_ensemble_is_its_replays():
     trace = trace_of(failures=EVERYTHING)
     problem = problems.quadratic(curvature=[0.1, 0.4, 1.0])
     rates = [0.02, 0.1]
-    found = replay_ensemble(trace, methods.gem, problem, seeds=[0], learning_rate=rates, batched=True)
+    found = replay_ensemble(
+        trace, methods.gem, problem, seeds=[0], learning_rate=rates, batched=True
+    )
     for rate, run in zip(rates, found, strict=True):
         alone = replay(trace, methods.gem(learning_rate=rate), problem, seed=0)
         np.testing.assert_allclose(run.commits["loss"][:60], alone.commits["loss"][:60], rtol=1e-4)
 
 
-@pytest.mark.parametrize("failing", [[CRASH], [OUTAGE], EVERYTHING], ids=["crash", "outage", "everything"])
+@pytest.mark.parametrize(
+    "failing", [[CRASH], [OUTAGE], EVERYTHING], ids=["crash", "outage", "everything"]
+)
 @pytest.mark.parametrize("policy", ["barrier()", "barrier(count=3)", "first_of(count=3)"])
 def test_update_norm_is_at_the_commit_that_moves_the_central_variable(policy, failing):
-    """A version that a death makes moves it at the last message that went into it, as in `Trace.accepted`."""
+    """A version that a death makes moves it at the last message that went into it, as in
+    `Trace.accepted`.
+    """
     trace = trace_of(failures=failing, policy=policy, commits=150)
     accepted = trace.accepted.frame
     raw = trace.frame[trace.frame["outcome"].isin(["applied", "buffered"])]
-    of_death = (accepted["outcome"] == "applied").to_numpy() & (raw["outcome"] == "buffered").to_numpy()
+    of_death = (accepted["outcome"] == "applied").to_numpy() & (
+        raw["outcome"] == "buffered"
+    ).to_numpy()
     if policy == "barrier()":
         assert of_death.any() == (CRASH in failing)
-    method, problem = methods.batch_sgd(policy=policy), problems.quadratic(curvature=[0.1, 0.4, 1.0])
+    method, problem = (
+        methods.batch_sgd(policy=policy),
+        problems.quadratic(curvature=[0.1, 0.4, 1.0]),
+    )
     stops = np.arange(len(accepted) + 1)
     with jax.enable_x64(True):
         run = Replay(trace, method, problem, precision="float64", stops=stops)
@@ -60,14 +73,23 @@ def test_update_norm_is_at_the_commit_that_moves_the_central_variable(policy, fa
 
 def test_a_crash_forgets_and_an_outage_restores():
     trace = trace_of(failures=[OUTAGE], commits=120)
-    run = Replay(trace, methods.downpour(), problems.quadratic(curvature=[0.1, 0.4]), stops=np.arange(len(trace)))
+    run = Replay(
+        trace,
+        methods.downpour(),
+        problems.quadratic(curvature=[0.1, 0.4]),
+        stops=np.arange(len(trace)),
+    )
     centrals = [np.array(run.state.central)]
     for stop in range(1, len(trace)):
         run.advance(stop)
         centrals.append(np.array(run.state.central))
     frame = trace.accepted.frame
-    kept = {0: centrals[0]} | {version: centrals[row + 1] for row, version in enumerate(frame["version"][:-1])}
+    kept = {0: centrals[0]} | {
+        version: centrals[row + 1] for row, version in enumerate(frame["version"][:-1])
+    }
     for row in np.flatnonzero(frame["restores"][:-1]):
         update = centrals[row + 1] - kept[frame["restored"][row]]
         # One step from the checkpoint, and not from what came after it.
-        assert np.linalg.norm(update) == pytest.approx(run.result().commits["update_norm"][row], rel=1e-3)
+        assert np.linalg.norm(update) == pytest.approx(
+            run.result().commits["update_norm"][row], rel=1e-3
+        )

@@ -18,8 +18,8 @@ from asyncsim.traces.trace_summary import phases
 
 
 def test_a_crash_by_hand():
-    # Worker 0 crashes at 2.5 while it computes, and at 6.5 (1.5 after it came back at 5) while its message is served,
-    # from 6 to 7: it is applied, and the reply lost. Back at 9.
+    # Worker 0 crashes at 2.5 while it computes, and at 6.5 (1.5 after it came back at 5) while its
+    # message is served, from 6 to 7: it is applied, and the reply lost. Back at 9.
     crash = failures.crash(2.5, 2.5)
     trace = simulate(Cluster(1, 1.0, 1.0, failures=[crash]), 4)
     names = [
@@ -45,8 +45,9 @@ def test_a_crash_by_hand():
 
 
 def test_an_outage_by_hand():
-    # The checkpoint of version 4, begun at 4.75, would take until 5.25. At 6 the server is back at version 2, and
-    # serves who has waited since 4. The next checkpoint follows two versions later, from 8 to 8.5.
+    # The checkpoint of version 4, begun at 4.75, would take until 5.25. At 6 the server is back at
+    # version 2, and serves who has waited since 4. The next checkpoint follows two versions later,
+    # from 8 to 8.5.
     outage = failures.outage(every=5.0, lasts=1.0, checkpoint_every=2, checkpoint_time=0.5)
     frame = simulate(Cluster(2, 0.25, 1.0, failures=[outage]), 7).frame
     assert frame["commit_time"].tolist() == [1.25, 2.25, 3.75, 4.75, 7.0, 8.0, 9.5]
@@ -55,7 +56,8 @@ def test_an_outage_by_hand():
 
 
 @pytest.mark.parametrize(
-    "policy", ["barrier", "barrier(6)", "first_of(7)", "bounded_staleness(0)", "rounds", "buckets(5)"]
+    "policy",
+    ["barrier", "barrier(6)", "first_of(7)", "bounded_staleness(0)", "rounds", "buckets(5)"],
 )
 @pytest.mark.parametrize("detect", [0.0, 3.0])
 def test_nobody_waits_for_the_dead(policy, detect):
@@ -68,8 +70,16 @@ def test_nobody_waits_for_the_dead(policy, detect):
 def test_a_death_makes_the_version_that_waited_for_it():
     gone = failures.crash(every=1.5, lasts=1e6, detect=3.0, workers=2)
     trace = simulate(Cluster(3, [1.0, 1.2, 2.0], policy="barrier", failures=[gone]), 6)
-    assert trace.frame["commit_time"].tolist()[:4] == [1.0, 1.2, 1.5, 5.5]  # all but the dead are there; 4.5 and 1
-    assert trace.frame["version"].tolist()[:5] == [0, 0, 0, 1, 2] and (trace.frame["read_time"][3:5] == 4.5).all()
+    assert trace.frame["commit_time"].tolist()[:4] == [
+        1.0,
+        1.2,
+        1.5,
+        5.5,
+    ]  # all but the dead are there; 4.5 and 1
+    assert (
+        trace.frame["version"].tolist()[:5] == [0, 0, 0, 1, 2]
+        and (trace.frame["read_time"][3:5] == 4.5).all()
+    )
     assert trace.accepted.frame["version"].tolist()[:4] == [0, 1, 1, 2]
 
 
@@ -82,13 +92,23 @@ def rate(trace):
 
 @pytest.mark.parametrize("compute", [Gamma(1.0, 0.2), Exponential(1.0)])
 def test_rates_are_those_of_theory(compute):
-    mean, error = rate(simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000))
+    mean, error = rate(
+        simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000)
+    )
     assert abs(mean - theory.crash_rate(compute, 5.0, 2.0)) < 3 * error
-    mean, error = rate(simulate(Cluster(200, compute, failures=["slow(exponential(5), gamma(3, 0.5), 0.25)"]), 40_000))
+    mean, error = rate(
+        simulate(
+            Cluster(200, compute, failures=["slow(exponential(5), gamma(3, 0.5), 0.25)"]), 40_000
+        )
+    )
     assert abs(mean - theory.mean_speed("exponential(5)", "gamma(3, 0.5)", 0.25)) < 3 * error
-    mean, error = rate(simulate(Cluster(200, compute, failures=["pause(uniform(2, 8), exponential(2))"]), 40_000))
+    mean, error = rate(
+        simulate(Cluster(200, compute, failures=["pause(uniform(2, 8), exponential(2))"]), 40_000)
+    )
     assert abs(mean - theory.availability("uniform(2, 8)", "exponential(2)")) < 3 * error
-    trace = simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000)
+    trace = simulate(
+        Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000
+    )
     away = trace.summary(warm_up=0)["away_share"]
     assert away == pytest.approx(1 - theory.availability(5.0, 2.0), abs=0.01)
 
@@ -104,7 +124,9 @@ def test_the_best_interval_of_checkpoints_is_dalys():
         summary = trace.summary()
         # Of a server that is always busy, a version a second.
         kept.append(useful(trace) / summary["duration"])
-        assert kept[-1] == pytest.approx(theory.checkpoint_efficiency(versions, cost, every, lasts), rel=0.02)
+        assert kept[-1] == pytest.approx(
+            theory.checkpoint_efficiency(versions, cost, every, lasts), rel=0.02
+        )
     a, b, _ = np.polyfit(np.log(intervals), kept, 2)
     best = np.exp(-b / (2 * a))
     assert best == pytest.approx(theory.daly_interval(cost, every), rel=0.15)
@@ -114,7 +136,13 @@ def test_the_best_interval_of_checkpoints_is_dalys():
 def useful(trace):
     """How many versions no restore has undone."""
     frame = trace.frame[trace.frame["outcome"] == "applied"]
-    restored = trace.frame["restored"].where(trace.frame["restores"] > 0).shift(-1).bfill().loc[frame.index]
+    restored = (
+        trace.frame["restored"]
+        .where(trace.frame["restores"] > 0)
+        .shift(-1)
+        .bfill()
+        .loc[frame.index]
+    )
     return int((~(frame["version"] > restored)).sum())
 
 
@@ -130,7 +158,14 @@ def test_what_is_nothing_but_failures_ends_with_an_error():
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("from_row", 1e308), ("from_row", -1), ("to_row", np.inf), ("to_row", 0.5), ("to_row", 1e308), ("worker", 4)],
+    [
+        ("from_row", 1e308),
+        ("from_row", -1),
+        ("to_row", np.inf),
+        ("to_row", 0.5),
+        ("to_row", 1e308),
+        ("worker", 4),
+    ],
 )
 def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
     trace = simulate(Cluster(4, "exponential(1)", failures=["crash(exponential(5), 2)"]), 60)
@@ -143,32 +178,50 @@ def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
 def test_times_may_have_units():
     text = "crash(every=exponential(12 h), lasts=exponential(mean=10 min), detect=30 s)"
     (found,) = Cluster(4, 1.0, failures=text).failures
-    assert str(found) == "crash(every=exponential(mean=43200), lasts=exponential(mean=600), detect=30)"
+    assert (
+        str(found) == "crash(every=exponential(mean=43200), lasts=exponential(mean=600), detect=30)"
+    )
     assert Cluster(4, 1.0, failures=str(found)).failures == (found,)
 
 
 def test_a_site_fails_at_once():
-    cluster = Cluster(5, "exponential(1)", sites=[2, 3], failures=["crash(exponential(9), 1, site=1)"])
+    cluster = Cluster(
+        5, "exponential(1)", sites=[2, 3], failures=["crash(exponential(9), 1, site=1)"]
+    )
     spells = simulate(cluster, 300).spells
-    assert set(spells["worker"]) == {2, 3, 4} and (spells.groupby("begin")["worker"].nunique() == 3).all()
+    assert (
+        set(spells["worker"]) == {2, 3, 4}
+        and (spells.groupby("begin")["worker"].nunique() == 3).all()
+    )
 
 
 @pytest.mark.parametrize(
-    "protocol", [dict(protocol="write_then_read"), dict(protocol="read_then_write", exclusive=False)]
+    "protocol",
+    [dict(protocol="write_then_read"), dict(protocol="read_then_write", exclusive=False)],
 )
 def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
-    """Worker 5 comes to a saturated server that serves the lowest first: it is held until 5 s, then it waits."""
-    cluster = Cluster(6, 1.0, 0.6, discipline="lowest_rank", failures=["join(at=5, workers=[5])"], **protocol)
+    """Worker 5 comes to a saturated server that serves the lowest first: it is held until 5 s, then
+    it waits.
+    """
+    cluster = Cluster(
+        6, 1.0, 0.6, discipline="lowest_rank", failures=["join(at=5, workers=[5])"], **protocol
+    )
     trace = simulate(cluster, 60, seed=0)
     assert 5 in trace.present["worker"].to_list() and 5 not in trace.frame["worker"].to_list()
     numbers = trace.summary(0)
-    parts = [value for name, value in numbers.items() if name == "counted_share" or name.startswith("lost_to_")]
+    parts = [
+        value
+        for name, value in numbers.items()
+        if name == "counted_share" or name.startswith("lost_to_")
+    ]
     assert sum(parts) == pytest.approx(1, abs=1e-9)
     waiting = phases(trace, [5]).waiting[["begin", "end"]].to_numpy()
     assert waiting == pytest.approx(np.array([[5, numbers["duration"]]]))
 
 
-@pytest.mark.parametrize("failure", ["crash(every=7.3, lasts=4)", "loss(probability=0.3, timeout=0.5, resend=False)"])
+@pytest.mark.parametrize(
+    "failure", ["crash(every=7.3, lasts=4)", "loss(probability=0.3, timeout=0.5, resend=False)"]
+)
 @pytest.mark.parametrize(
     ("protocol", "service", "down"),
     [
@@ -180,12 +233,16 @@ def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
 )
 def test_a_read_after_a_failure_costs_the_way_down(failure, protocol, service, down):
     """As docs/clusters.md says: no way up, and a service where reads are visits of their own."""
-    cluster = Cluster(1, 1.0, 0.01, 0.1, bandwidth=10, message_bytes=2, failures=[failure], **protocol)
+    cluster = Cluster(
+        1, 1.0, 0.01, 0.1, bandwidth=10, message_bytes=2, failures=[failure], **protocol
+    )
     frame = simulate(cluster, 60, seed=0).frame
     failed = frame["outcome"].shift().isin(["cancelled", "lost"])
     row = frame[failed].iloc[0]
     ended = frame["commit_time"].shift()[failed].iloc[0] + (4 if "crash" in failure else 0)
-    if "loss" in failure and not protocol.get("exclusive", True):  # it read before it sent what was lost
+    if "loss" in failure and not protocol.get(
+        "exclusive", True
+    ):  # it read before it sent what was lost
         assert row["read_time"] < ended and row["start_time"] == pytest.approx(ended)
         return
     assert row["read_time"] - ended == pytest.approx(service)

@@ -1,4 +1,6 @@
-"""Every figure from ten-row frames made by hand: which closed form is named, what is marked, and the bytes."""
+"""Every figure from ten-row frames made by hand: which closed form is named, what is marked, and
+the bytes.
+"""
 
 import dataclasses
 import json
@@ -80,7 +82,9 @@ def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> 
 
 
 def write_results(folder, traces: dict[str, list[Trace]], diverged: str | None = None):
-    """Write a folder as the study does: ``traces`` by method, one per seed; seed 0 of ``diverged`` diverges."""
+    """Write a folder as the study does: ``traces`` by method, one per seed; seed 0 of ``diverged``
+    diverges.
+    """
     rows = []
     for method, of_seeds in traces.items():
         for seed, trace in enumerate(of_seeds):
@@ -88,7 +92,10 @@ def write_results(folder, traces: dict[str, list[Trace]], diverged: str | None =
             trace_path if trace_path.exists() else trace.save(trace_path)
             run = hand_made_run(trace, method, 6 if (method, seed) == (diverged, 0) else None)
             run_path = run.save(folder / "runs" / f"{method}-seed{seed}")
-            files = {"trace_file": trace_path.relative_to(folder), "run_folder": run_path.relative_to(folder)}
+            files = {
+                "trace_file": trace_path.relative_to(folder),
+                "run_folder": run_path.relative_to(folder),
+            }
             rows.append({"method": method, "seed": seed, "status": run.status, **files})
     pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
     (folder / "config.json").write_text(json.dumps({"study": "staleness", "problem": "digits"}))
@@ -98,8 +105,14 @@ def write_results(folder, traces: dict[str, list[Trace]], diverged: str | None =
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Two seeds; a run that diverges, a user's method, and one on a single worker."""
-    shared = [hand_made_trace(Cluster(WORKERS, "gamma(1, 0.2)", service=0.1), seed=seed) for seed in range(2)]
-    alone = [hand_made_trace(Cluster(1, "gamma(1, 0.2)", service=0.1), workers=1, seed=seed) for seed in range(2)]
+    shared = [
+        hand_made_trace(Cluster(WORKERS, "gamma(1, 0.2)", service=0.1), seed=seed)
+        for seed in range(2)
+    ]
+    alone = [
+        hand_made_trace(Cluster(1, "gamma(1, 0.2)", service=0.1), workers=1, seed=seed)
+        for seed in range(2)
+    ]
     traces = {"gem": shared, "downpour": shared, "my_own_method": shared, "sgd": alone}
     return write_results(tmp_path_factory.mktemp("results"), traces, diverged="downpour")
 
@@ -120,7 +133,9 @@ def test_draws_every_figure_and_the_same_bytes_again(results, tmp_path):
     assert not [path for path in results.iterdir() if "partial" in path.name]
 
 
-@pytest.mark.parametrize(("low", "told"), [(0.04, []), (0.0, ["GEM, some seed down to 0"]), (-1.0, ["-1e+00"])])
+@pytest.mark.parametrize(
+    ("low", "told"), [(0.04, []), (0.0, ["GEM, some seed down to 0"]), (-1.0, ["-1e+00"])]
+)
 def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
     """Of two seeds, whose mean is far above it."""
     values = pd.DataFrame({"one": [2.0, 2.0], "other": [2.0, low]})
@@ -157,7 +172,9 @@ def test_a_curve_averages_seeds_and_stops_with_the_last_run():
 def evaluated(losses, seconds: float, diverged_at: int | None = None) -> Run:
     """Return a run that was evaluated every two commits."""
     commit = 2 * np.arange(len(losses))
-    evaluations = pd.DataFrame({"commit": commit, "commit_time": seconds * commit, "train_loss": losses})
+    evaluations = pd.DataFrame(
+        {"commit": commit, "commit_time": seconds * commit, "train_loss": losses}
+    )
     return Run(pd.DataFrame(), evaluations, pd.DataFrame(), np.zeros(1), diverged_at, {})
 
 
@@ -174,7 +191,10 @@ def test_training_losses_go_as_far_as_each_seed_and_never_back_in_time():
 
 
 def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
-    for name, trace in {"prescribed": prescribed(3, ROWS, WORKERS), "recorded": hand_made_trace(None)}.items():
+    for name, trace in {
+        "prescribed": prescribed(3, ROWS, WORKERS),
+        "recorded": hand_made_trace(None),
+    }.items():
         folder = write_results(tmp_path / name, {"gem": [trace]}, diverged="gem")
         read = figures.read(folder)
         for figure in figures.FIGURES.values():
@@ -205,12 +225,17 @@ def test_a_timeline_shows_the_workers_asked_for():
     ):
         _, (axes,) = look.new_figure(look.SINGLE, 2)
         plots.timeline(axes, unlike, given)
-        assert [text.get_text() for text in axes.get_yticklabels()] == labels and axes.get_ylabel() == name
+        assert [
+            text.get_text() for text in axes.get_yticklabels()
+        ] == labels and axes.get_ylabel() == name
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     plots.timeline(axes, unlike, [49, 0], visits=4)
     (strokes,) = [found for found in axes.collections if isinstance(found, LineCollection)]
     places = [round(float(stroke[:, 1].mean())) for stroke in strokes.get_segments()]
-    assert (places.count(0), places.count(1)) == (1, 5)  # the slow one is above: 200 commits take 5 s
+    assert (places.count(0), places.count(1)) == (
+        1,
+        5,
+    )  # the slow one is above: 200 commits take 5 s
 
 
 @pytest.mark.parametrize("workers", [[], [0, 0], [5], [-1], None, "all", 0])
@@ -220,13 +245,17 @@ def test_a_timeline_of_workers_that_are_not_there(workers):
         plots.timeline(axes, simulate(Cluster(5, 1.0), 10), workers)
 
 
-@pytest.mark.parametrize("missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"])
+@pytest.mark.parametrize(
+    "missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"]
+)
 def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys):
     folder = shutil.copytree(results, tmp_path / "copy")
     shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
     assert command.main([str(folder)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and (missing.split("/")[0] in error or "seed0.parquet" in error)
+    assert error.startswith("error: ") and (
+        missing.split("/")[0] in error or "seed0.parquet" in error
+    )
     if missing == "summary.csv":
         assert "asyncsim study staleness" in error
 
@@ -234,9 +263,19 @@ def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys)
 def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path, capsys):
     nothing = str(tmp_path / "nothing")
     for arguments, message in [
-        ([nothing], f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, momentum, lsgd"),
-        (["gam"], "'gam': neither a folder of results nor a paper; did you mean 'gem'? choose from"),
-        ([str(results), "--only"], "'--only': the figures of a folder have no options; leave it out"),
+        (
+            [nothing],
+            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, "
+            "momentum, lsgd",
+        ),
+        (
+            ["gam"],
+            "'gam': neither a folder of results nor a paper; did you mean 'gem'? choose from",
+        ),
+        (
+            [str(results), "--only"],
+            "'--only': the figures of a folder have no options; leave it out",
+        ),
         (
             [str(results / "runs")],
             f"folder = {str(results / 'runs')!r}: no results of a study (no config.json that names",
@@ -261,7 +300,9 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name):
     (folder / "config.json").write_text(json.dumps({"study": "compare"}))
     before = sorted(folder.iterdir())
     module = figures_of(name)
-    with pytest.raises(InputError, match=f"holds the study compare, not {name}; make some with: asyncsim study"):
+    with pytest.raises(
+        InputError, match=f"holds the study compare, not {name}; make some with: asyncsim study"
+    ):
         module.draw(folder)
     assert sorted(folder.iterdir()) == before
 
@@ -272,7 +313,11 @@ def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
     runs = cells | {"method": "gem", "status": "finished", "run_folder": "", "seed": 0}
     pd.DataFrame(runs).to_csv(tmp_path / "summary.csv", index=False)
     failures = figures_of("failures")
-    parts = {"counted_share": [0.9, 0.6], "lost_to_waiting": [0.1, 0.1], "lost_to_failed": [0.0, 0.3]}
+    parts = {
+        "counted_share": [0.9, 0.6],
+        "lost_to_waiting": [0.1, 0.1],
+        "lost_to_failed": [0.0, 0.3],
+    }
     unused = dict.fromkeys(("lost_to_sending", "lost_to_discarded", "lost_to_restoring"), 0.0)
     table = pd.DataFrame({**cells, "throughput": [2.0, 1.0], **parts, **unused})
     table.to_csv(tmp_path / "goodput.csv", index=False)
@@ -280,7 +325,9 @@ def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == ["gradients that counted", "waiting", "failed"]
     (axes,) = figure.axes
-    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], np.ravel(list(parts.values())))
+    np.testing.assert_allclose(
+        [bar.get_width() for bar in axes.patches], np.ravel(list(parts.values()))
+    )
     assert [text.get_text() for text in axes.texts] == ["2.00 commits/s", "1.00 commits/s"]
 
 
@@ -299,8 +346,14 @@ def test_looks_are_stable_and_distinct():
     assert len({one.color for one in beside.values()}) == 4
     alike = look.looks(["qsgd", "downpour", "mem_sgd", "gem", "hogwild"])
     assert len({one.color for one in alike.values()}) == 5
-    assert alike["downpour"] == look.METHOD_LOOKS["downpour"] and alike["gem"] == look.METHOD_LOOKS["gem"]
-    assert look.looks(["my_own_method"])["my_own_method"] == look.looks(["gem", "my_own_method"])["my_own_method"]
+    assert (
+        alike["downpour"] == look.METHOD_LOOKS["downpour"]
+        and alike["gem"] == look.METHOD_LOOKS["gem"]
+    )
+    assert (
+        look.looks(["my_own_method"])["my_own_method"]
+        == look.looks(["gem", "my_own_method"])["my_own_method"]
+    )
 
 
 CASES = {
@@ -312,8 +365,12 @@ CASES = {
     "renewal theory, no queue: std": Cluster(5, "exponential(1)", service=0.01),
     "long-run conserved mean: n \u2212 1 = 4": Cluster(5, "gamma(1, 0.5)", latency=0.2),
     "conserved mean: n = 5": Cluster(5, "gamma(1, 0.5)", latency=0.2, protocol="read_then_write"),
-    "bounds of the mean: 0 to 4": Cluster(5, "exponential(1)", latency=0.2, protocol="write_then_read"),
-    "bounds of the mean: 5 to 9": Cluster(5, "exponential(1)", protocol="read_then_write", exclusive=False),
+    "bounds of the mean: 0 to 4": Cluster(
+        5, "exponential(1)", latency=0.2, protocol="write_then_read"
+    ),
+    "bounds of the mean: 5 to 9": Cluster(
+        5, "exponential(1)", protocol="read_then_write", exclusive=False
+    ),
 }
 
 
@@ -324,13 +381,17 @@ def test_the_histogram_names_the_law_that_holds(named):
     assert named in legend(axes)
 
 
-@pytest.mark.parametrize(("compute", "out_of_view"), [("pareto(1, 1.5)", True), ("constant(1)", False)])
+@pytest.mark.parametrize(
+    ("compute", "out_of_view"), [("pareto(1, 1.5)", True), ("constant(1)", False)]
+)
 def test_the_histogram_names_a_staleness_that_is_out_of_view(compute, out_of_view):
     trace = simulate(Cluster(20, compute), 4000)
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     plots.staleness_histogram(axes, trace, warm_up=0)
     beyond = int((trace.frame["staleness"] > axes.patches[0].get_data().edges[-1]).sum())
-    assert (beyond > 0) is out_of_view and (f"{beyond} of 4,000" in axes.get_xlabel()) is out_of_view
+    assert (beyond > 0) is out_of_view and (
+        f"{beyond} of 4,000" in axes.get_xlabel()
+    ) is out_of_view
 
 
 @pytest.mark.parametrize(
@@ -349,9 +410,13 @@ def test_no_spread_is_stated_where_none_is_known(cluster):
     assert theory.law == "" and theory.std is None and theory.mean == cluster.workers - 1
 
 
-@pytest.mark.parametrize("cluster", [CASES[name] for name in CASES if "law" in name or "renewal theory:" in name])
+@pytest.mark.parametrize(
+    "cluster", [CASES[name] for name in CASES if "law" in name or "renewal theory:" in name]
+)
 def test_stated_mean_and_spread_are_those_of_a_long_trace(cluster):
-    """Within 4 sigma / sqrt(N), ``N`` less 20 to allow for correlation (measured: below 5 for these clusters)."""
+    """Within 4 sigma / sqrt(N), ``N`` less 20 to allow for correlation (measured: below 5 for these
+    clusters).
+    """
     trace = simulate(cluster, 40_000)
     theory = staleness_theory(cluster, len(trace) / cluster.workers)
     measured = trace.frame["staleness"].to_numpy()[1000:]
@@ -359,7 +424,10 @@ def test_stated_mean_and_spread_are_those_of_a_long_trace(cluster):
     assert measured.std() == pytest.approx(theory.std, rel=4 * math.sqrt(20 / len(measured)))
     if theory.probability is not None:
         k = np.arange(10_000)
-        assert theory.probability(k).sum() == pytest.approx(1) and theory.probability(np.array([-1])) == 0
+        assert (
+            theory.probability(k).sum() == pytest.approx(1)
+            and theory.probability(np.array([-1])) == 0
+        )
         assert theory.probability(k) @ k == pytest.approx(theory.mean)
         assert math.sqrt(theory.probability(k) @ k**2 - theory.mean**2) == pytest.approx(theory.std)
 
@@ -398,7 +466,12 @@ def test_the_queue_says_where_its_axis_does_not_show_the_most():
 
 def drawn(axes, label: str) -> list[tuple[float, float, float]]:
     """Worker, begin and end of each bar."""
-    bars = [path.get_extents() for one in axes.collections if one.get_label() == label for path in one.get_paths()]
+    bars = [
+        path.get_extents()
+        for one in axes.collections
+        if one.get_label() == label
+        for path in one.get_paths()
+    ]
     return [(round((bar.y0 + bar.y1) / 2, 6), round(bar.x0, 6), round(bar.x1, 6)) for bar in bars]
 
 

@@ -34,5 +34,7 @@ run(lambda: asyncsim.problems.custom(lambda key: 1.0, lambda params, batch, key:
 
 
 def test_a_forked_child_names_spawn_at_once():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["computed", "True", "True"], done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Every form of computing, on one and on several devices: the same numbers as the loop over events."""
+"""Every form of computing, on one and on several devices: the same numbers as the loop over
+events.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -43,24 +45,40 @@ def computed(trace, method, problem, form, count=1, **options):
 
 @pytest.mark.full
 def test_ensembles_are_single_replays():
-    options = {"seeds": [0, 3], "learning_rate": [0.05, 0.1], "precision": "float64", "progress": False}
+    options = {
+        "seeds": [0, 3],
+        "learning_rate": [0.05, 0.1],
+        "precision": "float64",
+        "progress": False,
+    }
     options["record"] = [recorders.energy(tensors=2), recorders.diagnostics()]
     trace, problem = make_trace("read_then_write, two visits", commits=120), make_problem("digits")
-    together, apart = (replay_ensemble(trace, methods.gem, problem, batched=way, **options) for way in (True, False))
+    together, apart = (
+        replay_ensemble(trace, methods.gem, problem, batched=way, **options)
+        for way in (True, False)
+    )
     for one, other in zip(together, apart, strict=True):
         for name in RECORDED:
             np.testing.assert_allclose(one.commits[name], other.commits[name], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(one.diagnostics["value"], other.diagnostics["value"], rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+            one.diagnostics["value"], other.diagnostics["value"], rtol=1e-6, atol=1e-9
+        )
 
 
 @pytest.mark.full
 def test_forms_repeat_and_record_alike():
     """DOWNPOUR does not amplify round-off."""
-    trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
+    trace, method, problem = (
+        make_trace(commits=STEPS),
+        make_method("downpour"),
+        make_problem("digits"),
+    )
     record = [recorders.energy(tensors=10), recorders.diagnostics(10)]
 
     def run(form, count):
-        running = Replay(trace, method, problem, record=record, form=form, devices=jax.devices()[:count])
+        running = Replay(
+            trace, method, problem, record=record, form=form, devices=jax.devices()[:count]
+        )
         running.evaluate()
         running.advance(len(trace))
         running.evaluate()
@@ -73,23 +91,31 @@ def test_forms_repeat_and_record_alike():
             rows, wanted = getattr(found, table), getattr(expected, table)
             assert rows.equals(getattr(again, table)) and rows.dtypes.equals(wanted.dtypes)
             numbers = wanted.select_dtypes("number").columns
-            np.testing.assert_allclose(rows[numbers], wanted[numbers], rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(
+                rows[numbers], wanted[numbers], rtol=tolerance, atol=tolerance
+            )
         assert jax.tree.map(np.shape, found.params) == jax.tree.map(np.shape, expected.params)
 
 
 @pytest.mark.parametrize("method", ["gem", pytest.param("aeasgd", marks=pytest.mark.full)])
 def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
-    """Which an accelerator takes: no two may go to the same place, though one piece can use a slot again."""
+    """Which an accelerator takes: no two may go to the same place, though one piece can use a slot
+    again.
+    """
     in_order = pieces._put
 
     def reversed_put(tree, rows, index, valid, single):
-        return in_order(tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], valid[::-1], single)
+        return in_order(
+            tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], valid[::-1], single
+        )
 
     monkeypatch.setattr(pieces, "_put", reversed_put)
     monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
     with jax.enable_x64(True):
-        found = forced_deviation(computed(trace, make_method(method), make_problem("quadratic"), "batch"), EVERY)
+        found = forced_deviation(
+            computed(trace, make_method(method), make_problem("quadratic"), "batch"), EVERY
+        )
     assert max(found.values()) < FORCED, found
 
 
@@ -98,7 +124,9 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
 
 def test_each_device_holds_its_workers_rows():
     with jax.enable_x64(True):
-        running = computed(make_trace(commits=STEPS), make_method("gem"), make_problem("digits"), "batch", 2)
+        running = computed(
+            make_trace(commits=STEPS), make_method("gem"), make_problem("digits"), "batch", 2
+        )
         vectors = [leaf for leaf in jax.tree.leaves(running.state) if leaf.ndim == 2 and leaf.size]
         assert len(vectors) == 3  # what was read, momentum, pulled
         shards = [[shard.data.shape[0] for shard in leaf.addressable_shards] for leaf in vectors]
@@ -118,12 +146,17 @@ def test_rows_beyond_the_workers_are_in_no_mean():
             running.advance(len(trace))
             return running.evaluate()
 
-    for given in ((make_method("downpour"), stateful_problem()), (make_method("lsgd"), make_problem("quadratic"))):
+    for given in (
+        (make_method("downpour"), stateful_problem()),
+        (make_method("lsgd"), make_problem("quadratic")),
+    ):
         assert ended(*given, 2) == pytest.approx(ended(*given, 1), rel=1e-10)
 
 
 def test_a_run_that_diverged_is_not_evaluated():
-    running = Replay(make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic"))
+    running = Replay(
+        make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic")
+    )
     running.advance(STEPS)
     with pytest.raises(InputError, match="diverged at commit"):
         running.evaluate()
@@ -146,7 +179,11 @@ def test_the_form_by_parameters_and_devices(monkeypatch):
 
 @pytest.mark.parametrize("form", ["single", "batch"])
 def test_a_state_can_be_gone_on_from(form):
-    trace, method, problem = make_trace(commits=2 * EVERY), make_method("aeasgd"), make_problem("quadratic")
+    trace, method, problem = (
+        make_trace(commits=2 * EVERY),
+        make_method("aeasgd"),
+        make_problem("quadratic"),
+    )
     with jax.enable_x64(True):
         one, other = (computed(trace, method, problem, form) for _ in range(2))
         one.advance(EVERY)
@@ -163,7 +200,9 @@ def test_a_state_can_be_gone_on_from(form):
 
 def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
     with jax.enable_x64(True):
-        running = computed(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"), "single")
+        running = computed(
+            make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"), "single"
+        )
 
         def interrupt(*arguments):
             raise KeyboardInterrupt
@@ -172,7 +211,9 @@ def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             running.advance(EVERY)
         for use in (lambda: running.advance(EVERY), lambda: running.state, running.evaluate):
-            with pytest.raises(InputError, match="interrupted amid its commits, and cannot go on; make a new one"):
+            with pytest.raises(
+                InputError, match="interrupted amid its commits, and cannot go on; make a new one"
+            ):
                 use()
 
 
@@ -181,7 +222,9 @@ def test_a_gradient_that_raises_ends_the_replay():
         raise ValueError("no more examples")
 
     def loss(params, batch, key):
-        return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), params["x"].dtype), 0.0) + jnp.sum(params["x"])
+        return jax.pure_callback(
+            refuse, jax.ShapeDtypeStruct((), params["x"].dtype), 0.0
+        ) + jnp.sum(params["x"])
 
     problem = problems.custom(lambda key: {"x": jnp.ones(4)}, loss, name="refusing")
     with jax.enable_x64(True), pytest.raises(Exception, match="no more examples"):
@@ -190,7 +233,11 @@ def test_a_gradient_that_raises_ends_the_replay():
 
 # Trees as vectors
 
-TREE = {"weight": jnp.arange(6.0).reshape(2, 3) + 1, "bias": jnp.array(7.0), "none": jnp.zeros((0, 4))}
+TREE = {
+    "weight": jnp.arange(6.0).reshape(2, 3) + 1,
+    "bias": jnp.array(7.0),
+    "none": jnp.zeros((0, 4)),
+}
 
 
 def test_written_in_parts_or_joined_it_is_the_same():

@@ -1,4 +1,6 @@
-"""The figures of the GEM paper from tiny results made by hand: labels, published curves, deviations and the bytes."""
+"""The figures of the GEM paper from tiny results made by hand: labels, published curves, deviations
+and the bytes.
+"""
 
 import dataclasses
 import shutil
@@ -20,7 +22,16 @@ gem = figures_of("gem")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9", "10"]
-OWN = ["learning_rates", "misspecification", "speedup", "limits", "energy", "energy_time", "queue", "momentum"]
+OWN = [
+    "learning_rates",
+    "misspecification",
+    "speedup",
+    "limits",
+    "energy",
+    "energy_time",
+    "queue",
+    "momentum",
+]
 OWN += ["forensics"]
 ROOT = shipped("figures").parent
 
@@ -41,11 +52,15 @@ def results(tmp_path_factory):
 def test_the_table_has_all_figures_and_what_makes_them():
     assert list(gem.FIGURES) == PAPER + OWN
     assert {drawing.folder for drawing in gem.FIGURES.values()} == set(gem.STUDIES)
-    assert gem.PAPER.remedy("2").startswith("make them with: asyncsim study staleness --problem mnist")
+    assert gem.PAPER.remedy("2").startswith(
+        "make them with: asyncsim study staleness --problem mnist"
+    )
 
 
 def published_in(figure) -> tuple[list[str], int]:
-    """Return what a figure says of published curves, and how many grey ones with points are in it."""
+    """Return what a figure says of published curves, and how many grey ones with points are in
+    it.
+    """
     told = [text.get_text() for text in figure.findobj(Text) if "published" in text.get_text()]
     grey = [line for axes in figure.axes for line in axes.lines if line.get_color() == "#999999"]
     return told, sum(len(line.get_xdata()) > 0 for line in grey)
@@ -54,16 +69,24 @@ def published_in(figure) -> tuple[list[str], int]:
 @pytest.mark.parametrize(
     ("name", "problem", "config", "known"),
     [
-        *((name, "mnist", {"network": "cnn"}, True) for name in ("1a", "1d", "2", "3", "learning_rates")),
+        *(
+            (name, "mnist", {"network": "cnn"}, True)
+            for name in ("1a", "1d", "2", "3", "learning_rates")
+        ),
         ("1a", "mnist", {}, True),  # as far as is known
-        *((name, "mnist", {"network": "mlp"}, False) for name in ("1a", "1d", "2", "3", "learning_rates")),
+        *(
+            (name, "mnist", {"network": "mlp"}, False)
+            for name in ("1a", "1d", "2", "3", "learning_rates")
+        ),
         ("3", "cifar10", {"network": "small"}, False),
     ],
 )
 def test_published_curves_are_beside_the_papers_task_alone(tmp_path, name, problem, config, known):
     drawing = gem.FIGURES[name]
     study = gem.STUDIES[drawing.folder].name
-    write_study(tmp_path, study, [({"workers": 5, "learning_rate": 0.05}, "gem", {})], problem, **config)
+    write_study(
+        tmp_path, study, [({"workers": 5, "learning_rate": 0.05}, "gem", {})], problem, **config
+    )
     figure = drawing.draw(read(tmp_path, study))
     told, grey = published_in(figure)
     assert bool(told) == bool(grey) == known
@@ -91,7 +114,9 @@ def test_a_target_that_was_never_reached_is_told(results, tmp_path):
     figure = gem.FIGURES["speedup"].draw(read(folder, "speedup"))
     look.save(figure, tmp_path / "figure")
     (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["no run reached the target"] and not len(axes.get_yticks())
+    assert [text.get_text() for text in axes.texts] == ["no run reached the target"] and not len(
+        axes.get_yticks()
+    )
     bottom, top = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
     for line in axes.lines:
         height = line.get_transform().transform(line.get_xydata())[:, 1]
@@ -108,13 +133,22 @@ def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys)
     assert not capsys.readouterr().out
 
 
-def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(results, tmp_path, capsys):
+def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(
+    results, tmp_path, capsys
+):
     (tmp_path / "momentum").symlink_to(results / "momentum")
     assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
-    assert told.out.split() == [str(tmp_path / "out" / f"momentum.{kind}") for kind in ("png", "pdf")]
-    (line,) = [line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3, ")]
-    assert "asyncsim study stability --scale small|paper --out RESULTS/stability" in line and "min" in line
+    assert told.out.split() == [
+        str(tmp_path / "out" / f"momentum.{kind}") for kind in ("png", "pdf")
+    ]
+    (line,) = [
+        line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3, ")
+    ]
+    assert (
+        "asyncsim study stability --scale small|paper --out RESULTS/stability" in line
+        and "min" in line
+    )
     assert all(any(name in line.split(":")[1] for line in told.err.splitlines()) for name in PAPER)
 
 
@@ -128,10 +162,16 @@ def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path
 
 
 def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
-    folder = write_study(tmp_path, "stability", [({"workers": 2, "learning_rate": 0.05}, "gem", {})])
+    folder = write_study(
+        tmp_path, "stability", [({"workers": 2, "learning_rate": 0.05}, "gem", {})]
+    )
     drawn = {path.stem for path in gem.draw_study("stability", folder)}
     assert drawn == {"1a", "1d", "3", "learning_rates"}
-    assert "1b: folder = " in (told := capsys.readouterr().err) and "method = downpour" in told and "limits.csv" in told
+    assert (
+        "1b: folder = " in (told := capsys.readouterr().err)
+        and "method = downpour" in told
+        and "limits.csv" in told
+    )
 
 
 @pytest.mark.parametrize("name", ["1a", "8a", "9", "queue", "forensics"])
@@ -157,8 +197,11 @@ def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_pa
 def test_published_means_are_over_the_steps_of_a_bin_with_straight_parts_put_back():
     points = published.series("1a", "gem n=20")
     steps = points["x"].round()
-    assert published.binned("1a", "gem n=20")[1] == pytest.approx(points["y"][(steps > 20) & (steps <= 40)].mean())
-    # 20 workers of DOWNPOUR: no points at 20, 25, 30 and 40, so a line from (15, 2.306) to (35, 2.301).
+    assert published.binned("1a", "gem n=20")[1] == pytest.approx(
+        points["y"][(steps > 20) & (steps <= 40)].mean()
+    )
+    # 20 workers of DOWNPOUR: no points at 20, 25, 30 and 40, so a line from (15, 2.306) to (35,
+    # 2.301).
     found = published.binned("1b", "downpour n=20")[0]
     assert found == pytest.approx((2.302 + 2.181 + 2.306 + (2.306 + (2.301 - 2.306) / 4)) / 4)
     assert published.binned("1a", "gem n=7").empty
@@ -199,7 +242,10 @@ def test_deviations_of_the_papers_task_are_written(deviations):
     table = pd.read_csv(deviations, dtype={"figure": str}).set_index(["figure", "setting"])
     losses = table.loc["1a"]
     assert losses["deviation"].tolist() == pytest.approx([np.log10(1.1)] * 2, rel=1e-6)
-    assert losses.loc["learning_rate=0.05", "bar"] == 0.08 and losses.loc["learning_rate=0.05", "within"] == "yes"
+    assert (
+        losses.loc["learning_rate=0.05", "bar"] == 0.08
+        and losses.loc["learning_rate=0.05", "within"] == "yes"
+    )
     assert np.isnan(losses.loc["learning_rate=0.01", "bar"])
     factor = table.loc[("3", "learning_rate=0.05")]
     # Recorded at every worker step: those of the last tenth are the steps from 54 on.
@@ -212,7 +258,9 @@ def test_deviations_of_the_papers_task_are_written(deviations):
 
 
 @pytest.mark.full
-def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(paper, deviations, capsys):
+def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(
+    paper, deviations, capsys
+):
     whole = deviations.read_bytes()
     gem.draw(paper, only=["1a"])
     assert deviations.read_bytes() == whole
@@ -229,17 +277,28 @@ def test_the_cluster_that_fits_all_methods_is_chosen_and_the_rest_held_to_a_bar(
     folder = tmp_path / "forensics"
     folder.symlink_to(results / "forensics")
     found = published.table(gem.forensics.measure(read(folder, "forensics")))
-    assert set(found["setting"]) == {"learning_rate=0.05 service=0.01 cv=0.2", "learning_rate=0.01 service=0.01 cv=0.2"}
+    assert set(found["setting"]) == {
+        "learning_rate=0.05 service=0.01 cv=0.2",
+        "learning_rate=0.01 service=0.01 cv=0.2",
+    }
     by_series = found.set_index("series")
     assert by_series.loc["downpour n=2", "deviation"] == pytest.approx(0.05)
     assert by_series.loc["downpour n=2", "within"] == ""
     assert by_series.loc["downpour n=4", "deviation"] == pytest.approx(0.17)
-    assert by_series.loc["downpour n=4", "bar"] == 0.15 and by_series.loc["downpour n=4", "within"] == "no"
+    assert (
+        by_series.loc["downpour n=4", "bar"] == 0.15
+        and by_series.loc["downpour n=4", "within"] == "no"
+    )
 
 
 def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
-    rows = [("downpour", 0.0, 0.2, 0.05, n, deviation, True) for n, deviation in ((5, 0.2), (20, 0.2))]
-    rows += [("downpour", 0.1, 0.2, 0.05, n, deviation, True) for n, deviation in ((5, 0.01), (20, np.nan))]
+    rows = [
+        ("downpour", 0.0, 0.2, 0.05, n, deviation, True) for n, deviation in ((5, 0.2), (20, 0.2))
+    ]
+    rows += [
+        ("downpour", 0.1, 0.2, 0.05, n, deviation, True)
+        for n, deviation in ((5, 0.01), (20, np.nan))
+    ]
     columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
     values = {"workers": 5, "service": 0.0, "cv": 0.2, "learning_rate": 0.05}
     fit = pd.DataFrame(rows, columns=columns)
@@ -254,7 +313,9 @@ def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
 
 @pytest.mark.parametrize("services", [(0.0, 0.1), (0.1, 0.0)])
 def test_of_clusters_that_fit_as_well_the_figure_has_the_one_of_the_study(tmp_path, services):
-    rows = [("downpour", service, 0.2, 0.05, n, 0.2, n == 5) for service in services for n in (5, 20)]
+    rows = [
+        ("downpour", service, 0.2, 0.05, n, 0.2, n == 5) for service in services for n in (5, 20)
+    ]
     columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
     values = {"workers": 5, "service": 0.0, "cv": 0.2, "learning_rate": 0.05}
     tables = {"fit.csv": pd.DataFrame(rows, columns=columns)}
@@ -278,4 +339,6 @@ def test_limits_at_one_place_have_a_row_for_each_method(tmp_path):
         assert [label.get_text() for label in axes.get_yticklabels()] == [
             found.label for found in look.looks(METHODS).values()
         ]
-    assert {"11 to 13", "0.4 to 0.52"} <= {text.get_text() for axes in figure.axes for text in axes.texts}
+    assert {"11 to 13", "0.4 to 0.52"} <= {
+        text.get_text() for axes in figure.axes for text in axes.texts
+    }

@@ -1,4 +1,6 @@
-"""The studies of the GEM paper: each runs, keeps what it says, and finds what is known beforehand."""
+"""The studies of the GEM paper: each runs, keeps what it says, and finds what is known
+beforehand.
+"""
 
 import dataclasses
 import itertools
@@ -20,9 +22,13 @@ from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import sweep
 
 limits = study.load("stability")
-#: Studies that no other file runs, and one of the default run: options for a few programs, and the cells' columns.
+#: Studies that no other file runs, and one of the default run: options for a few programs, and the
+#: cells' columns.
 TINY = {
-    "stability": ("--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits", "learning_rate workers"),
+    "stability": (
+        "--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits",
+        "learning_rate workers",
+    ),
     "kappa": ("--workers 2 --methods gem(kappa=[1,2]) --steps 20 --diagnose-every 1", "workers"),
     "misspecification": ("--workers 2 --learning-rate 0.1 --steps 4", "learning_rate workers"),
     "speedup": ("--workers 1 2 --methods downpour --seconds 1", "workers batch_size compute"),
@@ -42,7 +48,11 @@ TINY = {
         "deaths policy workers",
     ),
 }
-OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
+OWN_TABLES = {
+    "speedup": {"speedup.csv"},
+    "queue": {"ranks.csv"},
+    "forensics": {"fit.csv", "target.csv"},
+}
 
 
 pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
@@ -51,18 +61,23 @@ pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
 @pytest.fixture
 def told(told):
     """Run a study of a single seed on a quadratic, unless the options say otherwise."""
-    return lambda name, options: told(name, "--seeds=1", "--problem=quadratic", "--out=mine", *options.split())
+    return lambda name, options: told(
+        name, "--seeds=1", "--problem=quadratic", "--out=mine", *options.split()
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "leaders" else pytest.mark.full) for name in TINY]
+    "name",
+    [pytest.param(name, marks=[] if name == "leaders" else pytest.mark.full) for name in TINY],
 )
 def test_study_runs_and_is_resumed(told, name, lenient):
     options, columns = TINY[name]
     code, out, err = told(name, options)
     assert code == 0, err
     said, named = re.fullmatch("wrote (.*?): (.*)", out[-1]).groups()
-    assert said == "mine" and sorted(named.split(", ")) == sorted(path.name for path in Path("mine").iterdir())
+    assert said == "mine" and sorted(named.split(", ")) == sorted(
+        path.name for path in Path("mine").iterdir()
+    )
     assert OWN_TABLES.get(name, set()) <= set(named.split(", "))
     results = read("mine", name)
     assert {"method", "seed", "status", *columns.split()} <= set(results.summary)
@@ -75,7 +90,9 @@ def test_study_runs_and_is_resumed(told, name, lenient):
 
     def written():
         found = Path("mine").rglob("*")
-        return {path: path.read_bytes() for path in found if path.is_file() and path.name != "made.json"}
+        return {
+            path: path.read_bytes() for path in found if path.is_file() and path.name != "made.json"
+        }
 
     before = written()
     shutil.rmtree(Path("mine", results.summary["run_folder"].iloc[-1]))
@@ -91,7 +108,9 @@ def check_kappa(results):
     kappas = results.summary["method.kappa"]
     for row, kappa, run in zip(results.summary.itertuples(), kappas, results.runs(), strict=True):
         shown = run.diagnostics
-        late = shown[(shown["quantity"] == "pi") & (shown["tensor"] == "") & (shown["quantile"] == 0.5)]
+        late = shown[
+            (shown["quantity"] == "pi") & (shown["tensor"] == "") & (shown["quantile"] == 0.5)
+        ]
         late = late[late["commit"] >= 36]
         assert row.median_pi == pytest.approx(late["value"].mean(), rel=1e-12) and len(late) >= 1
         assert run.config["hyperparameters"]["kappa"] == kappa
@@ -100,18 +119,28 @@ def check_kappa(results):
 def check_misspecification(results):
     found = set(zip(results.summary["method"], results.summary["workers"], strict=True))
     assert found == {("sgd", 1), ("gem", 2), ("downpour", 2)}
-    steps = [len(run.commits) / n for run, n in zip(results.runs(), results.summary["workers"], strict=True)]
+    steps = [
+        len(run.commits) / n
+        for run, n in zip(results.runs(), results.summary["workers"], strict=True)
+    ]
     assert steps == [4, 4, 4]
 
 
 def check_speedup(results):
     assert list(results.summary["batch_size"]) == [256, 128]
-    assert list(results.summary["compute"]) == ["gamma(mean=0.1, cv=0.2)", "gamma(mean=0.05, cv=0.2)"]
-    # Both end within one step of a worker (5 standard deviations) of the second that they are given.
+    assert list(results.summary["compute"]) == [
+        "gamma(mean=0.1, cv=0.2)",
+        "gamma(mean=0.05, cv=0.2)",
+    ]
+    # Both end within one step of a worker (5 standard deviations) of the second that they are
+    # given.
     ends = [run.commits["commit_time"].iloc[-1] for run in results.runs()]
     assert all(1 - 0.1 * (1 + 5 * 0.2) <= end <= 1 for end in ends)
     table = results.table("speedup.csv")
-    assert list(table["workers"]) == [1, 2] and list(table["reached"]) == [0, 1]  # the second only reaches 0.3
+    assert list(table["workers"]) == [1, 2] and list(table["reached"]) == [
+        0,
+        1,
+    ]  # the second only reaches 0.3
     assert np.isinf(table["time_to_target"][0]) and 0 < table["time_to_target"][1] < 1
     assert np.isnan(table["speedup"][0]) and table["speedup"][1] == 1.0
 
@@ -121,7 +150,8 @@ def check_queue(results):
     assert list(ranks["worker"]) == [0, 1, 2, 3] * 2
     shares = ranks.groupby("discipline")["share"]
     assert shares.sum().tolist() == pytest.approx([1, 1])
-    # Four workers of demand 0.5/1.5 each: the queue is never empty for long, and the last rank waits behind all others.
+    # Four workers of demand 0.5/1.5 each: the queue is never empty for long, and the last rank
+    # waits behind all others.
     assert ranks.loc[ranks["discipline"] == "fifo", "share"].min() >= 0.2
     lowest = ranks[ranks["discipline"] == "lowest_rank"].set_index("worker")["share"]
     assert lowest[3] < 0.2 < lowest[0]
@@ -129,19 +159,29 @@ def check_queue(results):
     for row in results.summary.itertuples():
         of_worker = Trace.load(results.folder / row.trace_file).frame.groupby("worker")["staleness"]
         found = ranks[ranks["discipline"] == row.discipline].set_index("worker")
-        assert found["commits"].sum() == 40 and found["commits"].to_dict() == {3: 0} | of_worker.size().to_dict()
-        assert found["staleness_mean"].dropna().tolist() == pytest.approx(of_worker.mean().tolist(), rel=1e-12)
+        assert (
+            found["commits"].sum() == 40
+            and found["commits"].to_dict() == {3: 0} | of_worker.size().to_dict()
+        )
+        assert found["staleness_mean"].dropna().tolist() == pytest.approx(
+            of_worker.mean().tolist(), rel=1e-12
+        )
 
 
 def check_forensics(results):
-    # Without noise nothing but the rate sets the curves apart, and that of the hidden cluster is found again.
+    # Without noise nothing but the rate sets the curves apart, and that of the hidden cluster is
+    # found again.
     fit = pd.read_csv(results.folder / "fit.csv")
-    assert {"method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"} <= set(fit)
+    assert {"method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"} <= set(
+        fit
+    )
     best = fit[fit["fitted"]].sort_values("deviation").iloc[0]
     assert best["learning_rate"] == 0.1
     assert fit.loc[~fit["fitted"], ["workers", "learning_rate"]].to_numpy().tolist() == [[3, 0.1]]
     assert (fit["bins"] == 3).all()
-    assert "compute" not in results.config and results.config["cv"]  # which the compute times follow from
+    assert (
+        "compute" not in results.config and results.config["cv"]
+    )  # which the compute times follow from
     # Although the digits' network has an argument of that name, which is another thing.
     assert results.config["hidden"] == [0.0, 0.2, 0.1]
 
@@ -158,17 +198,23 @@ CHECKS = {
 @pytest.mark.parametrize("name", [*TINY, "energy", "tensors", "windows"])
 def test_scales_are_valid_and_chosen_by_name(name):
     module = study.load(name)
-    assert {scale: config.scale for scale, config in module.SCALES.items()} == {"small": "small", "paper": "paper"}
+    assert {scale: config.scale for scale, config in module.SCALES.items()} == {
+        "small": "small",
+        "paper": "paper",
+    }
     for scale, config in module.SCALES.items():
         config.check()
         assert study.configure(name, ["--scale", scale])[1] == config
     small, paper = module.SCALES["small"], module.SCALES["paper"]
-    assert study.configure(name, ["--scale", "paper", "--seeds", "7"])[1] == dataclasses.replace(paper, seeds=7)
+    assert study.configure(name, ["--scale", "paper", "--seeds", "7"])[1] == dataclasses.replace(
+        paper, seeds=7
+    )
     assert small == module.Config() and small.problem == "digits" != paper.problem
 
 
 NO_BATCHES = (
-    "quadratic has no minibatches: the noise of gradients does not depend on the workers, and --effective-batch only "
+    "quadratic has no minibatches: the noise of gradients does not depend on the workers, and "
+    "--effective-batch only "
     "restricts their number"
 )
 ELASTIC = """from asyncsim import methods
@@ -185,9 +231,16 @@ def elastic(learning_rate=0.05, alpha=0.1):
         (
             "stability",
             "--no-limits --most-workers 7 --rates-at 2 --fraction 0.3",
-            [f"{option} changes nothing without --limits" for option in ("--most-workers", "--rates-at", "--fraction")],
+            [
+                f"{option} changes nothing without --limits"
+                for option in ("--most-workers", "--rates-at", "--fraction")
+            ],
         ),
-        ("stability", "--scale paper --most-workers 7", ["--most-workers changes nothing without --limits"]),
+        (
+            "stability",
+            "--scale paper --most-workers 7",
+            ["--most-workers changes nothing without --limits"],
+        ),
         (
             "stability",
             "--methods mine.py:elastic(alpha=0.2) gem --optimizer adam",
@@ -198,9 +251,17 @@ def elastic(learning_rate=0.05, alpha=0.1):
             "--diagnose-every 0 --diagnose-energy",
             ["--diagnose-energy changes nothing with --diagnose-every 0"],
         ),
-        ("generalization", "--problem digits --epochs 7 --steps 5", ["--epochs changes nothing beside --steps"]),
+        (
+            "generalization",
+            "--problem digits --epochs 7 --steps 5",
+            ["--epochs changes nothing beside --steps"],
+        ),
         ("leaders", "--gradients 256 --steps 5", ["--gradients changes nothing beside --steps"]),
-        ("speedup", "--problem digits --steps 5 --seconds 3", ["--seconds changes nothing beside --steps"]),
+        (
+            "speedup",
+            "--problem digits --steps 5 --seconds 3",
+            ["--seconds changes nothing beside --steps"],
+        ),
         ("speedup", "--problem digits --effective-batch 64", []),
         ("speedup", "--effective-batch 64", [NO_BATCHES]),
     ],
@@ -216,24 +277,32 @@ def test_default_policies_of_failures_fit_any_number_of_workers(monkeypatch):
     module = study.load("failures")
     monkeypatch.setattr(module, "run_cells", lambda name, config, cells, conclude: cells)
     cells = module.run(module.Config(workers=(1, 8, 20), deaths=(0.0,), problem="quadratic"))
-    assert [cell.cluster.policy.count for cell in cells if cell.cluster.policy.name == "first_of"] == [1, 4, 10]
+    assert [
+        cell.cluster.policy.count for cell in cells if cell.cluster.policy.name == "first_of"
+    ] == [1, 4, 10]
     assert len(cells) == 3 * 4
 
 
 # Limits
 
 
-@given(st.lists(st.integers(0, 1000), unique=True, min_size=1, max_size=40).map(sorted), st.integers(-1, 1001))
+@given(
+    st.lists(st.integers(0, 1000), unique=True, min_size=1, max_size=40).map(sorted),
+    st.integers(-1, 1001),
+)
 def test_bisection_finds_a_known_limit(values, limit):
     asked = []
     found = limits.bisect(values, lambda value: asked.append(value) or value <= limit)
     stable, unstable = [v for v in values if v <= limit], [v for v in values if v > limit]
     assert found == (stable[-1] if stable else None, unstable[0] if unstable else None)
-    assert len(asked) == len(set(asked)) <= (math.ceil(math.log2(len(values))) + 1 if unstable else 1)
+    assert (
+        len(asked) == len(set(asked)) <= (math.ceil(math.log2(len(values))) + 1 if unstable else 1)
+    )
 
 
 def test_first_and_last_loss():
-    # Two workers of five steps: their first steps are commits 0 and 2, and a tenth of the commits is one.
+    # Two workers of five steps: their first steps are commits 0 and 2, and a tenth of the commits
+    # is one.
     step, loss = [0, 1, 0, 1, 2, 2, 3, 3, 4, 4], [5.0, 9, 3, 9, 9, 9, 9, 9, 9, 2]
     run = SimpleNamespace(commits=pd.DataFrame({"worker_step": step, "loss": loss}))
     assert limits.first_and_last(run, 10) == (4.0, 2.0)
@@ -243,11 +312,18 @@ def test_first_and_last_loss():
 def test_limits_that_were_not_found(told):
     # In two steps nobody halves the loss: rates are too low as well as too high.
     options = (
-        "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --steps 2 --problem quadratic(noise=0)"
+        "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --steps 2 --problem "
+        "quadratic(noise=0)"
     )
     code, _, err = told("stability", options)
-    assert code == 0 and any("downpour, learning rate with workers 1: nothing stable" in line for line in err)
-    assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
+    assert code == 0 and any(
+        "downpour, learning rate with workers 1: nothing stable" in line for line in err
+    )
+    assert (
+        pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]]
+        .isna()
+        .all(axis=None)
+    )
 
 
 def test_signs_of_the_table_of_limits_mean_one_thing_each():
@@ -275,18 +351,23 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
     ]
     # Only those that there are.
     assert [part.split(":")[0] for part in signs.split("; ")] == ["> x", "none", "failed", "-"]
-    assert [part.split(":")[0] for part in printed(3)[-1].split("; ")] == ["none", "-"] and len(printed(1, 2)) == 4
+    assert [part.split(":")[0] for part in printed(3)[-1].split("; ")] == ["none", "-"] and len(
+        printed(1, 2)
+    ) == 4
 
 
 def test_tensors_need_pi(told):
     code, _, err = told("tensors", "--workers 2 --methods downpour --steps 4")
     assert code == 2 and not Path("mine").exists()
-    assert err == ["error: methods = 'downpour': has no diagnostic pi, which this study measures; choose gem"]
+    assert err == [
+        "error: methods = 'downpour': has no diagnostic pi, which this study measures; choose gem"
+    ]
 
 
 @pytest.mark.full
 def test_limits_of_gradient_descent(told, monkeypatch):
-    # One worker on a quadratic of curvature one: the loss shrinks with a rate below two and grows above it.
+    # One worker on a quadratic of curvature one: the loss shrinks with a rate below two and grows
+    # above it.
     module = study.load("stability")
     monkeypatch.setattr(module, "_RATES", [1.0, 1.9, 2.1])
     options = "--workers 1 --most-workers 1 --learning-rate 1 --methods downpour --steps 40 "
@@ -294,12 +375,26 @@ def test_limits_of_gradient_descent(told, monkeypatch):
     code, out, err = told("stability", options)
     assert code == 0, err
     table = pd.read_csv("mine/limits.csv").set_index("question")
-    assert table.loc["learning_rate", ["largest_stable", "smallest_unstable"]].tolist() == [1.9, 2.1]
-    assert table.loc["workers", "largest_stable"] == 1 and np.isnan(table.loc["workers", "smallest_unstable"])
-    assert (table["at"] == 1).all() and (table["seeds"] == 1).all() and (table["method"] == "downpour").all()
+    assert table.loc["learning_rate", ["largest_stable", "smallest_unstable"]].tolist() == [
+        1.9,
+        2.1,
+    ]
+    assert table.loc["workers", "largest_stable"] == 1 and np.isnan(
+        table.loc["workers", "smallest_unstable"]
+    )
+    assert (
+        (table["at"] == 1).all()
+        and (table["seeds"] == 1).all()
+        and (table["method"] == "downpour").all()
+    )
     tried = pd.read_csv("mine/limit_runs.csv")
     # The one number of workers; then the highest rate first.
-    assert list(tried["learning_rate"]) == [1.0, 2.1, 1.0, 1.9] and list(tried["stable"]) == [True, False, True, True]
+    assert list(tried["learning_rate"]) == [1.0, 2.1, 1.0, 1.9] and list(tried["stable"]) == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert "limits.csv" in out[-1] and "limit_runs.csv" in out[-1]
 
 
@@ -312,20 +407,35 @@ def test_numbers_of_workers_that_are_tried():
 
 @pytest.mark.parametrize(
     ("unstable", "told"),
-    [((8, 0.1), []), ((2, 0.05), ["gem"]), ((2, 0.01), ["gem"]), ((4, 0.01), ["gem"]), ((8, 0.01), []), ((2, 0.1), [])],
+    [
+        ((8, 0.1), []),
+        ((2, 0.05), ["gem"]),
+        ((2, 0.01), ["gem"]),
+        ((4, 0.01), ["gem"]),
+        ((8, 0.01), []),
+        ((2, 0.1), []),
+    ],
 )
 def test_runs_too_slow_to_learn_are_told_from_unstable_ones(unstable, told):
     """Where it is stable with 4 workers at 0.05."""
     points = [(4, 0.05, True), (*unstable, False)]
-    rows = [("gem", *point) for point in points] + [("downpour", 2, 0.01, True), ("downpour", 4, 0.05, False)]
+    rows = [("gem", *point) for point in points] + [
+        ("downpour", 2, 0.01, True),
+        ("downpour", 4, 0.05, False),
+    ]
     tried = pd.DataFrame(rows, columns=["method", "workers", "learning_rate", "stable"])
     assert limits.too_slow(tried) == told
 
 
 def test_limits_of_more_seeds_are_searched_anew():
-    config = study.load("stability").Config(workers=(2,), problem="quadratic", methods=("downpour",))
+    config = study.load("stability").Config(
+        workers=(2,), problem="quadratic", methods=("downpour",)
+    )
     (cell,) = sweep(config, [{"workers": 2}])
-    searches = [limits.Search("downpour", "workers", 0.05, (2,), (one,)) for one in (cell, cell.with_options(seeds=5))]
+    searches = [
+        limits.Search("downpour", "workers", 0.05, (2,), (one,))
+        for one in (cell, cell.with_options(seeds=5))
+    ]
     assert len({limits.job_of(search, 0.5).place for search in searches}) == 2
 
 
@@ -373,7 +483,9 @@ def test_speedup_runs_a_method_of_one_worker_on_one_only(told):
 
 
 def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
-    """Also under a policy that throws messages away; what is left of the time is less than a step of each worker."""
+    """Also under a policy that throws messages away; what is left of the time is less than a step
+    of each worker.
+    """
     speedup = study.load("speedup")
     options = {"service": "constant(0.01)", "policy": "discard_stale(2)", "problem": "quadratic"}
     (cell,) = speedup.sweep(speedup.Config(**options), [{"workers": 8}])
@@ -386,7 +498,9 @@ def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
 def test_epochs_are_passes_through_the_data():
     module = study.load("generalization")
     problem = SimpleNamespace(name="digits", batch_size=32, examples=1437)
-    cell = SimpleNamespace(cluster=SimpleNamespace(workers=10, windows=(1,) * 10), config=module.Config().at(steps=1))
+    cell = SimpleNamespace(
+        cluster=SimpleNamespace(workers=10, windows=(1,) * 10), config=module.Config().at(steps=1)
+    )
     changed = {}
     stub = SimpleNamespace(**vars(cell), problem=problem, with_options=changed.update)
     module._of_epochs(stub, 30)
@@ -394,9 +508,19 @@ def test_epochs_are_passes_through_the_data():
 
 
 def table_of(deviations: dict) -> pd.DataFrame:
-    """Return a table of deviations by method, service, learning rate and workers; fitted on 5 and 20."""
+    """Return a table of deviations by method, service, learning rate and workers; fitted on 5 and
+    20.
+    """
     rows = [
-        {"method": m, "service": s, "cv": 0.2, "learning_rate": rate, "workers": n, "deviation": d, "fitted": n != 10}
+        {
+            "method": m,
+            "service": s,
+            "cv": 0.2,
+            "learning_rate": rate,
+            "workers": n,
+            "deviation": d,
+            "fitted": n != 10,
+        }
         for (m, s, rate, n), d in deviations.items()
     ]
     return pd.DataFrame(rows)
@@ -427,7 +551,11 @@ def test_one_cluster_is_chosen_for_all_methods_each_at_its_best_rate():
 
 def test_a_cluster_without_curves_of_all_is_not_chosen():
     forensics = study.load("forensics")
-    known = {("gem", 0.0, 0.05, 5): 0.1, ("gem", 0.2, 0.05, 5): 0.3, ("downpour", 0.2, 0.05, 5): 0.3}
+    known = {
+        ("gem", 0.0, 0.05, 5): 0.1,
+        ("gem", 0.2, 0.05, 5): 0.3,
+        ("downpour", 0.2, 0.05, 5): 0.3,
+    }
     # It diverged early at one of the numbers of workers: the other does not count either.
     early = {("downpour", 0.0, 0.05, 5): 0.01, ("downpour", 0.0, 0.05, 20): np.nan}
     table = table_of(known | early)
@@ -436,7 +564,9 @@ def test_a_cluster_without_curves_of_all_is_not_chosen():
 
 
 def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
-    """Return deviations of two clusters by two methods; those held out are the same, but for DOWNPOUR's at its best."""
+    """Return deviations of two clusters by two methods; those held out are the same, but for
+    DOWNPOUR's at its best.
+    """
     deviations = {}
     for method, service, n in itertools.product(("gem", "downpour"), (0.0, 0.2), (5, 10, 20)):
         deviations[method, service, 0.05, n] = 0.05 if n == 10 else {0.0: fast, 0.2: 0.2}[service]
@@ -461,9 +591,13 @@ def test_forensics_has_no_verdict_where_nothing_can_be_checked():
         assert forensics.verdict(unknown).splitlines()[-1].startswith("verdict: none, because ")
 
 
-@pytest.mark.parametrize(("service", "told"), [(0.0, "is recovered"), (0.2, "is not recovered"), (0.1, "is not among")])
+@pytest.mark.parametrize(
+    ("service", "told"), [(0.0, "is recovered"), (0.2, "is not recovered"), (0.1, "is not among")]
+)
 def test_forensics_says_whether_the_hidden_cluster_was_found(service, told):
-    assert told in study.load("forensics").verdict(fitted_table(0.1), (service, 0.2)).splitlines()[-1]
+    assert (
+        told in study.load("forensics").verdict(fitted_table(0.1), (service, 0.2)).splitlines()[-1]
+    )
 
 
 def test_rates_at_a_cluster_are_those_of_the_best_fit():
@@ -477,13 +611,22 @@ def test_deviation_of_known_curves():
     forensics = study.load("forensics")
     target = pd.Series([1.0, 0.5, 0.25])
     commits = pd.DataFrame({"commit": range(120), "commit_time": np.arange(120.0), "worker": 0})
-    run = Run(commits.assign(loss=10 * np.repeat([1.0, 0.5, 0.25], 40)), pd.DataFrame(), pd.DataFrame(), {})
+    run = Run(
+        commits.assign(loss=10 * np.repeat([1.0, 0.5, 0.25], 40)),
+        pd.DataFrame(),
+        pd.DataFrame(),
+        {},
+    )
     run.save("runs/one")
     point = {"service": 0.0, "cv": 0.2, "learning_rate": 0.05}
     row = {"method": "gem", **point, "workers": 2, "status": "finished", "run_folder": "runs/one"}
     finished = Finished(Path(), {}, pd.DataFrame([row]))
     found = forensics.fit(finished, {("gem", 2): target}, (2,)).iloc[0]
-    assert found["deviation"] == pytest.approx(1.0, rel=1e-12) and found["bins"] == 3 and found["fitted"]
+    assert (
+        found["deviation"] == pytest.approx(1.0, rel=1e-12)
+        and found["bins"] == 3
+        and found["fitted"]
+    )
     # Fewer than half of the bins are no curve.
     longer = pd.Series([1.0] * 7)
     assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
@@ -492,25 +635,42 @@ def test_deviation_of_known_curves():
 @pytest.mark.full
 def test_hidden_curves_have_as_many_gradients_of_a_method_with_a_timing_of_its_own():
     forensics = study.load("forensics")
-    options = {"workers": (2,), "fitted": (2,), "window": 4, "steps": 20, "methods": ("dana_zero", "downpour")}
+    options = {
+        "workers": (2,),
+        "fitted": (2,),
+        "window": 4,
+        "steps": 20,
+        "methods": ("dana_zero", "downpour"),
+    }
     (cell,) = forensics.sweep(forensics.Config(problem="quadratic", **options), [{"workers": 2}])
     found = forensics._hidden([cell])
     # Bins of 20 worker steps: windows of four are 20 of these, and single steps four times as many.
-    assert {method: len(curve) for (method, _), curve in found.items()} == {"downpour": 1, "dana_zero": 4}
+    assert {method: len(curve) for (method, _), curve in found.items()} == {
+        "downpour": 1,
+        "dana_zero": 4,
+    }
 
 
 def test_published_curves_are_those_of_mnist():
     forensics = study.load("forensics")
     gem, other = SimpleNamespace(name="gem"), SimpleNamespace(name="mine")
-    cell = SimpleNamespace(problem=SimpleNamespace(name="mnist", config={"network": "cnn"}), methods=[gem])
+    cell = SimpleNamespace(
+        problem=SimpleNamespace(name="mnist", config={"network": "cnn"}), methods=[gem]
+    )
     found = forensics._published(cell, forensics.Config())
     assert {key for key in found} == {("gem", n) for n in (5, 10, 20, 30)}
     # Read off the first points of figure 1a in the file: steps 5, 10, 15 and 20.
     assert found["gem", 5].iloc[0] == pytest.approx((2.293 + 2.264 + 2.143 + 1.827) / 4, rel=1e-9)
-    with pytest.raises(InputError, match=r"workers = 7: no curve of gem is published for it; give 5, 10, 20 or 30"):
+    with pytest.raises(
+        InputError, match=r"workers = 7: no curve of gem is published for it; give 5, 10, 20 or 30"
+    ):
         forensics._published(cell, forensics.Config(workers=(7,), fitted=(7,)))
-    with pytest.raises(InputError, match="methods = 'mine': unknown; choose from gem, downpour, adaptive_staleness"):
-        forensics._published(SimpleNamespace(problem=cell.problem, methods=[other]), forensics.Config())
+    with pytest.raises(
+        InputError, match="methods = 'mine': unknown; choose from gem, downpour, adaptive_staleness"
+    ):
+        forensics._published(
+            SimpleNamespace(problem=cell.problem, methods=[other]), forensics.Config()
+        )
     for name, config in (("digits", {}), ("mnist", {"network": "mlp"})):
         other = SimpleNamespace(problem=SimpleNamespace(name=name, config=config), methods=[gem])
         assert forensics._published(other, forensics.Config()) == {}

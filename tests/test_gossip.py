@@ -9,7 +9,17 @@ import pandas as pd
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import Cluster, InputError, Run, methods, problems, recorders, replay, replay_ensemble, simulate
+from asyncsim import (
+    Cluster,
+    InputError,
+    Run,
+    methods,
+    problems,
+    recorders,
+    replay,
+    replay_ensemble,
+    simulate,
+)
 from asyncsim.replays.programs import as_data
 from asyncsim.replays.replay import Replay
 
@@ -17,8 +27,19 @@ CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
 
 
 @functools.cache
-def simulated(topology, policy, workers=9, commits=500, latency=0.3, compute="exponential(1)", seed=0, window=1):
-    cluster = Cluster(workers, compute, topology=topology, policy=policy, latency=latency, window=window)
+def simulated(
+    topology,
+    policy,
+    workers=9,
+    commits=500,
+    latency=0.3,
+    compute="exponential(1)",
+    seed=0,
+    window=1,
+):
+    cluster = Cluster(
+        workers, compute, topology=topology, policy=policy, latency=latency, window=window
+    )
     return simulate(cluster, commits, seed)
 
 
@@ -29,12 +50,32 @@ def anywhere(make):
 #: Method, topology, policy and what else a cluster has.
 CASES = {
     "D-PSGD on a ring": (methods.dpsgd, "ring()", "neighbours(mix=beside)", {}),
-    "D-PSGD, four neighbours": (methods.dpsgd, "random_regular(degree=4, seed=1)", "neighbours(mix=beside)", {}),
+    "D-PSGD, four neighbours": (
+        methods.dpsgd,
+        "random_regular(degree=4, seed=1)",
+        "neighbours(mix=beside)",
+        {},
+    ),
     "SGP, one peer": (methods.sgp, "one_peer_exponential()", "neighbours()", {}),
     "SGP, Base-2": (methods.sgp, "base2()", "neighbours()", {"latency": 0}),
-    "overlap SGP": (methods.osgp, "one_peer_exponential()", "overlap(1)", {"latency": "exponential(2)"}),
-    "overlap SGP, two steps": (anywhere(methods.sgp), "exponential()", "overlap(2)", {"latency": "exponential(2)"}),
-    "SGP, nobody waits": (anywhere(methods.sgp), "one_peer_exponential()", "asynchronous()", {"latency": 0}),
+    "overlap SGP": (
+        methods.osgp,
+        "one_peer_exponential()",
+        "overlap(1)",
+        {"latency": "exponential(2)"},
+    ),
+    "overlap SGP, two steps": (
+        anywhere(methods.sgp),
+        "exponential()",
+        "overlap(2)",
+        {"latency": "exponential(2)"},
+    ),
+    "SGP, nobody waits": (
+        anywhere(methods.sgp),
+        "one_peer_exponential()",
+        "asynchronous()",
+        {"latency": 0},
+    ),
     "AD-PSGD": (methods.adpsgd, "complete()", "handshake()", {}),
     "AD-PSGD on a ring": (methods.adpsgd, "ring()", "handshake()", {"latency": 0}),
 }
@@ -56,7 +97,10 @@ def loop(trace, method):
             x[i] = x[row.partner] = (x[i] + x[row.partner]) / 2
             x[i] = snapshot[i] = x[i] + step
         else:
-            came = [(share, *sent[source]) for source, share in zip(row.sources, row.weights, strict=True)]
+            came = [
+                (share, *sent[source])
+                for source, share in zip(row.sources, row.weights, strict=True)
+            ]
             mixed = row.kept * x[i] + sum((share * x for share, x, _ in came), 0 * START)
             w[i] = row.kept * w[i] + sum(share * w for share, _, w in came)
             x[i] = mixed - RATE * CURVATURE * (x[i] if method == "dpsgd" else mixed / w[i])
@@ -76,7 +120,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 def replayed(method, trace, form=None, **options):
     problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy()]
-    running = Replay(trace, method, problem, precision="float64", form=form, record=record, **options)
+    running = Replay(
+        trace, method, problem, precision="float64", form=form, record=record, **options
+    )
     running.advance(len(trace))
     return running
 
@@ -103,7 +149,9 @@ def test_replays_are_plain_loops(name, form):
 def test_several_devices_are_plain_loops(name):
     method, trace = case_of(name)
     running = replayed(method, trace, devices=jax.devices()[:2])
-    np.testing.assert_allclose(replicas(running)[:9], loop(trace, method.name)[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        replicas(running)[:9], loop(trace, method.name)[0], rtol=0, atol=1e-12
+    )
 
 
 def test_workers_that_meet_have_one_device():
@@ -112,12 +160,17 @@ def test_workers_that_meet_have_one_device():
 
 
 def forced_loop(running, every, momentum):
-    """Go through events as `loop` does, on a problem's data and with momentum; only gradients are not NumPy's.
+    """Go through events as `loop` does, on a problem's data and with momentum; only gradients are
+    not NumPy's.
 
-    It takes over from a replay's workers every so many commits; messages are its own. Returns the largest deviations of
-    the replicas at these stops, and of the losses.
+    It takes over from a replay's workers every so many commits; messages are its own. Returns the
+    largest deviations of the replicas at these stops, and of the losses.
     """
-    problem, trace, method = running.problem, running.trace, running.method.name.replace("osgp", "sgp")
+    problem, trace, method = (
+        running.problem,
+        running.trace,
+        running.method.name.replace("osgp", "sgp"),
+    )
     central, unravel = ravel_pytree(as_data(problem.init(jax.random.key(0)), np.float64))
     gradient = jax.jit(jax.value_and_grad(lambda x, batch: problem.loss(unravel(x), batch, None)))
     data = as_data(problem.train, central.dtype)
@@ -129,9 +182,15 @@ def forced_loop(running, every, momentum):
             x, w, snapshot = np.array(replicas(running)), np.ones(trace.workers), state.read
             w = state.workers.method.weight if method == "sgp" else w
             traces = jax.tree.leaves(state.workers.learner.optimizer)
-            m = np.concatenate([leaf.reshape(trace.workers, -1) for leaf in traces], 1) if traces else 0 * x
+            m = (
+                np.concatenate([leaf.reshape(trace.workers, -1) for leaf in traces], 1)
+                if traces
+                else 0 * x
+            )
         i = row.worker
-        came = [(share, *sent[source]) for source, share in zip(row.sources, row.weights, strict=True)]
+        came = [
+            (share, *sent[source]) for source, share in zip(row.sources, row.weights, strict=True)
+        ]
         mixed = row.kept * x[i] + sum((share * x for share, x, _ in came), 0 * x[i])
         w[i] = row.kept * w[i] + sum(share * w for share, _, w in came)
         start = {"dpsgd": x[i], "sgp": mixed / w[i]}[method] if method != "adpsgd" else snapshot[i]
@@ -159,7 +218,10 @@ def forced_loop(running, every, momentum):
     [
         *(pytest.param(name, 0.0, 1, marks=pytest.mark.full) for name in CASES),
         *((name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")),
-        *(pytest.param(name, 0.9, 2, marks=pytest.mark.full) for name in ("D-PSGD on a ring", "SGP, nobody waits")),
+        *(
+            pytest.param(name, 0.9, 2, marks=pytest.mark.full)
+            for name in ("D-PSGD on a ring", "SGP, nobody waits")
+        ),
     ],
 )
 def test_on_digits_teacher_forced(name, momentum, window):
@@ -173,12 +235,16 @@ def test_on_digits_teacher_forced(name, momentum, window):
 
 
 def test_in_batches_a_round_is_a_piece():
-    method, trace = case_of("SGP, one peer", workers=8, compute="constant(1)", latency=0, commits=240)
+    method, trace = case_of(
+        "SGP, one peer", workers=8, compute="constant(1)", latency=0, commits=240
+    )
     assert np.diff(replayed(method, trace, "batch").running._plan._cuts).tolist() == [8] * 30
 
 
 def test_the_fixed_point_of_dpsgd_on_a_quadratic():
-    """Per coordinate ``(I - W + rate H)^-1 rate H b``, with an optimum ``b`` of each worker's own."""
+    """Per coordinate ``(I - W + rate H)^-1 rate H b``, with an optimum ``b`` of each worker's
+    own.
+    """
     from asyncsim import topologies
 
     n, rate, curvature = 5, 0.1, 0.7
@@ -192,17 +258,28 @@ def test_the_fixed_point_of_dpsgd_on_a_quadratic():
         sharded=True,
         name="own_optima",
     )
-    trace = simulated("ring()", "neighbours(mix=beside)", workers=n, commits=n * 400, compute="constant(1)", latency=0)
+    trace = simulated(
+        "ring()",
+        "neighbours(mix=beside)",
+        workers=n,
+        commits=n * 400,
+        compute="constant(1)",
+        latency=0,
+    )
     running = Replay(trace, methods.dpsgd(rate), problem, precision="float64")
     running.advance(len(trace))
-    expected = np.linalg.solve(np.eye(n) - w + rate * curvature * np.eye(n), rate * curvature * optimum)
+    expected = np.linalg.solve(
+        np.eye(n) - w + rate * curvature * np.eye(n), rate * curvature * optimum
+    )
     np.testing.assert_allclose(replicas(running)[:, 0], expected, rtol=0, atol=1e-12)
 
 
 def test_push_on_the_complete_graph_is_synchronous_sgd_with_the_mean():
     """The sum of all gradients at one point, over the workers."""
     problem, n = problems.digits(batch_size=4, hidden=(8,)), 4
-    trace = simulated("complete()", "neighbours()", workers=n, commits=n * 20, compute="constant(1)", latency=0)
+    trace = simulated(
+        "complete()", "neighbours()", workers=n, commits=n * 20, compute="constant(1)", latency=0
+    )
     server = simulate(Cluster(n, "constant(1)", policy="barrier()"), n * 20)
     ends = [
         replay(*given, problem, precision="float64", progress=False).params
@@ -214,12 +291,15 @@ def test_push_on_the_complete_graph_is_synchronous_sgd_with_the_mean():
 
 def test_one_worker_is_sgd():
     problem = problems.quadratic(CURVATURE, noise=0.3)
-    expected = replay(simulate(Cluster(1, "constant(1)"), 40), methods.downpour(RATE), problem, progress=False).commits[
-        "loss"
-    ]
+    expected = replay(
+        simulate(Cluster(1, "constant(1)"), 40), methods.downpour(RATE), problem, progress=False
+    ).commits["loss"]
     for name in ("D-PSGD on a ring", "SGP, one peer", "AD-PSGD"):
         method, trace = case_of(name, workers=1, commits=40)
-        assert replay(trace, method, problem, progress=False).commits["loss"].tolist() == expected.tolist()
+        assert (
+            replay(trace, method, problem, progress=False).commits["loss"].tolist()
+            == expected.tolist()
+        )
 
 
 def test_the_consensus_distance_is_evaluated():
@@ -233,12 +313,21 @@ def test_the_consensus_distance_is_evaluated():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("D-PSGD on a ring", marks=pytest.mark.full), "SGP, nobody waits", "AD-PSGD"]
+    "name",
+    [pytest.param("D-PSGD on a ring", marks=pytest.mark.full), "SGP, nobody waits", "AD-PSGD"],
 )
 def test_replicas_are_evaluated_and_saved(name, tmp_path):
     method, trace = case_of(name, workers=5, commits=60)
     problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.3)
-    run = replay(trace, method, problem, precision="float64", evaluate_every=6, evaluate_replicas=True, progress=False)
+    run = replay(
+        trace,
+        method,
+        problem,
+        precision="float64",
+        evaluate_every=6,
+        evaluate_replicas=True,
+        progress=False,
+    )
     losses, accuracies = [], []
     for worker in range(5):
         one = jax.tree.map(lambda leaf, worker=worker: leaf[worker], run.replicas)
@@ -250,7 +339,9 @@ def test_replicas_are_evaluated_and_saved(name, tmp_path):
         found = [last[f"test_{kind}_{which}"] for which in ("best", "mean", "worst")]
         np.testing.assert_allclose(found, [best(each), np.mean(each), worst(each)], rtol=1e-6)
     loaded = Run.load(run.save(tmp_path / "run"))
-    for one, other in zip(jax.tree.leaves(loaded.replicas), jax.tree.leaves(run.replicas), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(loaded.replicas), jax.tree.leaves(run.replicas), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
     assert jax.tree.structure(loaded.replicas) == jax.tree.structure(loaded.params)
     plain = replay(trace, method, problem, precision="float64", evaluate_every=6, progress=False)
@@ -273,7 +364,10 @@ def test_ensembles_are_single_replays(name):
     _, trace = case_of(name, commits=120)
     options = {"learning_rate": [0.02, 0.05], "precision": "float64", "progress": False}
     problem = problems.quadratic(CURVATURE, start=START)
-    together, apart = (replay_ensemble(trace, make, problem, batched=batched, **options) for batched in (True, False))
+    together, apart = (
+        replay_ensemble(trace, make, problem, batched=batched, **options)
+        for batched in (True, False)
+    )
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.commits["loss"], other.commits["loss"], rtol=1e-10)
         np.testing.assert_allclose(one.evaluations, other.evaluations, rtol=1e-10)
@@ -305,7 +399,10 @@ def test_states_of_workers_that_meet_name_their_replica():
         message=lambda worker, update, *_: (update, worker, {}),
         meet=lambda own, other, visit: (own, other),
     )
-    with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state.* replica=lambda state"):
+    with pytest.raises(
+        InputError,
+        match=r"init_worker\(central\) returned the worker's state.* replica=lambda state",
+    ):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 
 
@@ -320,7 +417,9 @@ def test_states_of_workers_that_meet_name_their_replica():
 def test_what_is_looked_at_is_what_is_committed(method, topology, attack):
     trace = simulated(topology, method.timing.policy, latency="exponential(2)", commits=200)
     problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy(tensors=5)]
-    run = replay(trace, method, problem, precision="float64", record=record, attack=attack, progress=False)
+    run = replay(
+        trace, method, problem, precision="float64", record=record, attack=attack, progress=False
+    )
     shown = run.diagnostics[run.diagnostics["quantity"] == "proxy_energy"]
     recorded = run.commits.set_index("commit")["proxy_energy"][shown["commit"]]
     np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)
@@ -341,7 +440,9 @@ def test_the_policy_that_an_error_names_is_python(method, name):
     with pytest.raises(InputError) as raised:
         replay(case_of(name)[1], method, problems.quadratic(CURVATURE))
     text = str(raised.value)
-    policy = eval(text[text.index("policy=asyncsim.") + 7 :].split(")")[0] + ")", {"asyncsim": asyncsim})
+    policy = eval(
+        text[text.index("policy=asyncsim.") + 7 :].split(")")[0] + ")", {"asyncsim": asyncsim}
+    )
     beside = method.name == "dpsgd"
     assert policy == asyncsim.neighbours(mix="beside" if beside else "before")
 
@@ -350,11 +451,16 @@ def test_gradients_of_replicas_that_are_not_mixed_may_have_messages_beside():
     """Of a method of one's own whose functions are compiled, too."""
     method, trace = case_of("D-PSGD on a ring", commits=40)
     own = method._replace(mix=jax.jit(method.mix), timing=methods.Timing())
-    problem, options = problems.quadratic(CURVATURE, start=START), {"precision": "float64", "progress": False}
+    problem, options = (
+        problems.quadratic(CURVATURE, start=START),
+        {"precision": "float64", "progress": False},
+    )
     runs = [replay(trace, one, problem, **options) for one in (method, own)]
     np.testing.assert_array_equal(*(ravel_pytree(run.params)[0] for run in runs))
 
 
 def test_a_method_without_a_server_needs_a_topology():
     with pytest.raises(InputError, match="'sgp': needs a trace of a cluster with no server"):
-        replay(simulate(Cluster(3, "constant(1)"), 20), methods.sgp(), problems.quadratic(CURVATURE))
+        replay(
+            simulate(Cluster(3, "constant(1)"), 20), methods.sgp(), problems.quadratic(CURVATURE)
+        )

@@ -1,6 +1,8 @@
-"""The central variable without a server, against plain loops that add up replicas and messages; with attacks, too.
+"""The central variable without a server, against plain loops that add up replicas and messages;
+with attacks, too.
 
-The loops keep every message. At any row they add up each message by the share of it that nobody has mixed yet.
+The loops keep every message. At any row they add up each message by the share of it that nobody has
+mixed yet.
 """
 
 import functools
@@ -39,7 +41,9 @@ def tracking(learning_rate=RATE):
     """Gradient tracking: replicas move along an average of gradients that is mixed, too."""
 
     def mix(worker, inbox, visit):
-        return Tracker(visit.kept * worker.x + inbox.x, visit.kept * worker.y + inbox.y, worker.gradient)
+        return Tracker(
+            visit.kept * worker.x + inbox.x, visit.kept * worker.y + inbox.y, worker.gradient
+        )
 
     def message(worker, update, start, central, visit):
         rate = jnp.asarray(learning_rate, update.dtype)
@@ -53,14 +57,18 @@ def tracking(learning_rate=RATE):
         {"learning_rate": learning_rate},
         methods.gradient_steps(learning_rate),
         message=message,
-        init_worker=lambda central: Tracker(central, jnp.zeros_like(central), jnp.zeros_like(central)),
+        init_worker=lambda central: Tracker(
+            central, jnp.zeros_like(central), jnp.zeros_like(central)
+        ),
         resume=lambda worker, read: worker.x,
         mix=mix,
     )
 
 
 def heavy_ball(**options):
-    """Momentum on each worker, whose message is a dict that says nothing of the order of its entries."""
+    """Momentum on each worker, whose message is a dict that says nothing of the order of its
+    entries.
+    """
 
     def message(worker, update, start, central, visit):
         momentum = 0.9 * worker.momentum + update
@@ -74,7 +82,9 @@ def heavy_ball(**options):
         message=message,
         init_worker=lambda central: HeavyBall(jnp.zeros_like(central), central),
         resume=lambda worker, read: worker.replica,
-        mix=lambda worker, inbox, visit: worker._replace(replica=visit.kept * worker.replica + inbox["replica"]),
+        mix=lambda worker, inbox, visit: worker._replace(
+            replica=visit.kept * worker.replica + inbox["replica"]
+        ),
         **{"replica": lambda sent: sent["replica"], **options},
     )
 
@@ -121,7 +131,9 @@ def own_targets():
 
 @functools.cache
 def trace_of(topology, policy, commits=70, seed=0):
-    cluster = Cluster(WORKERS, "exponential(1)", topology=topology, policy=policy, latency="exponential(0.3)")
+    cluster = Cluster(
+        WORKERS, "exponential(1)", topology=topology, policy=policy, latency="exponential(0.3)"
+    )
     return simulate(cluster, commits, seed)
 
 
@@ -133,7 +145,11 @@ METHODS = {
     "AD-PSGD": (methods.adpsgd(RATE), "complete()", "handshake()"),
     "AD-PSGD with momentum": (momentum_too(), "complete()", "handshake()"),
     "ClippedGossip": (methods.clipped_gossip(RATE), "exponential()", "neighbours()"),
-    "ClippedGossip, a constant radius": (methods.clipped_gossip(RATE, radius=0.3), "ring()", "neighbours()"),
+    "ClippedGossip, a constant radius": (
+        methods.clipped_gossip(RATE, radius=0.3),
+        "ring()",
+        "neighbours()",
+    ),
     "BRIDGE": (methods.robust_gossip("median()", RATE), "ring()", "neighbours(mix=beside)"),
     "gradient tracking": (tracking(), "ring()", "neighbours()"),
     "heavy ball": (heavy_ball(), "ring()", "neighbours()"),
@@ -151,7 +167,14 @@ KNOWING = {
     ALIE: lambda known: known.mean(0) - 1.5 * known.std(0),
     PRODUCT: lambda known: -0.1 * known.mean(0),
 }
-BYZANTINE = {None: [], FLIP: [0, 1], LABELS: [1, 4], "zero(workers=[3])": [3], ALIE: [0, 1], PRODUCT: [3]}
+BYZANTINE = {
+    None: [],
+    FLIP: [0, 1],
+    LABELS: [1, 4],
+    "zero(workers=[3])": [3],
+    ALIE: [0, 1],
+    PRODUCT: [3],
+}
 #: Methods that do not give their last message, which attacks that know it need.
 FORGETFUL = ("gradient tracking", "heavy ball")
 CASES = [
@@ -167,7 +190,9 @@ FEW += [("ClippedGossip", ALIE), ("BRIDGE", ALIE), ("AD-PSGD with momentum", PRO
 
 
 FORMS = [(*case, "single") for case in FEW]
-FORMS += [pytest.param(*case, "single", marks=pytest.mark.full) for case in CASES if case not in FEW]
+FORMS += [
+    pytest.param(*case, "single", marks=pytest.mark.full) for case in CASES if case not in FEW
+]
 FORMS += [pytest.param(*case, "batch", marks=pytest.mark.full) for case in FEW]
 
 
@@ -179,8 +204,8 @@ def assert_close(found, expected):
 class Loop:
     """A run row by row.
 
-    ``central[rows]`` is the mean after so many rows, ``replicas[rows]`` are the workers' replicas, and ``points`` where
-    each worker has computed its last gradient.
+    ``central[rows]`` is the mean after so many rows, ``replicas[rows]`` are the workers' replicas,
+    and ``points`` where each worker has computed its last gradient.
     """
 
     def __init__(self, name, trace, attack):
@@ -199,7 +224,8 @@ class Loop:
         self.w, self.y, self.g, self.m = np.ones(n), 0 * self.x, 0 * self.x, 0 * self.x
         self.frame, self.sent, self.true = trace.frame, [], []
         self.central, self.replicas = [START], [self.x.copy()]
-        # Of each row's message the share that nobody has mixed yet, and of each worker's last message.
+        # Of each row's message the share that nobody has mixed yet, and of each worker's last
+        # message.
         self.left, self.last, self.initial = [], {}, np.ones(n)
         for row in trace.frame.itertuples():
             self.step(row)
@@ -215,7 +241,9 @@ class Loop:
             return np.median([own, *messages], 0)
         if self.kind == "clipped_gossip":
             return own + self.clipped([message - own for message in messages], shares)
-        return row.kept * own + sum(share * message for share, message in zip(shares, messages, strict=True))
+        return row.kept * own + sum(
+            share * message for share, message in zip(shares, messages, strict=True)
+        )
 
     def clipped(self, apart, shares):
         distances = np.array([np.linalg.norm(step) for step in apart])
@@ -230,16 +258,28 @@ class Loop:
         )
 
     def received(self, row, part):
-        """Return a part of each message; those of Byzantine senders as they are formed for this receiver."""
-        messages, senders = [part(self.sent[r]) for r in row.sources], [self.frame["worker"][r] for r in row.sources]
-        known = {sender: message for sender, message in zip(senders, messages, strict=True) if sender in self.honest}
+        """Return a part of each message; those of Byzantine senders as they are formed for this
+        receiver.
+        """
+        messages, senders = (
+            [part(self.sent[r]) for r in row.sources],
+            [self.frame["worker"][r] for r in row.sources],
+        )
+        known = {
+            sender: message
+            for sender, message in zip(senders, messages, strict=True)
+            if sender in self.honest
+        }
         if row.worker in self.honest:
             last = self.last.get(row.worker)
             known[row.worker] = part((START, 1.0, 0 * START) if last is None else self.true[last])
         if self.form is None or not known:
             return messages
         formed = self.form(np.array(list(known.values())))
-        return [formed if sender in self.byzantine else own for sender, own in zip(senders, messages, strict=True)]
+        return [
+            formed if sender in self.byzantine else own
+            for sender, own in zip(senders, messages, strict=True)
+        ]
 
     def shown(self, worker, states):
         """Return the state that a worker shows to the one that it meets."""
@@ -270,9 +310,11 @@ class Loop:
         mixed = self.mix(row, self.x[i], lambda sent: sent[0])
         if self.kind == "sgp":
             self.w[i] = self.mix(row, self.w[i], lambda sent: sent[1])
-        self.points[i] = {"dpsgd": self.x[i], "robust_gossip": self.x[i], "sgp": mixed / self.w[i]}.get(
-            self.kind, mixed
-        )
+        self.points[i] = {
+            "dpsgd": self.x[i],
+            "robust_gossip": self.x[i],
+            "sgp": mixed / self.w[i],
+        }.get(self.kind, mixed)
         gradient = self.gradient(i, self.points[i])
         if self.kind == "tracking":
             self.y[i] = self.mix(row, self.y[i], lambda sent: sent[2]) + gradient - self.g[i]
@@ -288,7 +330,13 @@ class Loop:
         change = self.change if i in self.byzantine else lambda part: part
         self.true.append(parts)
         # Only push-sum sends its weight.
-        self.sent.append((change(parts[0]), change(parts[1]) if self.kind == "sgp" else parts[1], change(parts[2])))
+        self.sent.append(
+            (
+                change(parts[0]),
+                change(parts[1]) if self.kind == "sgp" else parts[1],
+                change(parts[2]),
+            )
+        )
 
     def mean(self, n):
         if self.kind == "adpsgd":
@@ -310,7 +358,15 @@ def test_the_central_variable_is_the_mean_of_replicas_and_messages(name, attack,
     trace = trace_of(*where)
     loop = Loop(name, trace, attack)
     stops = [1, 2, 5, 11, 24, 25, 49, len(trace)]
-    running = Replay(trace, method, own_targets(), precision="float64", stops=np.array(stops), attack=attack, form=form)
+    running = Replay(
+        trace,
+        method,
+        own_targets(),
+        precision="float64",
+        stops=np.array(stops),
+        attack=attack,
+        form=form,
+    )
     for stop in stops:
         running.advance(stop)
         assert_close(running.state.central, loop.central[stop])
@@ -324,7 +380,12 @@ def test_evaluations_are_of_that_mean_and_of_honest_replicas(name, attack):
     trace = trace_of(*where)
     loop = Loop(name, trace, attack)
     replicas = loop.points if loop.kind == "sgp" else loop.x
-    options = {"precision": "float64", "attack": attack, "evaluate_replicas": True, "progress": False}
+    options = {
+        "precision": "float64",
+        "attack": attack,
+        "evaluate_replicas": True,
+        "progress": False,
+    }
     run = replay(trace, method, own_targets(), **options)
     assert_close(run.params["x"], loop.central[-1])
     # Those of Byzantine workers too: what they send does not change their own.
@@ -362,7 +423,12 @@ def test_members_of_an_ensemble_have_their_means(name, attack):
         "AD-PSGD": methods.adpsgd,
     }[name]
     trace, loop = trace_of(*METHODS[name][1:]), Loop(name, trace_of(*METHODS[name][1:]), attack)
-    options = {"learning_rate": [0.02, RATE], "precision": "float64", "attack": attack, "progress": False}
+    options = {
+        "learning_rate": [0.02, RATE],
+        "precision": "float64",
+        "attack": attack,
+        "progress": False,
+    }
     runs = replay_ensemble(trace, make, own_targets(), batched=True, **options)
     assert_close(runs[1].params["x"], loop.central[-1])
 
@@ -371,7 +437,12 @@ def test_members_of_an_ensemble_have_their_means(name, attack):
 def test_on_several_devices_it_is_the_same(attack):
     name = "SGP, nobody waits"
     trace = trace_of(*METHODS[name][1:])
-    options = {"precision": "float64", "attack": attack, "devices": jax.devices()[:2], "progress": False}
+    options = {
+        "precision": "float64",
+        "attack": attack,
+        "devices": jax.devices()[:2],
+        "progress": False,
+    }
     run = replay(trace, METHODS[name][0], own_targets(), **options)
     assert_close(run.params["x"], Loop(name, trace, attack).central[-1])
 
@@ -379,9 +450,18 @@ def test_on_several_devices_it_is_the_same(attack):
 @pytest.mark.parametrize(
     ("replica", "message"),
     [
-        (None, r"carries the worker's replica, .* say which part that is with replica=lambda message"),
-        (lambda sent: sent["momentum"][:2], r"replica\(message\) returned the replica, .* must be a vector like"),
-        (lambda sent: (sent["replica"], sent["momentum"]), r"returned the weight .* must be a number"),
+        (
+            None,
+            r"carries the worker's replica, .* say which part that is with replica=lambda message",
+        ),
+        (
+            lambda sent: sent["momentum"][:2],
+            r"replica\(message\) returned the replica, .* must be a vector like",
+        ),
+        (
+            lambda sent: (sent["replica"], sent["momentum"]),
+            r"returned the weight .* must be a number",
+        ),
     ],
 )
 def test_a_message_that_does_not_say_where_its_replica_is(replica, message):

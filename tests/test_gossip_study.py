@@ -1,4 +1,6 @@
-"""The study of gossip: its table is that of its runs, it goes on where it was, and it refuses what it cannot use."""
+"""The study of gossip: its table is that of its runs, it goes on where it was, and it refuses what
+it cannot use.
+"""
 
 import pytest
 
@@ -7,7 +9,14 @@ from asyncsim.study.finished import figures, read
 from asyncsim.study.target import Target
 
 gossip = study.load("gossip")
-SMALL = {"workers": 4, "steps": 20, "tune": (0.1, 0.4), "target": 0.3, "slow": 5.0, "problem": "digits(hidden=[8])"}
+SMALL = {
+    "workers": 4,
+    "steps": 20,
+    "tune": (0.1, 0.4),
+    "target": 0.3,
+    "slow": 5.0,
+    "problem": "digits(hidden=[8])",
+}
 TOPOLOGIES = ("ring()", "one_peer_exponential()")
 
 
@@ -17,10 +26,15 @@ pytestmark = pytest.mark.usefixtures("unrendered_figures")
 @pytest.mark.full
 def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     out = tmp_path / "gossip"
-    config = gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), out=out)
+    config = gossip.Config(
+        **SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), out=out
+    )
     _, summary = gossip.run(config)
     said = capsys.readouterr()
-    assert "adpsgd is left out" in said.err and "left out: adpsgd on one_peer_exponential(): " in said.out
+    assert (
+        "adpsgd is left out" in said.err
+        and "left out: adpsgd on one_peer_exponential(): " in said.out
+    )
     assert "one seed cannot show the noise" in said.out
     assert "of 0.3 is reached and held at the next 2 evaluations" in said.out
     assert "first without a server at a test accuracy of 0.3" in said.out
@@ -28,18 +42,31 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     finished = read(out, "gossip")
     table = finished.table(gossip.TABLE)
     found = list(table[["topology", "method"]].itertuples(index=False, name=None))
-    assert found == [("ring()", "sgp"), ("ring()", "adpsgd"), (TOPOLOGIES[1], "sgp"), ("server", "batch_sgd")]
+    assert found == [
+        ("ring()", "sgp"),
+        ("ring()", "adpsgd"),
+        (TOPOLOGIES[1], "sgp"),
+        ("server", "batch_sgd"),
+    ]
     assert table["spectral_gap"].iloc[0] == pytest.approx(theory.spectral_gap("ring()", 4))
     for row in table.itertuples():
-        rows = finished.rows(topology=row.topology, method=row.method, learning_rate=row.learning_rate)
+        rows = finished.rows(
+            topology=row.topology, method=row.method, learning_rate=row.learning_rate
+        )
         (run,) = (finished.run(name) for name in rows["run_folder"])
-        assert row.time_to_target == pytest.approx(Target(0.3, "test_accuracy", 2).time(run.evaluations))
+        assert row.time_to_target == pytest.approx(
+            Target(0.3, "test_accuracy", 2).time(run.evaluations)
+        )
         (trace,) = (finished.trace(name) for name in rows["trace_file"])
         assert [law.mean for law in trace.cluster.compute_laws] == [5, 1, 1, 1]
     files = {path: path.read_bytes() for path in (out / "gossip.png", out / gossip.TABLE)}
     for path in files:
         path.unlink()
-    gossip.run(gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), resume=out))
+    gossip.run(
+        gossip.Config(
+            **SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), resume=out
+        )
+    )
     assert "read" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in files} == files
 
@@ -65,18 +92,33 @@ def test_data_alike_and_split(tmp_path, capsys):
 
 @pytest.mark.full
 def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsys):
-    options = {"workers": 3, "steps": 6, "tune": (0.1,), "problem": "quadratic", "topology": ("ring()",)}
+    options = {
+        "workers": 3,
+        "steps": 6,
+        "tune": (0.1,),
+        "problem": "quadratic",
+        "topology": ("ring()",),
+    }
     out, _ = gossip.run(gossip.Config(**options, methods=("dpsgd",), out=tmp_path / "out"))
     config = read(out, "gossip").config
     assert (config["target"], config["target_of"]) == (0.3, "train_loss")
     said = capsys.readouterr().out
-    assert "until a training loss of 0.3" in said and " rate " in said and "consensus distance" in said
+    assert (
+        "until a training loss of 0.3" in said and " rate " in said and "consensus distance" in said
+    )
 
 
 def test_a_slow_link_is_one_of_worker_0():
-    """To its first neighbour, as a topology has it; to the server, of the latency and the bandwidth."""
-    config = gossip.Config(workers=3, slow_link=4.0, latency="0.5", bandwidth=8.0, message_bytes=2.0)
-    assert str(config.at(topology="ring()").make_cluster(2.0).topology) == "slow_links(ring(), [[0, 1, 4]])"
+    """To its first neighbour, as a topology has it; to the server, of the latency and the
+    bandwidth.
+    """
+    config = gossip.Config(
+        workers=3, slow_link=4.0, latency="0.5", bandwidth=8.0, message_bytes=2.0
+    )
+    assert (
+        str(config.at(topology="ring()").make_cluster(2.0).topology)
+        == "slow_links(ring(), [[0, 1, 4]])"
+    )
     server = config.at(topology=gossip.SERVER).make_cluster(2.0)
     assert server.ways[0].means == (2.0, 0.5, 0.5) and server.ways[0].transfer == (1.0, 0.25, 0.25)
     alike = gossip.Config(workers=3, latency="0.5")
@@ -87,7 +129,9 @@ def test_methods_without_a_server_are_attacked(tmp_path, capsys):
     options = {**SMALL, "steps": 2, "tune": (0.1,), "topology": ("ring()",)}
     robust = "robust_gossip(rule=trimmed_mean(f=2))"
     options["methods"] = ("sgp", "adpsgd", "clipped_gossip(f=2)", robust)
-    _, summary = gossip.run(gossip.Config(**options, attack="alie(workers=1, z=1)", out=tmp_path / "gossip"))
+    _, summary = gossip.run(
+        gossip.Config(**options, attack="alie(workers=1, z=1)", out=tmp_path / "gossip")
+    )
     assert summary["method"].tolist() == ["sgp", "adpsgd", "clipped_gossip", "robust_gossip"]
     printed = capsys.readouterr()
     assert "4 workers, worker 0 5 times as slow, attack alie(workers=1, z=1); time" in printed.out
@@ -99,7 +143,9 @@ def test_methods_without_a_server_are_attacked(tmp_path, capsys):
 
 
 def test_an_impossible_attack_is_refused_before_any_run(tmp_path):
-    config = gossip.Config(**SMALL, topology=("ring()",), attack="zero(workers=[7])", out=tmp_path / "gossip")
+    config = gossip.Config(
+        **SMALL, topology=("ring()",), attack="zero(workers=[7])", out=tmp_path / "gossip"
+    )
     with pytest.raises(InputError, match="worker 7 is outside the cluster"):
         gossip.run(config)
     assert not (tmp_path / "gossip").exists()

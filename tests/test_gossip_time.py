@@ -8,9 +8,26 @@ import pandas as pd
 import pytest
 from world import MESSAGES
 
-from asyncsim import Cluster, Gamma, InputError, Trace, plots, recorded, simulate, theory, topologies
+from asyncsim import (
+    Cluster,
+    Gamma,
+    InputError,
+    Trace,
+    plots,
+    recorded,
+    simulate,
+    theory,
+    topologies,
+)
 
-TOPOLOGIES = ["ring()", "exponential()", "one_peer_exponential()", "complete()", "base2()", "random_regular(2, seed=3)"]
+TOPOLOGIES = [
+    "ring()",
+    "exponential()",
+    "one_peer_exponential()",
+    "complete()",
+    "base2()",
+    "random_regular(2, seed=3)",
+]
 
 
 def product(topology, workers):
@@ -29,13 +46,17 @@ def test_shares_sum_to_one_and_texts_are_read_back(text):
             matrices = topology.matrices(workers)
             assert (matrices >= 0).all()
             np.testing.assert_allclose(matrices.sum(axis=1), 1, atol=1e-15)
-            np.testing.assert_allclose(matrices.sum(axis=2), 1, atol=1e-15)  # each of these is doubly stochastic
+            np.testing.assert_allclose(
+                matrices.sum(axis=2), 1, atol=1e-15
+            )  # each of these is doubly stochastic
 
 
 def test_one_peer_exponential_averages_powers_of_two_exactly():
     for workers in (2, 4, 8, 16, 64):
         assert (product(topologies.one_peer_exponential(), workers) == 1 / workers).all()
-    assert abs(product(topologies.one_peer_exponential(), 12) - 1 / 12).max() == pytest.approx(0.042, abs=5e-4)
+    assert abs(product(topologies.one_peer_exponential(), 12) - 1 / 12).max() == pytest.approx(
+        0.042, abs=5e-4
+    )
 
 
 def test_base2_averages_any_number_exactly():
@@ -60,7 +81,12 @@ def test_shares_of_an_adjacency_matrix():
     metropolis = topologies.adjacency(star).matrices(4)[0]
     assert metropolis[0].tolist() == [0.25] * 4 and metropolis[1].tolist() == [0.25, 0.75, 0, 0]
     uniform = topologies.adjacency(star, weights="uniform").matrices(4)[0]
-    assert uniform[:, 1].tolist() == [0.5, 0.5, 0, 0] and uniform[0].tolist() == [0.25, 0.5, 0.5, 0.5]
+    assert uniform[:, 1].tolist() == [0.5, 0.5, 0, 0] and uniform[0].tolist() == [
+        0.25,
+        0.5,
+        0.5,
+        0.5,
+    ]
     given_ = topologies.adjacency([[[0.5, 0.5], [0.5, 0.5]], np.eye(2)], weights="given")
     assert given_.matrices(2).shape == (2, 2, 2) and topologies.as_topology(str(given_)) == given_
 
@@ -83,7 +109,10 @@ def test_consensus():
     assert theory.rounds_to_average("one_peer_exponential()", 12) is None
     assert theory.rounds_to_average("base2()", 25) == len(topologies.base2().edges(25))
     assert theory.spectral_gap("base2()", 25) == theory.spectral_gap("complete()", 25) == 1.0
-    gaps = [theory.spectral_gap(one, 25) for one in ("ring()", "one_peer_exponential()", "exponential()")]
+    gaps = [
+        theory.spectral_gap(one, 25)
+        for one in ("ring()", "one_peer_exponential()", "exponential()")
+    ]
     assert gaps == sorted(gaps)
     # What is left after many cycles.
     product_ = np.linalg.matrix_power(product(topologies.one_peer_exponential(), 12), 20)
@@ -102,14 +131,18 @@ def test_an_exchange_contracts():
     # And along a trace, K sigma with a standard deviation over seeds.
     ratios = []
     for seed in range(40):
-        frame = simulate(Cluster(16, "exponential(1)", policy="handshake()", topology="complete()"), 200, seed).frame
+        frame = simulate(
+            Cluster(16, "exponential(1)", policy="handshake()", topology="complete()"), 200, seed
+        ).frame
         x = np.random.default_rng(seed).normal(size=16)
         x -= x.mean()
         for i, j in zip(frame["worker"], frame["partner"], strict=True):
             before = x @ x
             x[[i, j]] = x[[i, j]].mean()
             ratios.append(x @ x / before)
-    assert np.mean(ratios) == pytest.approx(1 - 1 / 15, abs=5 * np.std(ratios) / math.sqrt(len(ratios)))
+    assert np.mean(ratios) == pytest.approx(
+        1 - 1 / 15, abs=5 * np.std(ratios) / math.sqrt(len(ratios))
+    )
 
 
 def test_theory_of_clusters_without_a_server():
@@ -119,24 +152,40 @@ def test_theory_of_clusters_without_a_server():
         numbers, expected = simulate(cluster, 3000).summary(), theory.throughput_theory(cluster)
         slack = 0.03 if expected.exact else 0.0
         assert numbers["throughput"] <= expected.commits * (1 + 0.02)
-        assert not expected.exact or numbers["throughput"] == pytest.approx(expected.commits, rel=slack)
+        assert not expected.exact or numbers["throughput"] == pytest.approx(
+            expected.commits, rel=slack
+        )
         assert theory.queue_theory(cluster) is theory.saturating_workers(cluster) is None
-        assert theory.staleness_theory(cluster).mean == 5 == pytest.approx(numbers["staleness_mean"], rel=0.02)
+        assert (
+            theory.staleness_theory(cluster).mean
+            == 5
+            == pytest.approx(numbers["staleness_mean"], rel=0.02)
+        )
 
 
 def test_handshakes_travel():
-    """By hand: an exchange of 2 s holds two of 16 replicas, so that 4 end a second; without travel 16 would."""
-    assert theory.throughput_theory(Cluster(16, 1.0, policy="handshake()", topology="ring()")).commits == 16
+    """By hand: an exchange of 2 s holds two of 16 replicas, so that 4 end a second; without travel
+    16 would.
+    """
+    assert (
+        theory.throughput_theory(Cluster(16, 1.0, policy="handshake()", topology="ring()")).commits
+        == 16
+    )
     for topology in ("ring()", "complete()"):
         cluster = Cluster(16, 1.0, latency=1.0, policy="handshake()", topology=topology)
         assert theory.throughput_theory(cluster).commits == pytest.approx(4)
         assert 2 <= simulate(cluster, 3_000).summary()["throughput"] <= 4
     # Short exchanges hold hardly anyone: each worker takes 1 + 2 * (0.1 + 1 / 20) s.
-    cluster = Cluster(16, 1.0, latency=0.1, bandwidth=20, message_bytes=1, policy="handshake()", topology="ring()")
+    cluster = Cluster(
+        16, 1.0, latency=0.1, bandwidth=20, message_bytes=1, policy="handshake()", topology="ring()"
+    )
     assert theory.throughput_theory(cluster).commits == pytest.approx(16 / 1.3)
-    # A line of four at two sites: the outer workers exchange in 0.2 s, the inner ones half of the time in 2 s.
+    # A line of four at two sites: the outer workers exchange in 0.2 s, the inner ones half of the
+    # time in 2 s.
     line = topologies.adjacency(np.eye(4, k=1) + np.eye(4, k=-1))
-    apart = Cluster(4, 1.0, latency=0.1, sites=[2, 2], far_latency=1.0, policy="handshake()", topology=line)
+    apart = Cluster(
+        4, 1.0, latency=0.1, sites=[2, 2], far_latency=1.0, policy="handshake()", topology=line
+    )
     assert theory.throughput_theory(apart).commits == pytest.approx(2 / 1.2 + 2 / 2.1)
     assert simulate(apart, 3_000).summary()["throughput"] <= theory.throughput_theory(apart).commits
 
@@ -161,19 +210,26 @@ def test_what_a_round_lasts(policy, lasts):
 def test_random_numbers_are_those_of_a_server():
     laws = ["gamma(1, 0.4)"] * 3 + ["exponential(2)"] * 2
     names = ["worker", "start_time", "commit_time"]
-    without, served = (simulate(Cluster(5, laws, topology=one), 300, 7).frame[names] for one in ("ring()", None))
+    without, served = (
+        simulate(Cluster(5, laws, topology=one), 300, 7).frame[names] for one in ("ring()", None)
+    )
     pd.testing.assert_frame_equal(without, served, check_exact=True)
 
 
 def test_who_waits_for_whom():
-    """Neighbours of a slow worker wait for it, and theirs for them; nobody waits without a barrier."""
+    """Neighbours of a slow worker wait for it, and theirs for them; nobody waits without a
+    barrier.
+    """
     laws = [1.0] * 6 + [4.0]
     trace = simulate(Cluster(7, laws, policy="neighbours()", topology="ring()"), 700)
     waits, table = trace.waits(), trace.per_worker(0)
     assert waits[0, 6] > 200 and waits[5, 6] > 200 and waits[6].sum() == 0
     np.testing.assert_allclose(waits.sum(axis=1), table["mean_wait"] * table["commits"])
     assert simulate(Cluster(7, laws, topology="ring()"), 700).waits().sum() == 0
-    for one in (trace, simulate(Cluster(7, laws, latency=1, policy="handshake()", topology="ring()"), 200)):
+    for one in (
+        trace,
+        simulate(Cluster(7, laws, latency=1, policy="handshake()", topology="ring()"), 200),
+    ):
         queue = one.queue()
         assert queue["in_system"].iloc[-1] == len(one.in_flight) and (queue["in_system"] >= 0).all()
         figure, axes = plt.subplots(1, 4)
@@ -185,7 +241,16 @@ def test_who_waits_for_whom():
         plt.close(figure)
 
 
-LOGGED = ["worker", "start_time", "send_time", "commit_time", "sources", "weights", "kept", "partner"]
+LOGGED = [
+    "worker",
+    "start_time",
+    "send_time",
+    "commit_time",
+    "sources",
+    "weights",
+    "kept",
+    "partner",
+]
 
 
 @pytest.mark.parametrize("policy", ["overlap(2)", "neighbours(beside)", "handshake()"])
@@ -197,17 +262,28 @@ def test_recorded_traces_are_put_in_order(policy):
     def named(row):
         return (int(frame["worker"][row]), int(frame["job"][row]))
 
-    log = frame[LOGGED].assign(sources=[[named(row) for row in sources] for sources in frame["sources"]])
+    log = frame[LOGGED].assign(
+        sources=[[named(row) for row in sources] for sources in frame["sources"]]
+    )
     messages = flying.assign(source=[named(row) for row in flying["source"]])
-    options = {"protocol": "gossip", "workers": 5, "takes_up": trace.takes_up, "in_flight": messages}
+    options = {
+        "protocol": "gossip",
+        "workers": 5,
+        "takes_up": trace.takes_up,
+        "in_flight": messages,
+    }
     again = recorded(log.sample(frac=1, random_state=1), **options)
     pd.testing.assert_frame_equal(again.frame, frame, check_exact=True)
     assert again.in_flight.equals(trace.in_flight) and again.cluster is None
     if policy != "handshake()":
         clock = np.array([0, 0.4, 0, -0.2, 0.1])[log["worker"]] + 1
-        shifted = log.assign(**{name: log[name] + clock for name in ("start_time", "send_time", "commit_time")})
+        shifted = log.assign(
+            **{name: log[name] + clock for name in ("start_time", "send_time", "commit_time")}
+        )
         other = recorded(shifted.assign(job=frame["job"]), **options, begin=0).frame
-        place = {pair: row for row, pair in enumerate(zip(other["worker"], other["job"], strict=True))}
+        place = {
+            pair: row for row, pair in enumerate(zip(other["worker"], other["job"], strict=True))
+        }
         for row, sources in enumerate(log["sources"]):
             at = place[named(row)]
             assert other["sources"][at] == sorted(place[pair] for pair in sources)
@@ -217,7 +293,10 @@ def test_recorded_traces_are_put_in_order(policy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sources": [[(1, 0)], [(0, 0)]], "weights": [[0.5], [0.5]]}, "takes up what came after it"),
+        (
+            {"sources": [[(1, 0)], [(0, 0)]], "weights": [[0.5], [0.5]]},
+            "takes up what came after it",
+        ),
         ({"sources": [[], [(0, 1)]]}, r"a source of row 1 is \(0, 1\)"),
         ({"sources": [[], 3]}, "must be lists"),
         ({"sources": [[], [7]]}, "a source of row 1 is 7"),
@@ -228,8 +307,17 @@ def test_recorded_traces_are_put_in_order(policy):
     ],
 )
 def test_contradictory_records_are_refused(change, message):
-    log = {"worker": [0, 1], "start_time": [0, 0], "commit_time": [1, 2], "sources": [[], [0]], "weights": [[], [0.5]]}
-    assert recorded(log | {"kept": [1, 1]}, protocol="gossip").frame["sources"].tolist() == [[], [0]]
+    log = {
+        "worker": [0, 1],
+        "start_time": [0, 0],
+        "commit_time": [1, 2],
+        "sources": [[], [0]],
+        "weights": [[], [0.5]],
+    }
+    assert recorded(log | {"kept": [1, 1]}, protocol="gossip").frame["sources"].tolist() == [
+        [],
+        [0],
+    ]
     with pytest.raises(InputError, match=message):
         recorded(log | {"kept": [1, 1]} | change, protocol="gossip")
 
@@ -243,7 +331,13 @@ def damaged(trace, name, row, value):
 
 def test_contradictory_messages_in_flight_are_refused():
     trace = simulate(Cluster(6, Gamma(1, 0.3), latency=2, topology="ring()"), 100)
-    for name, value in (("row", 100), ("taker", 6), ("weight", 0.0), ("arrive_time", math.nan), ("weight", 0.9)):
+    for name, value in (
+        ("row", 100),
+        ("taker", 6),
+        ("weight", 0.0),
+        ("arrive_time", math.nan),
+        ("weight", 0.9),
+    ):
         in_flight = trace.in_flight.copy()
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):

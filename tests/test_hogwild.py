@@ -1,4 +1,6 @@
-"""Torn reads: against workers that do read one block after the other from a vector that others write to."""
+"""Torn reads: against workers that do read one block after the other from a vector that others
+write to.
+"""
 
 import dataclasses
 
@@ -35,7 +37,9 @@ def lock_free(workers, blocks, **options):
 
 
 def shared_memory(cluster, commits, seed=0):
-    """Run Hogwild: a process per worker, one shared vector, no locks; return the vector after each commit."""
+    """Run Hogwild: a process per worker, one shared vector, no locks; return the vector after each
+    commit.
+    """
     env, shared, path = simpy.Environment(), START.copy(), [START.copy()]
     compute = delays(cluster.compute_laws, seed, "compute")
     service = delays([cluster.service] * cluster.workers, seed, "service")
@@ -67,7 +71,9 @@ def test_a_replay_is_what_workers_do_to_a_shared_vector():
     cluster = lock_free(workers=7, blocks=4)
     trace, stops = simulate(cluster, 500), np.arange(50, 501, 50)
     problem = problems.quadratic(CURVATURE, start=START)
-    replayed = Replay(trace, methods.hogwild(RATE, blocks=None), problem, precision="float64", stops=stops)
+    replayed = Replay(
+        trace, methods.hogwild(RATE, blocks=None), problem, precision="float64", stops=stops
+    )
     expected = shared_memory(cluster, 500)
     torn = (trace.block_versions()[:, 0] < trace.frame["read_version"]).mean()
     assert torn > 0.1
@@ -81,10 +87,25 @@ def test_members_and_devices_read_torn():
     trace, problem = simulate(lock_free(7, 3), 300), problems.quadratic(CURVATURE, start=START)
     rates = [0.02, 0.05]
     found = replay_ensemble(
-        trace, methods.downpour, problem, precision="float64", batched=True, progress=False, learning_rate=rates
+        trace,
+        methods.downpour,
+        problem,
+        precision="float64",
+        batched=True,
+        progress=False,
+        learning_rate=rates,
     )
-    for rate, run, devices in zip(rates, found, (jax.devices()[:1], jax.devices()[:3]), strict=True):
-        one = replay(trace, methods.downpour(rate), problem, precision="float64", devices=devices, progress=False)
+    for rate, run, devices in zip(
+        rates, found, (jax.devices()[:1], jax.devices()[:3]), strict=True
+    ):
+        one = replay(
+            trace,
+            methods.downpour(rate),
+            problem,
+            precision="float64",
+            devices=devices,
+            progress=False,
+        )
         assert deviation(run.commits["loss"], one.commits["loss"]) < 1e-12
 
 
@@ -102,8 +123,12 @@ def test_versions_of_blocks():
 
 def test_hogwild_names_the_timing_that_it_needs():
     method = methods.hogwild(blocks=4)
-    assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(7, 4)
-    with pytest.raises(InputError, match="method = 'hogwild': needs a trace with protocol = 'write_then_read'"):
+    assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(
+        7, 4
+    )
+    with pytest.raises(
+        InputError, match="method = 'hogwild': needs a trace with protocol = 'write_then_read'"
+    ):
         replay(simulate(Cluster(7, 1.0), 70), method, make_problem("quadratic"))
     # A method that needs whole visits gets whole reads.
     exchanging = meet(lock_free(7, 4), Timing(protocol="exchange"))

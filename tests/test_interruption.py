@@ -10,7 +10,12 @@ from importlib.machinery import ExtensionFileLoader
 import jax
 import pytest
 
-from asyncsim.base.interruption import _GC_CALLBACK, handlers_kept, ignore_from_now_on, interruptible
+from asyncsim.base.interruption import (
+    _GC_CALLBACK,
+    handlers_kept,
+    ignore_from_now_on,
+    interruptible,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 

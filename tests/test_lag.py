@@ -15,7 +15,9 @@ def log(tmp_path):
     samples = trace.samples
     trained = samples["outcome"] == "trained"
     ends = trace.frame["commit_time"].to_numpy()
-    table = samples[["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]]
+    table = samples[
+        ["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]
+    ]
     table = table.assign(version=table["version"].where(trained))
     table["outcome"] = samples["outcome"].astype(str)
     table["train_time"] = [ends[int(v)] if v == v else float("nan") for v in table["version"]]

@@ -33,12 +33,16 @@ SAMPLES = 200_000
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
 
-# SciPy's parametrisations of the same laws: an independent source of means, deviations and kurtoses.
+# SciPy's parametrisations of the same laws: an independent source of means, deviations and
+# kurtoses.
 REFERENCES = [
     (Exponential(mean=0.3), stats.expon(scale=0.3)),
     (Gamma(mean=2.0, cv=0.2), stats.gamma(25, scale=2 / 25)),
     (Gamma(mean=0.5, cv=1.5), stats.gamma(1 / 2.25, scale=0.5 * 2.25)),
-    (LogNormal(mean=2.0, cv=0.5), stats.lognorm(math.sqrt(math.log(1.25)), scale=2 / math.sqrt(1.25))),
+    (
+        LogNormal(mean=2.0, cv=0.5),
+        stats.lognorm(math.sqrt(math.log(1.25)), scale=2 / math.sqrt(1.25)),
+    ),
     (Uniform(low=0.5, high=1.75), stats.uniform(0.5, 1.25)),
     (Weibull(mean=1.0, shape=0.7), stats.weibull_min(0.7, scale=1 / math.gamma(1 + 1 / 0.7))),
     (Weibull(mean=3.0, shape=2.5), stats.weibull_min(2.5, scale=3 / math.gamma(1 + 1 / 2.5))),
@@ -133,7 +137,8 @@ def test_pareto_without_variance_says_so(shape):
 
 
 def test_weibull_of_a_large_shape_keeps_its_deviation():
-    # Near-constant: std / mean -> pi / (sqrt(6) shape), the Gumbel limit; the next term is 1/shape smaller.
+    # Near-constant: std / mean -> pi / (sqrt(6) shape), the Gumbel limit; the next term is 1/shape
+    # smaller.
     assert Weibull(mean=1.0, shape=1e4).std == pytest.approx(math.pi / math.sqrt(6) / 1e4, rel=3e-4)
 
 
@@ -157,7 +162,9 @@ def test_shapes_and_range(law):
     assert law.cdf(np.ones((2, 3))).shape == (2, 3)
     assert np.ndim(law.cdf(1.0)) == 0
     assert law.cdf(-1.0) == 0.0
-    assert law.cdf(np.inf) == pytest.approx(1.0, abs=1e-15)  # a mixture's shares add up to 1 but for rounding
+    assert law.cdf(np.inf) == pytest.approx(
+        1.0, abs=1e-15
+    )  # a mixture's shares add up to 1 but for rounding
 
 
 @pytest.mark.parametrize("law", EVERY_LAW, ids=str)
@@ -175,7 +182,9 @@ simple_laws = st.one_of(
     st.builds(Exponential, seconds),
     st.builds(Gamma, seconds, st.floats(1e-3, 100)),
     st.builds(LogNormal, seconds, st.floats(1e-3, 100)),
-    st.tuples(seconds, seconds).filter(lambda pair: pair[0] < pair[1]).map(lambda pair: Uniform(*pair)),
+    st.tuples(seconds, seconds)
+    .filter(lambda pair: pair[0] < pair[1])
+    .map(lambda pair: Uniform(*pair)),
     st.builds(Weibull, seconds, st.floats(0.1, 100)),
     st.builds(Pareto, seconds, st.floats(1.001, 100)),
     st.builds(Empirical, st.lists(st.floats(0, 1e6), min_size=1, max_size=5)),
@@ -219,7 +228,9 @@ def test_parse(text, law):
 def test_a_scaled_law_is_that_of_scaled_durations(law):
     shorter = scaled(law, 0.25)
     assert type(shorter) is type(law)
-    assert (shorter.mean, shorter.std) == pytest.approx((0.25 * law.mean, 0.25 * law.std), rel=1e-12)
+    assert (shorter.mean, shorter.std) == pytest.approx(
+        (0.25 * law.mean, 0.25 * law.std), rel=1e-12
+    )
     np.testing.assert_allclose(draw(shorter, 1_000), 0.25 * draw(law, 1_000), rtol=1e-12)
 
 
@@ -241,8 +252,13 @@ def test_as_law():
 
 
 def test_laws_load_without_heavy_packages():
-    code = "import asyncsim.clusters.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import asyncsim.clusters.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & "
+        "set(sys.modules))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert loaded.stdout.strip() == "set()"
 
 

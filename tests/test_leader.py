@@ -20,7 +20,9 @@ ROUNDS = 1000
 
 def double_well():
     """The loss (x^2 - 1)^2 + 0.3 x, whose wells are of different depth."""
-    return problems.custom(lambda key: np.array([STARTS.mean()]), lambda x, batch, key: ((x**2 - 1) ** 2 + 0.3 * x)[0])
+    return problems.custom(
+        lambda key: np.array([STARTS.mean()]), lambda x, batch, key: ((x**2 - 1) ** 2 + 0.3 * x)[0]
+    )
 
 
 def rest(method, replicas):
@@ -37,7 +39,9 @@ def rest(method, replicas):
         written = workers._replace(method=replicas(workers.method, jnp.array(STARTS)[:, None]))
         running.go_on_from(running.state._replace(workers=written))
         running.advance(len(trace))
-        own = jax.vmap(method.resume, in_axes=(0, None))(running.state.workers.method, running.state.central)
+        own = jax.vmap(method.resume, in_axes=(0, None))(
+            running.state.workers.method, running.state.central
+        )
         return np.asarray(own)[:, 0], float(running.state.central[0])
 
 
@@ -52,9 +56,13 @@ def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     own, leader = rest(methods.lgd(0.01, pull, policy=None), lambda free, x: x - pull * start)
     np.testing.assert_allclose(own, [-1.03558, 0.78365, 0.78365, -1.03558], atol=1e-5)
     assert abs(gradient(leader)) < 1e-12
-    own, center = rest(methods.easgd(0.01, alpha=pull, policy=None), lambda worker, x: worker._replace(replica=x))
+    own, center = rest(
+        methods.easgd(0.01, alpha=pull, policy=None), lambda worker, x: worker._replace(replica=x)
+    )
     np.testing.assert_allclose(own, [-0.97857, 0.88527, 0.88527, -0.97857], atol=1e-5)
-    assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(0.486, abs=1e-3)
+    assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(
+        0.486, abs=1e-3
+    )
 
 
 class Sent(NamedTuple):
@@ -97,5 +105,7 @@ def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
 
 def test_pulls_of_every_step_need_a_window_of_one():
     trace = simulate(Cluster(3, "constant(1)", window=2), 9)
-    with pytest.raises(InputError, match="method = 'lsgd': needs a trace with window = 1, this one has 2"):
+    with pytest.raises(
+        InputError, match="method = 'lsgd': needs a trace with window = 1, this one has 2"
+    ):
         replay(trace, methods.lsgd(step_pull=0.1), problems.quadratic([1.0]))

@@ -28,9 +28,13 @@ def results(tmp_path_factory):
 
 
 def write_leaders(folder):
-    """A folder as the study writes it, of runs made by hand: the higher rate diverges with a period of 4."""
+    """A folder as the study writes it, of runs made by hand: the higher rate diverges with a period
+    of 4.
+    """
     rows = []
-    for n, window, method, rate, seed in itertools.product((2, 4), (1, 4), METHODS, (0.1, 0.5), (0, 1)):
+    for n, window, method, rate, seed in itertools.product(
+        (2, 4), (1, 4), METHODS, (0.1, 0.5), (0, 1)
+    ):
         bad = rate == 0.5 and window == 4
         run = make_run("gem", n, steps=10, seed=seed, diverged_at=5 if bad else None)
         run.evaluations["train_loss"] *= 1.2 - rate
@@ -80,8 +84,20 @@ def test_figures_without_results(tmp_path, capsys):
 
 @pytest.mark.full
 def test_the_study_runs_lsgd_with_and_without_groups(tmp_path):
-    options = ["--workers=2", "--window=2", "--learning-rate=0.2", "--gradients=20", "--seeds=1", "--group-size=1"]
-    options += ["--problem=quadratic", "--methods=lsgd", "--local-momentum=0.5", f"--out={tmp_path / 'mine'}"]
+    options = [
+        "--workers=2",
+        "--window=2",
+        "--learning-rate=0.2",
+        "--gradients=20",
+        "--seeds=1",
+        "--group-size=1",
+    ]
+    options += [
+        "--problem=quadratic",
+        "--methods=lsgd",
+        "--local-momentum=0.5",
+        f"--out={tmp_path / 'mine'}",
+    ]
     assert study.main(["leaders", *options]) == 0
     finished = read(tmp_path / "mine", "leaders")
     assert finished.summary["method"].tolist() == ["lsgd", "lsgd_groups"]
@@ -95,7 +111,9 @@ def test_the_study_runs_lsgd_with_and_without_groups(tmp_path):
 @pytest.mark.full
 def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
     options = {"workers": (2,), "window": (1,), "gradients": 8, "seeds": 1, "problem": "quadratic"}
-    result = leaders.run(leaders.Config(methods=("gem",), local_momentum=0.9, out=tmp_path / "with", **options))
+    result = leaders.run(
+        leaders.Config(methods=("gem",), local_momentum=0.9, out=tmp_path / "with", **options)
+    )
     told = capsys.readouterr().err
     assert "note: best at the l" in told and ": gem with 2 workers and window 1; a rate" in told
     assert told.count("local_momentum and weight_decay change nothing for gem") == 1

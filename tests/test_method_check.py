@@ -1,4 +1,6 @@
-"""Methods checked before a replay: each message names the function, what it returned and what it should."""
+"""Methods checked before a replay: each message names the function, what it returned and what it
+should.
+"""
 
 import dataclasses
 
@@ -31,7 +33,11 @@ def test_the_methods_pass(name):
 
 def test_states_of_any_tree_pass(lenient):
     def message(worker, update, start, central, visit):
-        return {"u": update, "when": visit.time}, [worker[0] + 1, None], {"size": jnp.abs(update) > 1}
+        return (
+            {"u": update, "when": visit.time},
+            [worker[0] + 1, None],
+            {"size": jnp.abs(update) > 1},
+        )
 
     def apply(server, central, message, memory, visit):
         return Applied(central + message["u"], {"n": server["n"] + 1}, (memory[0] + message["u"],))
@@ -64,7 +70,9 @@ def by_loss(gradients, state, params=None, *, visit, **others):
 @pytest.mark.parametrize("text", ["barrier(8)", "neighbours(mix=before)", "cancel_stale(3)"])
 def test_timing_takes_a_policys_text_as_a_cluster_does(text):
     timing = Timing(policy=text)
-    assert timing == Timing(policy=asyncsim.clusters.policy.parse_policy(text)) and hash(timing) == hash(timing)
+    assert timing == Timing(policy=asyncsim.clusters.policy.parse_policy(text)) and hash(
+        timing
+    ) == hash(timing)
     assert dataclasses.replace(Timing(), policy=text) == timing
     check_method(damped(timing=timing), PARAMS)
     for policy in ("bariers(8)", asyncsim.buffered, 3):
@@ -86,4 +94,6 @@ def test_messages_of_another_type_may_be_added(kind, lenient):
 
 
 def test_names_with_spaces_are_fine():
-    check_fields(methods.Method("gem, kappa = 2 (mine)", {}, gradient_steps(0.1), message=send_update))
+    check_fields(
+        methods.Method("gem, kappa = 2 (mine)", {}, gradient_steps(0.1), message=send_update)
+    )

@@ -15,7 +15,16 @@ import test_catalogue as catalogue
 from event_loop import Memories, cast, deviation
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import Cluster, Exponential, Gamma, InputError, methods, prescribed, problems, simulate
+from asyncsim import (
+    Cluster,
+    Exponential,
+    Gamma,
+    InputError,
+    methods,
+    prescribed,
+    problems,
+    simulate,
+)
 from asyncsim.methods import METHODS, Visit
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.study.cell import meet
@@ -27,7 +36,9 @@ CASES = {
     "gem, paper": functools.partial(methods.gem, variant="paper"),
     "gem without clip": functools.partial(methods.gem, pi_max=None),
     "downpour, own optimizer": functools.partial(methods.downpour, optimizer=optax.trace(0.9)),
-    "downpour, schedule": functools.partial(methods.downpour, learning_rate=lambda visit: visit.time / 100),
+    "downpour, schedule": functools.partial(
+        methods.downpour, learning_rate=lambda visit: visit.time / 100
+    ),
 }
 CATALOGUE = {name.partition(",")[0] for name in catalogue.RULES}
 PROBLEMS = {
@@ -35,7 +46,9 @@ PROBLEMS = {
     "digits": lambda: problems.digits(batch_size=4, hidden=(3,)),
     "tree": lambda: problems.custom(
         init=lambda key: {"a": jnp.ones(()), "b": (jnp.ones((2, 3)), jnp.ones(4))},
-        loss=lambda params, batch, key: sum(jnp.sum((leaf - 2) ** 2) for leaf in jax.tree.leaves(params)),
+        loss=lambda params, batch, key: sum(
+            jnp.sum((leaf - 2) ** 2) for leaf in jax.tree.leaves(params)
+        ),
     ),
 }
 
@@ -60,17 +73,29 @@ def one_commit(method, problem, unravel, batch):
         steps, optimizer_state = optimizer.update(
             gradients, optimizer_state, unravel(start), visit=visit, start=unravel(start)
         )
-        message, worker, diagnostics = method.message(worker, ravel_pytree(steps)[0], start, central, visit)
+        message, worker, diagnostics = method.message(
+            worker, ravel_pytree(steps)[0], start, central, visit
+        )
         if method.sees_loss:
             visit = visit._replace(loss=problem.loss(unravel(start), batch, key))
-        told = [Memories(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), memory))] if method.sees_memories else []
+        told = (
+            [Memories(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), memory))]
+            if method.sees_memories
+            else []
+        )
         applied = method.apply(server, central, message, memory, visit, *told)
         seen = (
             method.origin(worker, start) if method.origin else start,
             method.proxy(worker) if method.proxy else start,
-            method.reply(applied.server, applied.central, applied.memory, visit) if method.reply else start,
+            method.reply(applied.server, applied.central, applied.memory, visit)
+            if method.reply
+            else start,
         )
-        return (applied.central, applied.server, worker, optimizer_state, applied.memory), diagnostics, seen
+        return (
+            (applied.central, applied.server, worker, optimizer_state, applied.memory),
+            diagnostics,
+            seen,
+        )
 
     return commit
 
@@ -80,12 +105,18 @@ def shapes(tree):
 
 
 def matrix():
-    """A vector in single and a tree in double precision; of the methods of the paper a network besides."""
+    """A vector in single and a tree in double precision; of the methods of the paper a network
+    besides.
+    """
     for name in CASES:
         yield pytest.param(name, "quadratic", jnp.float32, id=f"{name}-quadratic-float32")
         if name.partition(",")[0] in ("gem", "downpour"):
-            yield pytest.param(name, "digits", jnp.float32, marks=pytest.mark.full, id=f"{name}-digits-float32")
-        yield pytest.param(name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64")
+            yield pytest.param(
+                name, "digits", jnp.float32, marks=pytest.mark.full, id=f"{name}-digits-float32"
+            )
+        yield pytest.param(
+            name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64"
+        )
 
 
 @pytest.mark.parametrize(("name", "problem", "dtype"), list(matrix()))
@@ -103,7 +134,11 @@ def test_contract(name, problem, dtype):
         method.init_memory(central),
     )
     visits = [
-        Visit(*(jnp.int32(i) for i in (3 * k, 1, k, k)), time=jnp.asarray(k / 2, dtype), local_steps=jnp.int32(1))
+        Visit(
+            *(jnp.int32(i) for i in (3 * k, 1, k, k)),
+            time=jnp.asarray(k / 2, dtype),
+            local_steps=jnp.int32(1),
+        )
         for k in range(4)
     ]
     if method.needs_key:
@@ -112,7 +147,9 @@ def test_contract(name, problem, dtype):
         new, diagnostics, seen = commit(state, visit, jax.random.key(1))
         again = commit(state, visit, jax.random.key(1))[0]
         assert shapes(new) == shapes(state)
-        assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new, again)), strict=True))
+        assert all(
+            np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new, again)), strict=True)
+        )
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((new, seen)))
         assert shapes(seen) == (shapes(central),) * 3
         for value in diagnostics.values():
@@ -130,10 +167,16 @@ def test_factories_name_and_explain_what_they_take(name):
     factory = METHODS[name]
     method, parameters = factory(), inspect.signature(factory).parameters
     assert method.name == name == factory.__name__
-    assert all(p.default is not p.empty and p.annotation is not p.empty for p in parameters.values())
+    assert all(
+        p.default is not p.empty and p.annotation is not p.empty for p in parameters.values()
+    )
     explained = f"{methods.__doc__}{factory.__doc__}"
-    assert [parameter for parameter in parameters if not re.search(rf"\b{parameter}\b", explained)] == []
-    expected = {parameter: p.default for parameter, p in parameters.items() if "optimizer" not in parameter}
+    assert [
+        parameter for parameter in parameters if not re.search(rf"\b{parameter}\b", explained)
+    ] == []
+    expected = {
+        parameter: p.default for parameter, p in parameters.items() if "optimizer" not in parameter
+    }
     assert dict(method.hyperparameters) == expected
     assert json.loads(json.dumps(dict(method.hyperparameters))) == expected
 
@@ -214,13 +257,18 @@ def test_factories_refuse_what_cannot_be_used(name):
     "name",
     [
         *("gap_aware", "dc_asgd", "downpour", "gem"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("adag", "basgd", "dana_zero", "kardam")),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("adag", "basgd", "dana_zero", "kardam")
+        ),
     ],
 )
 def test_a_rate_that_is_zero_at_some_visits(name):
     """A warm-up from zero, and zero again later: such a step leaves everything finite."""
     # The form that divides by it; and what so few workers allow.
-    options = {"adag": {"form": "original"}, "kardam": {"f": 0}, "basgd": {"count": 2}}.get(name, {})
+    options = {"adag": {"form": "original"}, "kardam": {"f": 0}, "basgd": {"count": 2}}.get(
+        name, {}
+    )
 
     def rate(visit):
         return jnp.where(visit.commit == 7, 0.0, 0.1 * jnp.minimum(visit.worker_step / 3, 1.0))
@@ -235,7 +283,10 @@ def test_a_rate_that_is_zero_at_some_visits(name):
     "make",
     [
         methods.gap_aware,
-        pytest.param(functools.partial(methods.dc_asgd, compensation=2.0, adaptive=True), marks=pytest.mark.full),
+        pytest.param(
+            functools.partial(methods.dc_asgd, compensation=2.0, adaptive=True),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_gradients_of_steps_at_a_rate_of_zero_are_not_lost(make):
@@ -253,7 +304,9 @@ def test_gradients_of_steps_at_a_rate_of_zero_are_not_lost(make):
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(zero.server))
     for name in ("central", "server"):
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), getattr(zero, name), getattr(faint, name)
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9),
+            getattr(zero, name),
+            getattr(faint, name),
         )
 
 
@@ -263,11 +316,15 @@ def test_arrivals_cannot_apply_more_than_the_whole_momentum():
             methods.delayed_nesterov(period=4, spread=spread)
     # As many arrivals as workers: who these are, the trace says.
     task, trace = problems.quadratic([0.5, 1.0]), prescribed(3, 40, 4)
-    ends = [replay(trace, methods.delayed_nesterov(spread=share), task, progress=False).params for share in (0.3, 0.25)]
+    ends = [
+        replay(trace, methods.delayed_nesterov(spread=share), task, progress=False).params
+        for share in (0.3, 0.25)
+    ]
     np.testing.assert_array_equal(*ends)
 
 
-# Each against a NumPy loop written from its paper: x the central variable, s what a worker keeps, u its update
+# Each against a NumPy loop written from its paper: x the central variable, s what a worker keeps, u
+# its update
 
 RATE, MU = 0.05, 0.9
 CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)
@@ -293,20 +350,32 @@ def numpy_gem_paper(w, u, x, staleness):
 
 
 def numpy_deviation(replayed, rule):
-    """The largest deviation of a replay from a rule that starts from the replay's state every 50 commits."""
+    """The largest deviation of a replay from a rule that starts from the replay's state every 50
+    commits.
+    """
     frame, worst = replayed.trace.frame, 0.0
     for begin in range(0, len(frame), 50):
         state = jax.tree.map(np.array, replayed.state)
         versions, workers = {begin: state.central}, {}
         for number in range(replayed.trace.workers):
             kept = state.workers.method
-            workers[number] = {"m": getattr(kept, "momentum", None), "s": getattr(kept, "pulled", None)}
-            workers[number] = {name: rows if rows is None else rows[number] for name, rows in workers[number].items()}
+            workers[number] = {
+                "m": getattr(kept, "momentum", None),
+                "s": getattr(kept, "pulled", None),
+            }
+            workers[number] = {
+                name: rows if rows is None else rows[number]
+                for name, rows in workers[number].items()
+            }
         x = state.central
         for row in frame.iloc[begin : begin + 50].itertuples():
             # Atomic visits: what was read waits under the worker's own number.
-            read = state.read[row.worker] if row.read_version < begin else versions[row.read_version]
-            x = versions[row.version] = rule(workers[row.worker], -RATE * CURVATURE * read, x, row.staleness)
+            read = (
+                state.read[row.worker] if row.read_version < begin else versions[row.read_version]
+            )
+            x = versions[row.version] = rule(
+                workers[row.worker], -RATE * CURVATURE * read, x, row.staleness
+            )
         replayed.advance(begin + 50)
         worst = max(worst, deviation(replayed.state.central, x))
     return worst
@@ -314,7 +383,9 @@ def numpy_deviation(replayed, rule):
 
 @functools.cache
 def atomic_trace(workers, protocol="exchange", commits=500):
-    return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), protocol=protocol), commits)
+    return simulate(
+        Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), protocol=protocol), commits
+    )
 
 
 RULES = {
@@ -327,7 +398,9 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_methods_are_their_papers_formulas(name):
     rule, make = RULES[name]
-    trace = atomic_trace(1 if name == "sgd" else 7, "read_then_write" if name == "gem, paper" else "exchange")
+    trace = atomic_trace(
+        1 if name == "sgd" else 7, "read_then_write" if name == "gem, paper" else "exchange"
+    )
     replayed = Replay(
         trace,
         make(learning_rate=RATE),
@@ -343,13 +416,21 @@ def test_every_method_has_a_formula():
     assert {name.partition(",")[0] for name in RULES} | CATALOGUE | GOSSIP | elsewhere == {*METHODS}
 
 
-@pytest.mark.parametrize(("variant", "sign"), [("program", 1), ("program", -1), ("paper", 1), ("paper", -1)])
+@pytest.mark.parametrize(
+    ("variant", "sign"), [("program", 1), ("program", -1), ("paper", 1), ("paper", -1)]
+)
 def test_gems_epsilons(variant, sign):
     """The program's epsilon is added to the signed update, the paper's to its size."""
     method = methods.gem(variant=variant, pi_max=None, momentum=0.5)
     u = sign * np.array([3e-12, 5e-16, 1e-3])
-    m, x, pulled = np.array([0.1, -0.2, 0.3]), np.array([1.0, 2.0, 3.0]), np.array([1.01, 1.95, 3.0])
-    worker = method.init_worker(jnp.zeros(3))._replace(momentum=jnp.asarray(m), pulled=jnp.asarray(pulled))
+    m, x, pulled = (
+        np.array([0.1, -0.2, 0.3]),
+        np.array([1.0, 2.0, 3.0]),
+        np.array([1.01, 1.95, 3.0]),
+    )
+    worker = method.init_worker(jnp.zeros(3))._replace(
+        momentum=jnp.asarray(m), pulled=jnp.asarray(pulled)
+    )
     pi = method.message(worker, jnp.asarray(u), None, jnp.asarray(x), None)[2]["pi"]
     size = np.abs(u) + 1e-16 if variant == "paper" else np.abs(u + 1e-12)
     np.testing.assert_allclose(pi, (np.abs(0.5 * m + u) - np.abs(x - pulled)) / size, rtol=1e-13)
@@ -372,7 +453,8 @@ def test_gems_kappa_and_clip(kappa, pi_max):
 
 
 @pytest.mark.parametrize(
-    ("problem", "precision"), [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")]
+    ("problem", "precision"),
+    [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")],
 )
 def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision, optimized):
     trace, problem = atomic_trace(1), PROBLEMS[problem]()
@@ -387,7 +469,8 @@ def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision,
         assert run.evaluations.equals(runs[0].evaluations)
     sgd, downpour, adaptive = (run.commits["update_norm"] for run in runs)
     assert np.array_equal(adaptive, sgd)
-    # DOWNPOUR's step is recorded before the sum is rounded; the central variable is less than a thousand times as long.
+    # DOWNPOUR's step is recorded before the sum is rounded; the central variable is less than a
+    # thousand times as long.
     np.testing.assert_allclose(downpour, sgd, rtol=1e3 * np.finfo(precision).eps)
 
 
@@ -396,14 +479,21 @@ def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision,
 
 def test_gem_as_printed_diverges_on_a_quadratic():
     run = stability(methods.gem(RATE, MU, pi_max=None, variant="paper"), 4)
-    assert run.status == "diverged" or run.evaluations["train_loss"].max() > 1e6 * run.evaluations["train_loss"].iloc[0]
+    assert (
+        run.status == "diverged"
+        or run.evaluations["train_loss"].max() > 1e6 * run.evaluations["train_loss"].iloc[0]
+    )
 
 
 @pytest.mark.parametrize("workers", [4, pytest.param(64, marks=pytest.mark.full)])
 def test_gem_with_its_clip_is_stable_on_a_quadratic(workers):
     run = stability(methods.gem(RATE, MU, variant="paper"), workers)
     losses = run.evaluations["train_loss"]
-    assert run.status == "finished" and losses.iloc[-1] < 0.1 * losses.iloc[0] and losses.max() <= 2 * losses.iloc[0]
+    assert (
+        run.status == "finished"
+        and losses.iloc[-1] < 0.1 * losses.iloc[0]
+        and losses.max() <= 2 * losses.iloc[0]
+    )
 
 
 def stability(method, workers):

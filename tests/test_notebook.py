@@ -1,4 +1,6 @@
-"""The notebook: saved without outputs, of the format that it says, and its cells run from top to bottom."""
+"""The notebook: saved without outputs, of the format that it says, and its cells run from top to
+bottom.
+"""
 
 import ast
 import importlib
@@ -24,7 +26,11 @@ def cells(kind: str) -> list[dict]:
 
 def test_it_is_saved_without_outputs():
     assert len(cells("code")) > 5
-    assert [cell["id"] for cell in cells("code") if cell["outputs"] or cell["execution_count"] is not None] == []
+    assert [
+        cell["id"]
+        for cell in cells("code")
+        if cell["outputs"] or cell["execution_count"] is not None
+    ] == []
 
 
 def test_it_has_the_form_of_a_notebook():
@@ -32,7 +38,9 @@ def test_it_has_the_form_of_a_notebook():
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     ids = [cell["id"] for cell in notebook["cells"]]
-    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", one) for one in ids)
+    assert len(set(ids)) == len(ids) and all(
+        re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", one) for one in ids
+    )
     needed = {"cell_type", "id", "metadata", "source"}
     for cell in notebook["cells"]:
         code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
@@ -50,7 +58,9 @@ def test_what_it_imports_is_there():
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     names = [(node.module, alias.name) for node in imports for alias in node.names]
     assert len(names) > 3
-    assert [name for module, name in names if not hasattr(importlib.import_module(module), name)] == []
+    assert [
+        name for module, name in names if not hasattr(importlib.import_module(module), name)
+    ] == []
 
 
 @pytest.mark.full

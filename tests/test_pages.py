@@ -1,4 +1,6 @@
-"""The page of a finished study and the animation: what they hold and refuse, and how they behave in a browser."""
+"""The page of a finished study and the animation: what they hold and refuse, and how they behave in
+a browser.
+"""
 
 import json
 import re
@@ -19,7 +21,9 @@ from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.runs import index
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, Debian's package, which is not installed")
+browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium, Debian's package, which is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,41 +39,75 @@ def animated(tmp_path_factory):
 
 
 def data_of(path: Path) -> dict:
-    (text,) = re.findall(r'<script type="application/json" id="data">\n(.*?)\n</script>', path.read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r'<script type="application/json" id="data">\n(.*?)\n</script>', path.read_text(), re.DOTALL
+    )
     return json.loads(text)
 
 
 def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tuple[dict, str]:
-    """Open a page, run a script in it that sets ``result``; return that and the console's errors."""
+    """Open a page, run a script in it that sets ``result``; return that and the console's
+    errors.
+    """
     probe = (
         "<script>window.failed = []; window.onerror = (why) => failed.push(String(why));</script>",
-        f"<script>let result = {{}}; {script}; const told = document.createElement('pre'); told.id = 'told';"
-        "told.textContent = JSON.stringify({...result, failed}); document.body.appendChild(told);</script>",
+        f"<script>let result = {{}}; {script}; const told = document.createElement('pre'); told.id "
+        "= 'told';"
+        "told.textContent = JSON.stringify({...result, failed}); "
+        "document.body.appendChild(told);</script>",
     )
     copy = tmp_path / "page.html"
     text = path.read_text().replace("<title>", f"{probe[0]}<title>", 1)
     copy.write_text(text.replace("</body>", f"{probe[1]}</body>"))
-    quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
-    program = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), "--enable-logging=stderr"]
+    quiet = (
+        "--no-first-run --disable-background-networking --disable-component-update --disable-sync "
+        "--disable-quic"
+    )
+    program = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        *quiet.split(),
+        "--enable-logging=stderr",
+    ]
     program += [f"--user-data-dir={tmp_path / 'browser'}", *options, "--dump-dom", copy.as_uri()]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
     (told,) = re.findall(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "willReadFrequently" not in line]
-    return json.loads(told.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")), "\n".join(errors)
+    errors = [
+        line
+        for line in done.stderr.splitlines()
+        if "CONSOLE" in line and "willReadFrequently" not in line
+    ]
+    return json.loads(
+        told.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
+    ), "\n".join(errors)
 
 
 def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     path = animated / "report.html"
     text, data = path.read_text(), data_of(path)
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text) and "://" not in text
-    assert data["title"] == "compare: quadratic" and data["question"].startswith("Which method is best")
-    assert "downpour" in data["answer"] and data["command"].startswith("asyncsim study compare --workers=2")
+    assert data["title"] == "compare: quadratic" and data["question"].startswith(
+        "Which method is best"
+    )
+    assert "downpour" in data["answer"] and data["command"].startswith(
+        "asyncsim study compare --workers=2"
+    )
     assert [name for name, _ in data["figures"]] == ["curves"]
     summary = data["tables"][-1]
     assert summary["name"] == "summary.csv"
-    assert dict(zip(summary["columns"], summary["words"], strict=True))["train_loss"] == "training loss"
-    assert sorted(one["title"] for one in data["animation"]["films"]) == ["downpour, seed 0", "gem, seed 0"]
-    assert page.write_page(animated).read_text().count("<svg") == 0  # figures are images, apart from the page
+    assert (
+        dict(zip(summary["columns"], summary["words"], strict=True))["train_loss"]
+        == "training loss"
+    )
+    assert sorted(one["title"] for one in data["animation"]["films"]) == [
+        "downpour, seed 0",
+        "gem, seed 0",
+    ]
+    assert (
+        page.write_page(animated).read_text().count("<svg") == 0
+    )  # figures are images, apart from the page
 
 
 def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
@@ -81,19 +119,32 @@ def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
     path = page.write_page(tmp_path / "mine")
     assert path.read_text().count("</script>") == 2
     data = data_of(path)
-    assert data["title"] == f"compare: {config['problem']}" and "'$(rm -rf x)' '<b>'" in data["command"]
+    assert (
+        data["title"] == f"compare: {config['problem']}"
+        and "'$(rm -rf x)' '<b>'" in data["command"]
+    )
     (odd,) = [table for table in data["tables"] if table["name"] == "odd.csv"]
     assert odd["rows"] == [["<img src=x onerror=alert(1)>", "2"]]
 
 
 def test_the_distances_of_a_film_are_those_of_the_vectors():
-    """Against the whole vectors of a replay: exact where there are as many coordinates as parameters."""
+    """Against the whole vectors of a replay: exact where there are as many coordinates as
+    parameters.
+    """
     trace = simulate(Cluster(5, 1.0, service=0.01, latency=0.1), commits=60)
     problem = problems.quadratic(np.linspace(0.1, 1, 32), noise=0.1)
     seen = recorders.Recorder(
-        tuple(f"c{i}" for i in range(32)), lambda state, commit: (state, list(commit.central)), shared=True
+        tuple(f"c{i}" for i in range(32)),
+        lambda state, commit: (state, list(commit.central)),
+        shared=True,
     )
-    run = replay(trace, methods.downpour(0.2), problem, record=[recorders.positions(32), seen], precision="float64")
+    run = replay(
+        trace,
+        methods.downpour(0.2),
+        problem,
+        record=[recorders.positions(32), seen],
+        precision="float64",
+    )
     times = frame_times([trace], 40)
     one = film(run, trace, times, "downpour")
     central = run.commits[[f"c{i}" for i in range(32)]].to_numpy()
@@ -103,15 +154,24 @@ def test_the_distances_of_a_film_are_those_of_the_vectors():
         for worker in range(5):
             own = frame[(frame["worker"] == worker) & (frame["read_time"] <= now)]
             read = int(own["read_version"].iloc[-1])
-            if done and read and own.index[-1] >= done:  # computing, from a version that is recorded
+            if (
+                done and read and own.index[-1] >= done
+            ):  # computing, from a version that is recorded
                 wanted = np.linalg.norm(central[read - 1] - central[done - 1])
-                np.testing.assert_allclose(np.linalg.norm(one.offset[at, worker]), wanted, rtol=1e-9)
+                np.testing.assert_allclose(
+                    np.linalg.norm(one.offset[at, worker]), wanted, rtol=1e-9
+                )
     assert np.nanmax(np.linalg.norm(on_screen(one.offset, *scale([one])), axis=-1)) <= 1.1
 
 
 def test_sketches_keep_lengths():
     trace = simulate(Cluster(4, 1.0), commits=40)
-    run = replay(trace, methods.downpour(0.1), problems.digits(), record=[recorders.positions(), recorders.energy()])
+    run = replay(
+        trace,
+        methods.downpour(0.1),
+        problems.digits(),
+        record=[recorders.positions(), recorders.energy()],
+    )
     positions = np.r_[np.zeros((1, 48)), run.commits.filter(like="position_").to_numpy()]
     read = trace.frame["read_version"].to_numpy()
     moved = np.linalg.norm(positions[1:] - positions[read], axis=1)
@@ -123,13 +183,29 @@ def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["animate", str(animated), "--frames", "30"]) == 0
     assert data_of(Path("compare-animation.html"))["animation"]["frames"] == 30
-    assert main(["animate", str(animated), "--runs", "gem-seed0", "--out", "a.gif", "--frames", "4"]) == 0
+    assert (
+        main(["animate", str(animated), "--runs", "gem-seed0", "--out", "a.gif", "--frames", "4"])
+        == 0
+    )
     assert Image.open("a.gif").n_frames == 4
     before = Path("a.gif").read_bytes()
     assert main(["animate", str(animated), "--out", "a.gif", "--frames", "4"]) == 2
     assert "exists already; give another name, or --force" in capsys.readouterr().err
     assert Path("a.gif").read_bytes() == before
-    assert main(["animate", str(animated), "--out", "compare-animation.html", "--frames", "4", "--force"]) == 0
+    assert (
+        main(
+            [
+                "animate",
+                str(animated),
+                "--out",
+                "compare-animation.html",
+                "--frames",
+                "4",
+                "--force",
+            ]
+        )
+        == 0
+    )
     Path("compare-animation.html").unlink()
     for arguments, told in (
         (["--runs", "gem-seed7"], "did you mean 'gem-seed0'"),
@@ -143,35 +219,48 @@ def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
 
 
 def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
-    """Directions and distances with recorded positions only; and losses that are beyond the axis."""
+    """Directions and distances with recorded positions only; and losses that are beyond the
+    axis.
+    """
     about = data_of(animated / "report.html")["animation"]["about"]
     assert "direction is taken in the plane" in about and "--animate" not in about
     trace = simulate(Cluster(3, 1.0), commits=30)
-    runs = [replay(trace, methods.downpour(rate), problems.quadratic([1.0, 2.0])) for rate in (0.1, 1.2)]
+    runs = [
+        replay(trace, methods.downpour(rate), problems.quadratic([1.0, 2.0])) for rate in (0.1, 1.2)
+    ]
     about = [page.animation([("x", run, trace)], 10)["about"] for run in runs]
-    assert all("plane" not in text and "staleness" in text and "--animate" in text for text in about)
+    assert all(
+        "plane" not in text and "staleness" in text and "--animate" in text for text in about
+    )
     assert "others at the edge" in about[1] and "others at the edge" not in about[0]
 
 
 def test_a_page_holds_no_infinity(animated, tmp_path):
     shutil.copytree(animated, tmp_path / "mine")
-    config = json.loads((tmp_path / "mine" / "config.json").read_text()) | {"dirichlet": [0.1, float("inf")]}
+    config = json.loads((tmp_path / "mine" / "config.json").read_text()) | {
+        "dirichlet": [0.1, float("inf")]
+    }
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     text = page.write_page(tmp_path / "mine").read_text()
-    assert "Infinity]" not in text and data_of(tmp_path / "mine" / "report.html")["config"]["dirichlet"] == [0.1, "inf"]
+    assert "Infinity]" not in text and data_of(tmp_path / "mine" / "report.html")["config"][
+        "dirichlet"
+    ] == [0.1, "inf"]
 
 
 @browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
     shutil.copytree(animated, tmp_path / "mine")
-    (tmp_path / "mine" / "report.txt").write_text("a  table  of\nmany  columns  here\n" + "A long sentence. " * 40)
+    (tmp_path / "mine" / "report.txt").write_text(
+        "a  table  of\nmany  columns  here\n" + "A long sentence. " * 40
+    )
     path = page.write_page(tmp_path / "mine")
     script = """
       const said = document.querySelector("pre.sentences");
       const rows = document.querySelector("#answer pre:not(.sentences)");
       result.dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-      result.wraps = getComputedStyle(said).whiteSpace === "pre-wrap" && said.scrollWidth <= said.clientWidth;
+      result.wraps = getComputedStyle(said).whiteSpace === "pre-wrap"
+        && said.scrollWidth <= said.clientWidth;
       result.rows = getComputedStyle(rows).whiteSpace;
     """
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
@@ -181,12 +270,16 @@ def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
 
 @browser
 def test_the_page_in_a_browser(animated, tmp_path):
-    """No error and no network; tables sort; the animation plays, scrubs, and shows the loss of the run's table."""
+    """No error and no network; tables sort; the animation plays, scrubs, and shows the loss of the
+    run's table.
+    """
     script = """
       result.title = document.title;
       result.hacked = window.hacked === 1;
-      const head = [...document.querySelectorAll("th")].find((one) => one.textContent === "train_loss");
-      const cells = () => [...head.closest("table").tBodies[0].rows].map((row) => row.cells[head.cellIndex].title);
+      const heads = [...document.querySelectorAll("th")];
+      const head = heads.find((head) => head.textContent === "train_loss");
+      const rows = head.closest("table").tBodies[0].rows;
+      const cells = () => [...rows].map((row) => row.cells[head.cellIndex].title);
       head.click(); result.up = cells().map(Number);
       head.click(); result.down = cells().map(Number);
       const scrub = document.getElementById("scrub");
@@ -198,16 +291,22 @@ def test_the_page_in_a_browser(animated, tmp_path):
                             document.getElementById("status-1").dataset.loss]);
       }
       const canvas = document.querySelector("canvas");
-      const pixels = () => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
+      const context = canvas.getContext("2d");
+      const pixels = () => context.getImageData(0, 0, canvas.width, canvas.height).data.join();
       const last = pixels(); scrub.value = 40; scrub.oninput(); result.moves = pixels() !== last;
       scrub.value = 0; scrub.oninput();
-      document.getElementById("play").click(); result.plays = document.getElementById("play").textContent;
+      const play = document.getElementById("play");
+      play.click(); result.plays = play.textContent;
       result.rate = drawAll();
     """
-    found, errors = in_a_browser(animated / "report.html", script, tmp_path, "--window-size=1200,900")
+    found, errors = in_a_browser(
+        animated / "report.html", script, tmp_path, "--window-size=1200,900"
+    )
     assert found["failed"] == [] and errors == "" and not found["hacked"]
     assert found["title"] == "compare: quadratic" and found["moves"] and found["plays"] == "Pause"
-    assert found["up"] == sorted(found["up"]) and found["down"] == sorted(found["down"], reverse=True)
+    assert found["up"] == sorted(found["up"]) and found["down"] == sorted(
+        found["down"], reverse=True
+    )
     evaluations = Run.load(animated / "runs" / f"{found['second']}-seed0").evaluations
     for time, loss in found["losses"]:
         known = evaluations[evaluations["commit_time"] <= time + 1e-2]["train_loss"]
@@ -217,8 +316,19 @@ def test_the_page_in_a_browser(animated, tmp_path):
 @browser
 def test_a_topology_moves_in_a_browser(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ("--workers=4", "--steps=8", "--seeds=1", "--problem=quadratic", "--tune", "0.1", "--topology=ring()")
+    options = (
+        "--workers=4",
+        "--steps=8",
+        "--seeds=1",
+        "--problem=quadratic",
+        "--tune",
+        "0.1",
+        "--topology=ring()",
+    )
     assert study.main(["gossip", *options, "--methods", "sgp"]) == 0
-    script = "const s = document.getElementById('scrub'); s.value = 100; s.oninput(); result.rate = drawAll();"
+    script = (
+        "const s = document.getElementById('scrub'); s.value = 100; s.oninput(); result.rate = "
+        "drawAll();"
+    )
     found, errors = in_a_browser(Path("results/gossip/report.html"), script, tmp_path)
     assert found["failed"] == [] and errors == ""

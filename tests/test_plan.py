@@ -1,4 +1,6 @@
-"""The study plan: its cells against times computed by hand, what contradicts itself, the front, the answer, replays."""
+"""The study plan: its cells against times computed by hand, what contradicts itself, the front, the
+answer, replays.
+"""
 
 import dataclasses
 import math
@@ -10,7 +12,15 @@ import pytest
 from asyncsim import Cluster, InputError, Trace, simulate, study, theory
 from asyncsim.study.executor import Local, LocalProcesses
 from asyncsim.study.finished import figures, read
-from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, known_cost, measure, measure_all, pareto
+from asyncsim.study.planning import (
+    FEWEST_ROUNDS,
+    Candidate,
+    Horizon,
+    known_cost,
+    measure,
+    measure_all,
+    pareto,
+)
 
 plan = study.load("plan")
 
@@ -25,19 +35,37 @@ def close(found, seconds, rel=0.01):
 
 
 def test_three_cells_by_hand():
-    """A rotation without a queue, a shared link that is never idle, and rounds with a ring all-reduce."""
+    """A rotation without a queue, a shared link that is never idle, and rounds with a ring
+    all-reduce.
+    """
     horizon = Horizon("gradients", 32_000)
     alone = measure(Cluster(32, 1.0, latency=0.04, **NETWORK), SIZE, horizon, 3200, 0)
     close(alone, 32_000 / 32 * (1 + 2 * (0.04 + 0.5)))
     assert alone["extrapolated"] and alone["staleness_mean"] == pytest.approx(31)
-    assert alone["computing"] == pytest.approx(1 / 2.08) and alone["sending"] == pytest.approx(1.08 / 2.08)
-    shared = measure(Cluster(32, 1.0, latency=0.04, shared_bandwidth=True, **NETWORK), SIZE, horizon, 3200, 0)
+    assert alone["computing"] == pytest.approx(1 / 2.08) and alone["sending"] == pytest.approx(
+        1.08 / 2.08
+    )
+    shared = measure(
+        Cluster(32, 1.0, latency=0.04, shared_bandwidth=True, **NETWORK), SIZE, horizon, 3200, 0
+    )
     close(shared, 32_000 * 0.5)  # one message of half a second after the other
-    ring = measure(Cluster(32, "exponential(1)", **NETWORK, policy="barrier(collective=ring)"), SIZE, horizon, 10**6, 0)
-    close(ring, 1000 * (sum(1 / k for k in range(1, 33)) + 2 * 31 / 32 * 0.5), rel=0.02)  # of 1,000 rounds
+    ring = measure(
+        Cluster(32, "exponential(1)", **NETWORK, policy="barrier(collective=ring)"),
+        SIZE,
+        horizon,
+        10**6,
+        0,
+    )
+    close(
+        ring, 1000 * (sum(1 / k for k in range(1, 33)) + 2 * 31 / 32 * 0.5), rel=0.02
+    )  # of 1,000 rounds
     assert not ring["extrapolated"] and ring["versions"] == 1000 and ring["staleness_q99"] == 0
-    assert ring["bytes_per_second"] * ring["seconds"] == pytest.approx(1000 * 2 * 31 * 5e7, rel=0.01)
-    steady = measure(Cluster(32, 1.0, **NETWORK, policy="barrier(collective=ring)"), SIZE, horizon, 640, 0)
+    assert ring["bytes_per_second"] * ring["seconds"] == pytest.approx(
+        1000 * 2 * 31 * 5e7, rel=0.01
+    )
+    steady = measure(
+        Cluster(32, 1.0, **NETWORK, policy="barrier(collective=ring)"), SIZE, horizon, 640, 0
+    )
     close(steady, 1000 * (1 + 2 * 31 / 32 * 0.5), rel=1e-9)
 
 
@@ -50,15 +78,25 @@ def test_horizons_agree_and_finite_ones_are_counted():
     found = measure(cluster, SIZE, Horizon("versions", 77), 400, 2)
     assert found["seconds"] == times[76] and not found["extrapolated"]
     found = measure(cluster, SIZE, Horizon("seconds", 50.0), 10_000, 2)
-    assert found["seconds"] == 50 and found["versions"] == np.searchsorted(times, 50.0, side="right")
+    assert found["seconds"] == 50 and found["versions"] == np.searchsorted(
+        times, 50.0, side="right"
+    )
     further = measure(cluster, SIZE, Horizon("seconds", 5000.0), 400, 2)
     assert further["extrapolated"]
     bound = theory.throughput_theory(cluster)
-    assert bound.name == "saturation bound" and 0.97 < further["versions"] / (5000 * bound.commits) < 1
+    assert (
+        bound.name == "saturation bound" and 0.97 < further["versions"] / (5000 * bound.commits) < 1
+    )
     summary = trace.summary()
     for name in ("computing", "waiting"):
         assert found[name] == pytest.approx(summary[f"{name}_share"], abs=0.02)
-    lossy = measure(Cluster(8, "exponential(1)", policy="discard_stale(3)"), SIZE, Horizon("versions", 500), 500, 0)
+    lossy = measure(
+        Cluster(8, "exponential(1)", policy="discard_stale(3)"),
+        SIZE,
+        Horizon("versions", 500),
+        500,
+        0,
+    )
     known = simulate(Cluster(8, "exponential(1)", policy="discard_stale(3)"), 500, seed=0).summary()
     assert lossy["in_vain"] == pytest.approx(known["lost_time_share"], abs=0.03)
     assert lossy["goodput"] == pytest.approx(1 - lossy["in_vain"])
@@ -66,66 +104,112 @@ def test_horizons_agree_and_finite_ones_are_counted():
 
 @pytest.mark.parametrize(
     ("policy", "protocol"),
-    [("asynchronous", "write_then_read"), ("barrier(6)", "exchange"), ("bounded_staleness(2)", "exchange"),
-     ("rounds", "exchange"), ("buffered(5)", "read_then_write"), ("cancel_stale(4)", "exchange")],
-)  # fmt: skip
+    [
+        ("asynchronous", "write_then_read"),
+        ("barrier(6)", "exchange"),
+        ("bounded_staleness(2)", "exchange"),
+        ("rounds", "exchange"),
+        ("buffered(5)", "read_then_write"),
+        ("cancel_stale(4)", "exchange"),
+    ],
+)
 def test_rates_are_those_of_the_summary(policy, protocol):
-    cluster = Cluster(8, "gamma(1, 0.4)", service=0.02, latency=0.1, policy=policy, protocol=protocol)
+    cluster = Cluster(
+        8, "gamma(1, 0.4)", service=0.02, latency=0.1, policy=policy, protocol=protocol
+    )
     found = measure(cluster, SIZE, Horizon("gradients", 1e6), 2400, 1)
     summary = simulate(cluster, 2400, seed=1).summary(200)
     assert found["gradients_per_second"] == pytest.approx(summary["throughput"], rel=0.02)
     assert found["staleness_mean"] == pytest.approx(summary["staleness_mean"], rel=0.03, abs=0.02)
     assert found["computing"] == pytest.approx(summary["computing_share"], abs=0.02)
-    assert sum(found[name] for name in ("computing", "sending", "waiting", "held")) == pytest.approx(1)
+    assert sum(
+        found[name] for name in ("computing", "sending", "waiting", "held")
+    ) == pytest.approx(1)
 
 
 def test_combinations_contradict_themselves(capsys):
     config = plan.Config(
-        workers=6, policy=("asynchronous", "barrier", "barrier(4)"), collective=("none", "ring", "halving_doubling"),
-        compression=("none", "0.25"), model_parameters=1e6, message_type="bfloat16", bandwidth=1e6,
-    )  # fmt: skip
+        workers=6,
+        policy=("asynchronous", "barrier", "barrier(4)"),
+        collective=("none", "ring", "halving_doubling"),
+        compression=("none", "0.25"),
+        model_parameters=1e6,
+        message_type="bfloat16",
+        bandwidth=1e6,
+    )
     found = plan.make_candidates(config)
     told = capsys.readouterr().err
     assert len(found) == 7  # three policies by two compressions, and one ring
     assert "4 of 18 combinations left out: collective: an all-reduce needs a barrier" in told
-    assert "halving_doubling needs a power of two" in told and "count = 4: an all-reduce has" in told
+    assert (
+        "halving_doubling needs a power of two" in told and "count = 4: an all-reduce has" in told
+    )
     small = [one for one in found if one.labels["compression"] == "0.25"]
     assert {one.message_bytes for one in small} == {(5e5, 2e6)}
     assert small[0].cluster.message_bytes == (5e5, 2e6)
     with pytest.raises(InputError, match="no combination is possible: collective"):
-        plan.make_candidates(dataclasses.replace(config, policy=("asynchronous",), collective=("ring",)))
-    sizes = dataclasses.replace(config, collective=("none",), compression=("mem_sgd(fraction=0.01)", "qsgd(levels=7)"))
-    assert [one.message_bytes[0] for one in plan.make_candidates(sizes)[:2]] == pytest.approx([6e4, 4e6 * 4.0625 / 32])
+        plan.make_candidates(
+            dataclasses.replace(config, policy=("asynchronous",), collective=("ring",))
+        )
+    sizes = dataclasses.replace(
+        config, collective=("none",), compression=("mem_sgd(fraction=0.01)", "qsgd(levels=7)")
+    )
+    assert [one.message_bytes[0] for one in plan.make_candidates(sizes)[:2]] == pytest.approx(
+        [6e4, 4e6 * 4.0625 / 32]
+    )
 
 
 def test_two_sites_by_hand(capsys):
-    """By default a server's workers share the links that an all-reduce has: one of the server, one between two sites.
+    """By default a server's workers share the links that an all-reduce has: one of the server, one
+    between two sites.
 
-    Two workers near the server, eight far from it; a step takes 1 s, a message 1 ms within a site and 2 s between them.
+    Two workers near the server, eight far from it; a step takes 1 s, a message 1 ms within a site
+    and 2 s between them.
     """
     config = plan.Config(
-        workers=10, sites=(2, 8), compute="1", service="0", bandwidth=1e9, far_bandwidth=5e5, message_bytes=1e6,
-        policy=("asynchronous", "barrier"), collective=("none", "two_level"), gradients=2e5, simulate=2000, seeds=1,
-    )  # fmt: skip
+        workers=10,
+        sites=(2, 8),
+        compute="1",
+        service="0",
+        bandwidth=1e9,
+        far_bandwidth=5e5,
+        message_bytes=1e6,
+        policy=("asynchronous", "barrier"),
+        collective=("none", "two_level"),
+        gradients=2e5,
+        simulate=2000,
+        seeds=1,
+    )
 
     def rates(config):
         folder, _ = plan.run(config)
         table = read(folder, "plan").table(plan.PLAN).set_index("name")
         return table["gradients_per_second"].to_dict()
 
-    # Two rings of a whole message, one within a site (two halves of 7/8) and one of two leaders, then three broadcasts.
+    # Two rings of a whole message, one within a site (two halves of 7/8) and one of two leaders,
+    # then three broadcasts.
     all_reduce = 10 / (1 + (2 * 7 / 8 + 3) * 1e-3 + 2.0)
     shared = rates(config)
     assert shared == {
         "asynchronous": pytest.approx(2 / 1.002 + 1 / 2.0, rel=0.01),  # the far link is never idle
-        "barrier": pytest.approx(10 / (8 * 2.0 + 1 + 2.0), rel=0.01),  # the last of eight reads, computes and sends
+        "barrier": pytest.approx(
+            10 / (8 * 2.0 + 1 + 2.0), rel=0.01
+        ),  # the last of eight reads, computes and sends
         "barrier, two_level": pytest.approx(all_reduce, rel=1e-6),
     }
     printed = capsys.readouterr().out
-    links = "links: the server has one, and each other site one to it; workers share them, as an all-reduce does"
-    assert printed.count(links) == 2 and f"; {links}.\n" in printed and "Fastest: barrier, two_level," in printed
+    links = (
+        "links: the server has one, and each other site one to it; workers share them, as an "
+        "all-reduce does"
+    )
     assert (
-        "assumed, apart from the choices: 10 workers, compute 1 s, service 0 s, 1e+06 bytes at 1e+09 bytes/s" in printed
+        printed.count(links) == 2
+        and f"; {links}.\n" in printed
+        and "Fastest: barrier, two_level," in printed
+    )
+    assert (
+        "assumed, apart from the choices: 10 workers, compute 1 s, service 0 s, 1e+06 bytes at "
+        "1e+09 bytes/s" in printed
     )
     assert "an all-reduce has no server, and no service" in printed
     private = rates(dataclasses.replace(config, shared_bandwidth=False))
@@ -134,7 +218,9 @@ def test_two_sites_by_hand(capsys):
         "barrier": pytest.approx(10 / 5.0, rel=0.01),
         "barrier, two_level": pytest.approx(all_reduce, rel=1e-6),
     }
-    links = "links: each worker has a separate one to the server, together more than in an all-reduce"
+    links = (
+        "links: each worker has a separate one to the server, together more than in an all-reduce"
+    )
     assert capsys.readouterr().out.count(links) == 2
 
 
@@ -150,12 +236,17 @@ def test_bandwidth_is_shared_where_there_is_any():
 
 
 def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
-    config = plan.Config(workers=8, policy=("asynchronous", "barrier", "buffered(2)", "rounds"), window=(1, 2))
+    config = plan.Config(
+        workers=8, policy=("asynchronous", "barrier", "buffered(2)", "rounds"), window=(1, 2)
+    )
     assert config.horizon == Horizon("gradients", 1e5) and len(plan.make_candidates(config)) == 8
     versions = dataclasses.replace(config, versions=100.0)
     (candidate,) = plan.make_candidates(versions)
     assert candidate.labels["policy"] == "asynchronous" and candidate.labels["window"] == 1
-    left_out = "7 of 8 combinations left out: versions: do not hold 1 gradient, unlike asynchronous, window 1; "
+    left_out = (
+        "7 of 8 combinations left out: versions: do not hold 1 gradient, unlike asynchronous, "
+        "window 1; "
+    )
     assert left_out in capsys.readouterr().err
     versions = dataclasses.replace(versions, policy=("barrier", "buffered(8)", "buffered(4)"))
     names = [(one.labels["policy"], one.labels["window"]) for one in plan.make_candidates(versions)]
@@ -174,25 +265,41 @@ def test_pareto_front():
 
 def test_the_plan_answers(capsys):
     config = plan.Config(
-        workers=4, compute="gamma(mean=1, cv=0.3)", service=0.0,
-        policy=("asynchronous", "barrier", "bounded_staleness(1)"), shared_bandwidth=False,
-        window=(1, 4), collective=("none", "ring"), model_parameters=1e6, bandwidth=1e7, gradients=4000, simulate=400,
-        price=3.0, seeds=2,
-    )  # fmt: skip
+        workers=4,
+        compute="gamma(mean=1, cv=0.3)",
+        service=0.0,
+        policy=("asynchronous", "barrier", "bounded_staleness(1)"),
+        shared_bandwidth=False,
+        window=(1, 4),
+        collective=("none", "ring"),
+        model_parameters=1e6,
+        bandwidth=1e7,
+        gradients=4000,
+        simulate=400,
+        price=3.0,
+        seeds=2,
+    )
     folder, summary = plan.run(config)
     printed = capsys.readouterr().out
     table = read(folder, "plan").table(plan.PLAN)
     assert len(summary) == 2 * len(table) == 16
     assert (table["cost"].diff().dropna() >= 0).all() and table["behind"].iloc[0] == 1
     first = table.iloc[0]
-    assert f"Fastest: {first['name']}, 4,000 gradients in" in printed and printed.count("\nFastest") == 1
+    assert (
+        f"Fastest: {first['name']}, 4,000 gradients in" in printed
+        and printed.count("\nFastest") == 1
+    )
     assert first["money"] == pytest.approx(3 * 4 * first["seconds"] / 3600)
     row = table[(table["policy"] == "asynchronous") & (table["window"] == 4)].iloc[0]
     assert row["exact"] and row["theory"] == pytest.approx(4000 / 16 * (4 + 2 * 0.4))
     assert row["cost"] == pytest.approx(row["theory"], rel=0.02)
-    paired = summary[summary["policy"] == "asynchronous"].pivot(index="seed", columns="window", values="seconds")
+    paired = summary[summary["policy"] == "asynchronous"].pivot(
+        index="seed", columns="window", values="seconds"
+    )
     ratio = table[(table["policy"] == "asynchronous") & (table["window"] == 1)].iloc[0]["behind"]
-    assert first["policy"] == "asynchronous" and ratio == pytest.approx((paired[1] / paired[4]).mean())
+    assert first["policy"] == "asynchronous" and ratio == pytest.approx(
+        (paired[1] / paired[4]).mean()
+    )
     assert {path.name for path in folder.glob("*.p*")} == {"plan.png", "plan.pdf"}
     left = figures("plan").plan(read(folder, "plan")).axes[0]
     front = next(line for line in left.lines if line.get_label() == "Pareto front")
@@ -201,24 +308,43 @@ def test_the_plan_answers(capsys):
 
 def test_near_ties_unknown_bytes_and_one_seed_are_said(capsys):
     config = plan.Config(
-        workers=4, compute="constant(1)", service="constant(0.001)", policy=("asynchronous", "bounded_staleness(3)"),
-        window=(1, 2), gradients=400, simulate=400, seeds=1,
-    )  # fmt: skip
+        workers=4,
+        compute="constant(1)",
+        service="constant(0.001)",
+        policy=("asynchronous", "bounded_staleness(3)"),
+        window=(1, 2),
+        gradients=400,
+        simulate=400,
+        seeds=1,
+    )
     folder, _ = plan.run(config)
     printed = capsys.readouterr().out
-    assert "takes 1.00 times as long" not in printed and "; not distinguishable with 1 seed: " in printed
-    assert printed.rstrip().splitlines()[-1].startswith(("wrote", "one seed")) and "one seed cannot show" in printed
+    assert (
+        "takes 1.00 times as long" not in printed
+        and "; not distinguishable with 1 seed: " in printed
+    )
+    assert (
+        printed.rstrip().splitlines()[-1].startswith(("wrote", "one seed"))
+        and "one seed cannot show" in printed
+    )
     assert read(folder, "plan").table(plan.PLAN)["gigabytes"].isna().all()
 
 
 def test_hours_and_recordings(capsys):
     trace = simulate(Cluster(4, "gamma(2, 0.2)", service=0.01, latency=0.1), 600, seed=3)
     trace.save("recorded.parquet")
-    config = plan.Config(recording="recorded.parquet", policy=("asynchronous", "barrier"), collective=("none", "ring"),
-                         hours=1.0, seeds=1)  # fmt: skip
+    config = plan.Config(
+        recording="recorded.parquet",
+        policy=("asynchronous", "barrier"),
+        collective=("none", "ring"),
+        hours=1.0,
+        seeds=1,
+    )
     folder, _ = plan.run(config)
     table = read(folder, "plan").table(plan.PLAN).set_index("name")
-    assert table.loc["asynchronous", "gradients"] == pytest.approx(4 * 3600 / (2 + 0.2 + 0.01), rel=0.02)
+    assert table.loc["asynchronous", "gradients"] == pytest.approx(
+        4 * 3600 / (2 + 0.2 + 0.01), rel=0.02
+    )
     assert "gradients in 1 hours" in capsys.readouterr().out
     larger = plan.make_candidates(dataclasses.replace(config, workers=16))
     assert all(one.cluster.workers == 16 for one in larger)
@@ -227,11 +353,22 @@ def test_hours_and_recordings(capsys):
 
 def test_the_best_are_replayed(capsys):
     config = plan.Config(
-        workers=4, compute="exponential(1)", service=0.0, policy=("asynchronous", "barrier"),
+        workers=4,
+        compute="exponential(1)",
+        service=0.0,
+        policy=("asynchronous", "barrier"),
         compression=("none", "mem_sgd(fraction=0.25)"),
-        bandwidth=1e5, model_parameters=1e4, gradients=2000, simulate=200, replay=2, steps=40, seeds=2, tune=(0.1, 0.3),
-        problem="quadratic", target=0.05,
-    )  # fmt: skip
+        bandwidth=1e5,
+        model_parameters=1e4,
+        gradients=2000,
+        simulate=200,
+        replay=2,
+        steps=40,
+        seeds=2,
+        tune=(0.1, 0.3),
+        problem="quadratic",
+        target=0.05,
+    )
     folder, summary = plan.run(config)
     finished = read(folder, "plan")
     runs, table = finished.table(plan.REPLAYS), finished.table(plan.PLAN)
@@ -240,8 +377,12 @@ def test_the_best_are_replayed(capsys):
     assert len(replayed) == 2
     for row in replayed.itertuples():
         own = runs[(runs["name"] == row.name) & (runs["learning_rate"] == row.learning_rate)]
-        times = [config.goal.time(finished.run(one).evaluations) for one in own["run_folder"]]  # held
-        assert row.time_to_target == pytest.approx(np.mean(times)) and row.reached == sum(map(math.isfinite, times))
+        times = [
+            config.goal.time(finished.run(one).evaluations) for one in own["run_folder"]
+        ]  # held
+        assert row.time_to_target == pytest.approx(np.mean(times)) and row.reached == sum(
+            map(math.isfinite, times)
+        )
     cluster = finished.trace(runs["trace_file"].iloc[0]).cluster
     assert cluster.message_bytes in (4e4, (2e4, 4e4))
     assert "of 2 replayed" in capsys.readouterr().out
@@ -252,14 +393,28 @@ def test_the_best_are_replayed(capsys):
 
 def test_a_target_within_few_rounds_is_no_answer(capsys):
     config = plan.Config(
-        workers=4, compute="exponential(1)", policy=("asynchronous", "barrier"), gradients=2000, simulate=200,
-        replay=2, steps=40, seeds=2, tune=(0.1, 0.3), problem="quadratic", target=1.5,
-    )  # fmt: skip
+        workers=4,
+        compute="exponential(1)",
+        policy=("asynchronous", "barrier"),
+        gradients=2000,
+        simulate=200,
+        replay=2,
+        steps=40,
+        seeds=2,
+        tune=(0.1, 0.3),
+        problem="quadratic",
+        target=1.5,
+    )
     folder, _ = plan.run(config)
     table = read(folder, "plan").table(plan.PLAN)
-    assert (table["time_to_target"] < np.inf).all() and (table["rounds_to_target"] < FEWEST_ROUNDS).any()
+    assert (table["time_to_target"] < np.inf).all() and (
+        table["rounds_to_target"] < FEWEST_ROUNDS
+    ).any()
     printed = capsys.readouterr().out
-    assert "the first of 2 replayed to reach a training loss of 1.5 on quadratic is not determined: " in printed
+    assert (
+        "the first of 2 replayed to reach a training loss of 1.5 on quadratic is not determined: "
+        in printed
+    )
     assert f"within {FEWEST_ROUNDS} rounds of the workers; give a lower --target.\n" in printed
     assert "best at the largest rate of --tune, 0.3: '" in printed
     right = figures("plan").plan(read(folder, "plan")).axes[1]
@@ -270,8 +425,10 @@ def test_a_target_within_few_rounds_is_no_answer(capsys):
 def test_other_processes_give_the_same():
     some = [Candidate({"policy": str(n)}, Cluster(n, "gamma(1, 0.2)"), SIZE) for n in (2, 3, 4)]
     jobs = [(measure_all, [one], Horizon("versions", 50), 100, 2, "t") for one in some]
-    here, there = ({done.place: done.value for done in executor.map(_call, jobs)} for executor in
-                   (Local(), LocalProcesses(measure_all, Local(), processes=2)))  # fmt: skip
+    here, there = (
+        {done.place: done.value for done in executor.map(_call, jobs)}
+        for executor in (Local(), LocalProcesses(measure_all, Local(), processes=2))
+    )
     assert here == there
 
 
@@ -280,14 +437,22 @@ def _call(function, *arguments):
 
 
 def test_failures_are_time_that_does_not_count():
-    cluster = Cluster(8, "gamma(1, 0.3)", failures=["crash(every=exponential(200), lasts=exponential(20), detect=1)"])
+    cluster = Cluster(
+        8,
+        "gamma(1, 0.3)",
+        failures=["crash(every=exponential(200), lasts=exponential(20), detect=1)"],
+    )
     found = measure(cluster, SIZE, Horizon("gradients", 1e6), 8000, 0)
     assert found["away"] == pytest.approx(20 / 220, abs=0.02) and found["absences"] > 20
     assert found["goodput"] == pytest.approx(found["computing"] - found["in_vain"])
     assert found["computing"] + found["away"] == pytest.approx(1, abs=0.01)
     assert found["seconds"] == pytest.approx(1e6 / 8 / found["goodput"], rel=0.02)
     known = known_cost(cluster, Horizon("gradients", 1e6))
-    assert not known.exact and known.theory == pytest.approx(1e6 / 8) and known.theory_name.endswith("without failures")
+    assert (
+        not known.exact
+        and known.theory == pytest.approx(1e6 / 8)
+        and known.theory_name.endswith("without failures")
+    )
     lost = Cluster(4, 1.0, failures=["outage(every=exponential(50), lasts=1, checkpoint_every=40)"])
     undone = measure(lost, SIZE, Horizon("seconds", 2000.0), 10**6, 0)
     assert undone["gradients"] == undone["versions"] < 4 * 2000 * 0.95

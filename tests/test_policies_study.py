@@ -12,7 +12,14 @@ from asyncsim.study.finished import read
 
 policies = study.load("policies")
 figures = figures_of("policies")
-SMALL = {"workers": (4,), "steps": 30, "seeds": 2, "problem": "quadratic", "target": 0.2, "compute": "exponential(1)"}
+SMALL = {
+    "workers": (4,),
+    "steps": 30,
+    "seeds": 2,
+    "problem": "quadratic",
+    "target": 0.2,
+    "compute": "exponential(1)",
+}
 #: What is waiting, in vain, and neither.
 POLICIES = ("asynchronous", "barrier", "barrier(2)", "discard_stale(2)")
 
@@ -36,18 +43,33 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     assert list(summary["policy"].unique()) == list(POLICIES) and len(summary) == 2 * len(POLICIES)
     table = finished.table(policies.POLICIES).set_index("policy")
     for policy, row in table.iterrows():
-        traces = [finished.trace(name) for name in summary.loc[summary["policy"] == policy, "trace_file"]]
+        traces = [
+            finished.trace(name) for name in summary.loc[summary["policy"] == policy, "trace_file"]
+        ]
         found = [trace.summary() for trace in traces]
         assert row["throughput"] == pytest.approx(np.mean([one["throughput"] for one in found]))
         assert row["in_vain"] == pytest.approx(np.mean([one["lost_time_share"] for one in found]))
         assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
         known = theory.throughput_theory(traces[0].cluster)
-        assert (row["theory"], row["theory_name"], row["exact"]) == (known.commits, known.name, known.exact)
+        assert (row["theory"], row["theory_name"], row["exact"]) == (
+            known.commits,
+            known.name,
+            known.exact,
+        )
     for policy, commits in (("asynchronous", 1), ("barrier", 4)):  # of a version
         row = table.loc[policy]
-        assert row["throughput"] == pytest.approx(commits * row["versions"], rel=1e-12 if commits == 1 else 0.01)
-    assert table["computing"].loc["asynchronous"] == pytest.approx(1) and table["computing"].loc["barrier"] < 0.8
-    assert table["in_vain"].loc[["asynchronous", "barrier"]].max() == 0 < table["in_vain"].loc["discard_stale(2)"]
+        assert row["throughput"] == pytest.approx(
+            commits * row["versions"], rel=1e-12 if commits == 1 else 0.01
+        )
+    assert (
+        table["computing"].loc["asynchronous"] == pytest.approx(1)
+        and table["computing"].loc["barrier"] < 0.8
+    )
+    assert (
+        table["in_vain"].loc[["asynchronous", "barrier"]].max()
+        == 0
+        < table["in_vain"].loc["discard_stale(2)"]
+    )
     times = finished.table(policies.TIMES)
     assert set(times["policy"]) == set(POLICIES) and (times["reached"] <= times["seeds"]).all()
     assert times["time_to_target"].is_monotonic_increasing and times["above_low"].notna().any()
@@ -58,8 +80,16 @@ def test_tables_are_of_the_traces_and_the_runs(results):
 
 def test_by_default_the_policies_fit_each_number_of_workers():
     def usual(n, most, half):
-        texts = ("asynchronous", "bounded_staleness(3)", "barrier", f"barrier({most})", f"first_of({half})")
-        return [{"policy": text, "workers": n, "window": 1} for text in (*texts, f"discard_stale({n})")]
+        texts = (
+            "asynchronous",
+            "bounded_staleness(3)",
+            "barrier",
+            f"barrier({most})",
+            f"first_of({half})",
+        )
+        return [
+            {"policy": text, "workers": n, "window": 1} for text in (*texts, f"discard_stale({n})")
+        ]
 
     assert policies.Config(workers=(20, 5)).points() == usual(20, 16, 10) + usual(5, 4, 2)
     policies.Config(workers=(1,)).check()
@@ -68,12 +98,22 @@ def test_by_default_the_policies_fit_each_number_of_workers():
 def test_without_methods_there_are_traces_alone(capsys):
     options = {**SMALL, "service": 0.0, "policy": ("asynchronous", "barrier"), "window": (1, 3)}
     folder, summary = policies.run(policies.Config(**options, methods=()))
-    assert len(summary) == 2 * 2 * 2 and not (folder / "runs").exists() and not (folder / policies.TIMES).exists()
+    assert (
+        len(summary) == 2 * 2 * 2
+        and not (folder / "runs").exists()
+        and not (folder / policies.TIMES).exists()
+    )
     table = read(folder, "policies").table(policies.POLICIES).set_index(["policy", "window"])
     assert table.loc[("asynchronous", 3), "throughput"] == pytest.approx(4 / 3, rel=0.2)
-    assert table.loc["barrier", "staleness_mean"].max() == 0 < table.loc["asynchronous", "staleness_mean"].min()
+    assert (
+        table.loc["barrier", "staleness_mean"].max()
+        == 0
+        < table.loc["asynchronous", "staleness_mean"].min()
+    )
     assert {path.name for path in folder.glob("*.png")} == {"policies.png"}
-    files = {path: path.read_bytes() for path in (folder / "summary.csv", *folder.rglob("*.parquet"))}
+    files = {
+        path: path.read_bytes() for path in (folder / "summary.csv", *folder.rglob("*.parquet"))
+    }
     capsys.readouterr()
     policies.run(policies.Config(**options, methods=(), resume=folder))
     assert capsys.readouterr().err.count(": read") == 8
@@ -82,7 +122,13 @@ def test_without_methods_there_are_traces_alone(capsys):
 
 @pytest.mark.full
 def test_each_policy_and_window_is_at_its_best_rate():
-    options = {**SMALL, "seeds": 1, "policy": ("asynchronous", "barrier"), "window": (1, 2), "tune": (0.05, 0.2)}
+    options = {
+        **SMALL,
+        "seeds": 1,
+        "policy": ("asynchronous", "barrier"),
+        "window": (1, 2),
+        "tune": (0.05, 0.2),
+    }
     folder, summary = policies.run(policies.Config(**options))
     finished = read(folder, "policies")
     assert len(summary) == 2 * 2 * 2 and len(finished.table(policies.TUNING)) == 2 * 2 * 2
@@ -91,7 +137,9 @@ def test_each_policy_and_window_is_at_its_best_rate():
     for row in times.itertuples():
         own = summary[(summary["policy"] == row.policy) & (summary["window"] == row.window)]
         means = own.groupby("method.learning_rate")["time_to_target"].mean()
-        assert means.idxmin() == row.learning_rate and means.min() == pytest.approx(row.time_to_target)
+        assert means.idxmin() == row.learning_rate and means.min() == pytest.approx(
+            row.time_to_target
+        )
     assert len(figures.loss(finished).axes) == 2
 
 
@@ -102,7 +150,8 @@ def test_the_bars_are_the_parts_of_the_time(results):
     drawn = {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
     np.testing.assert_allclose(drawn["computing in vain"], table["in_vain"])
     np.testing.assert_allclose(
-        np.add(drawn["computing accepted gradients"], drawn["computing in vain"]), table["computing"]
+        np.add(drawn["computing accepted gradients"], drawn["computing in vain"]),
+        table["computing"],
     )
     np.testing.assert_allclose(drawn["held by the policy"], table["held"])
     np.testing.assert_allclose(np.sum(list(drawn.values()), axis=0), 1)
@@ -111,7 +160,9 @@ def test_the_bars_are_the_parts_of_the_time(results):
 
 @pytest.mark.full
 def test_runs_that_diverge_end_with_a_cross():
-    folder, summary = policies.run(policies.Config(**SMALL, policy=("asynchronous", "barrier"), learning_rate=50.0))
+    folder, summary = policies.run(
+        policies.Config(**SMALL, policy=("asynchronous", "barrier"), learning_rate=50.0)
+    )
     assert (summary["status"] == "diverged").all()
     (axes,) = figures.loss(read(folder, "policies")).axes
     assert [line.get_marker() for line in axes.lines].count("x") >= 2
@@ -121,7 +172,10 @@ def test_runs_that_diverge_end_with_a_cross():
     ("options", "message"),
     [
         ({"policy": "barrier"}, "policy = 'barrier': must be a list; write ('barrier',) for one"),
-        ({"policy": ("barrier(3)", barrier(3))}, "policy = barrier(3), barrier(count=3): one comes twice"),
+        (
+            {"policy": ("barrier(3)", barrier(3))},
+            "policy = barrier(3), barrier(count=3): one comes twice",
+        ),
         ({"workers": 4}, "workers = 4: must be a list; write (4,) for one"),
     ],
 )

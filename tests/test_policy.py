@@ -37,13 +37,15 @@ K_SIGMA = 5.0
 @pytest.mark.parametrize("count", [1, 5, 30])
 @pytest.mark.parametrize("law", [Exponential(1.0), Gamma(1.0, 0.2)])
 def test_mean_staleness_of_buffers(count, law):
-    # FedBuff and softsync: (M - 1) / c for any law. The open reads at the end make the only difference: their ages
-    # are below ten versions each, where the mean is below thirty.
+    # FedBuff and softsync: (M - 1) / c for any law. The open reads at the end make the only
+    # difference: their ages are below ten versions each, where the mean is below thirty.
     commits = 30_000
     trace = simulate(Cluster(30, law, policy=buffered(count)), commits)
     open_ages = (trace.frame["version"].iloc[-1] - trace.open_reads["read_version"]).sum()
     expected = theory.batch_staleness(30, count)
-    assert trace.frame["staleness"].mean() + open_ages / commits == pytest.approx(expected, rel=1e-12)
+    assert trace.frame["staleness"].mean() + open_ages / commits == pytest.approx(
+        expected, rel=1e-12
+    )
     assert staleness_theory(trace.cluster).mean == pytest.approx(expected)
 
 
@@ -53,25 +55,39 @@ def test_mean_staleness_of_the_first_to_deliver(first):
     trace = simulate(Cluster(20, Gamma(1.0, 0.5), 0.001, policy=first_of(first)), commits)
     open_ages = (trace.frame["version"].iloc[-1] - trace.open_reads["read_version"]).sum()
     expected = theory.first_staleness(20, first)
-    assert trace.frame["staleness"].mean() + open_ages / commits == pytest.approx(expected, rel=1e-12)
+    assert trace.frame["staleness"].mean() + open_ages / commits == pytest.approx(
+        expected, rel=1e-12
+    )
     assert staleness_theory(trace.cluster).mean == pytest.approx(expected)
 
 
 def test_staleness_theory_bounds_every_policy():
-    for text in ("bounded_staleness(2)", "barrier(3)", "discard_stale(3)", "cancel_stale(2, 2)", "rounds"):
+    for text in (
+        "bounded_staleness(2)",
+        "barrier(3)",
+        "discard_stale(3)",
+        "cancel_stale(2, 2)",
+        "rounds",
+    ):
         for protocol in ("exchange", "write_then_read"):
-            cluster = Cluster(6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=parse_policy(text))
+            cluster = Cluster(
+                6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=parse_policy(text)
+            )
             low, high = staleness_theory(cluster).mean_bounds
             assert low <= simulate(cluster, 2_000).summary()["staleness_mean"] <= high
     assert queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=barrier())) is None
-    assert queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=buffered(2))) is not None
+    assert (
+        queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=buffered(2))) is not None
+    )
 
 
 # Times
 
 
 def time_per_version(cluster, versions, batch=1):
-    """Mean and standard error of the time between versions, from means over ``batch`` versions at a time."""
+    """Mean and standard error of the time between versions, from means over ``batch`` versions at a
+    time.
+    """
     commits = versions * cluster.policy.per_version(cluster.workers)
     frame = simulate(cluster, commits, seed=1).frame
     times = frame.loc[frame["outcome"] == "applied", "commit_time"].to_numpy()
@@ -104,7 +120,8 @@ def test_time_per_version(policy, law, expected):
     assert abs(mean - expected) < K_SIGMA * error + 5e-5 * (expected == 1.9752)
 
 
-#: algorithms.md, L10: throughput per worker under exponential clocks, relative to no bound; two digits, simulated.
+#: algorithms.md, L10: throughput per worker under exponential clocks, relative to no bound; two
+#: digits, simulated.
 BOUNDED = {
     10: {0: 0.34, 2: 0.64, 5: 0.79, 20: 0.93},
     20: {0: 0.279, 2: 0.58, 5: 0.74, 20: 0.91},
@@ -114,18 +131,28 @@ BOUNDED = {
 @pytest.mark.parametrize("workers", [1, 2, 5, 10])
 def test_bounded_clocks_in_closed_form(workers):
     harmonic = sum(1 / k for k in range(1, workers + 1))
-    assert theory.bounded_clocks(workers, 0) == pytest.approx((1 / harmonic, (workers - 1) / 2), rel=1e-12)
+    assert theory.bounded_clocks(workers, 0) == pytest.approx(
+        (1 / harmonic, (workers - 1) / 2), rel=1e-12
+    )
     for bound in range(5):
-        # The difference of two clocks is uniform on 2 bound + 3 values, and at the ends one of them waits.
-        assert theory.bounded_clocks(2, bound).throughput == pytest.approx(1 - 1 / (2 * bound + 3), rel=1e-12)
+        # The difference of two clocks is uniform on 2 bound + 3 values, and at the ends one of them
+        # waits.
+        assert theory.bounded_clocks(2, bound).throughput == pytest.approx(
+            1 - 1 / (2 * bound + 3), rel=1e-12
+        )
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("workers", "bound"), [(n, s) for n, values in BOUNDED.items() for s in values])
+@pytest.mark.parametrize(
+    ("workers", "bound"), [(n, s) for n, values in BOUNDED.items() for s in values]
+)
 def test_throughput_of_bounded_staleness(workers, bound):
     commits = 30_000
-    frame = simulate(Cluster(workers, Exponential(1.0), policy=bounded_staleness(bound)), commits, seed=2).frame
-    # From when the clocks have spread; then in parts longer than what is remembered: some s**2 of time.
+    frame = simulate(
+        Cluster(workers, Exponential(1.0), policy=bounded_staleness(bound)), commits, seed=2
+    ).frame
+    # From when the clocks have spread; then in parts longer than what is remembered: some s**2 of
+    # time.
     parts = np.diff(frame["commit_time"].to_numpy()[4_999::1_000]) / 1_000 * workers
     found, error = 1 / parts.mean(), parts.std() / np.sqrt(len(parts)) / parts.mean() ** 2
     # Published with two digits, from a simulation: one more or less of the last.
@@ -183,7 +210,16 @@ def test_texts_may_be_short():
 def test_barrier_by_hand():
     # Versions at 2 (workers 0, 1), 4 and so on; worker 2, which needs 3 s, never delivers.
     trace = simulate(Cluster(3, [1.0, 2.0, 3.0], policy=barrier(2)), 4)
-    names = ["worker", "job", "start_time", "commit_time", "read_version", "staleness", "version", "outcome"]
+    names = [
+        "worker",
+        "job",
+        "start_time",
+        "commit_time",
+        "read_version",
+        "staleness",
+        "version",
+        "outcome",
+    ]
     assert [tuple(row) for row in trace.frame[names].itertuples(index=False)] == [
         (0, 0, 0.0, 1.0, 0, 0, 0, "buffered"),
         (1, 0, 0.0, 2.0, 0, 0, 1, "applied"),
@@ -193,10 +229,19 @@ def test_barrier_by_hand():
         (2, 1, 2.0, 4.0, 1, 1, 2, "cancelled"),
     ]
     summary = trace.summary(warm_up=0)
-    assert (summary["commits"], summary["versions"], summary["duration"], summary["throughput"]) == (4, 2, 4.0, 1.0)
+    assert (
+        summary["commits"],
+        summary["versions"],
+        summary["duration"],
+        summary["throughput"],
+    ) == (4, 2, 4.0, 1.0)
     assert (summary["discarded_share"], summary["cancelled_share"]) == (0.0, 2 / 6)
     assert summary["staleness_max"] == 0
-    assert trace.per_worker(0)[["commits", "cancelled"]].to_numpy().tolist() == [[2, 0], [2, 0], [0, 2]]
+    assert trace.per_worker(0)[["commits", "cancelled"]].to_numpy().tolist() == [
+        [2, 0],
+        [2, 0],
+        [0, 2],
+    ]
     # Worker 0 waits for worker 1 each time.
     doing = phases(trace, range(3))
     assert doing.held.to_numpy().tolist() == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
@@ -220,9 +265,17 @@ def test_discarding_by_hand():
         (0, 3.0, 2, 0, 3, "applied"),
     ]
     stopped = simulate(Cluster(2, [1.0, 2.5], policy=cancel_stale(2)), 4)
-    assert [tuple(row) for row in stopped.frame[names].itertuples(index=False)][2] == (1, 2.0, 0, 2, 2, "cancelled")
+    assert [tuple(row) for row in stopped.frame[names].itertuples(index=False)][2] == (
+        1,
+        2.0,
+        0,
+        2,
+        2,
+        "cancelled",
+    )
     assert stopped.accepted.frame["commit"].tolist() == [0, 1, 2, 3]
     assert stopped.accepted.worker_step.tolist() == [0, 1, 2, 3]
-    assert (
-        repr(stopped) == f"<Trace of 4 commits and {len(stopped) - 4} lost computations by 2 workers, exchange, seed 0>"
+    assert repr(stopped) == (
+        f"<Trace of 4 commits and {len(stopped) - 4} lost computations by 2 workers, exchange, "
+        "seed 0>"
     )

@@ -1,4 +1,6 @@
-"""Replays under timing policies: the loop over events, a loop over the policy itself, and what runs and studies say."""
+"""Replays under timing policies: the loop over events, a loop over the policy itself, and what runs
+and studies say.
+"""
 
 import jax
 import numpy as np
@@ -45,7 +47,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 @settings(max_examples=6)
 @given(policy=gates(7), seed=SEEDS)
 def test_replay_is_the_policy_itself(policy, seed):
-    """Against a server that computes with the messages as they come: no trace, no waves, nothing of the package."""
+    """Against a server that computes with the messages as they come: no trace, no waves, nothing of
+    the package.
+    """
     cluster = Cluster(7, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
     curvature, rate = np.linspace(0.1, 1, 16), 0.05
     versions, total, count = [np.ones(16)], np.zeros(16), 0
@@ -77,7 +81,9 @@ def test_reads_of_a_shared_version_come_from_the_message_that_made_it():
 def test_runs_line_up_with_what_was_taken_up():
     trace = make_trace(commits=200, policy=cancel_stale(2))
     assert len(trace) > 200
-    run = replay(trace, make_method("downpour"), make_problem("quadratic"), evaluate_every=5, progress=False)
+    run = replay(
+        trace, make_method("downpour"), make_problem("quadratic"), evaluate_every=5, progress=False
+    )
     taken = trace.frame[trace.frame["outcome"] == "applied"].reset_index(drop=True)
     for name in ("worker", "commit_time", "staleness"):
         pd.testing.assert_series_equal(run.commits[name], taken[name])
@@ -94,8 +100,19 @@ def test_lost_computations_use_up_their_examples():
     """The batches of the messages taken up are those of their jobs: a restart draws others."""
     trace = make_trace(commits=200, policy=discard_stale(2))
     taken = trace.accepted
-    plan = Plan(taken, make_problem("digits"), 0, np.array([200]), [], np.float64, jax.devices()[:1], "batch")
-    jobs = np.concatenate([np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)])
+    plan = Plan(
+        taken,
+        make_problem("digits"),
+        0,
+        np.array([200]),
+        [],
+        np.float64,
+        jax.devices()[:1],
+        "batch",
+    )
+    jobs = np.concatenate(
+        [np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)]
+    )
     assert jobs.tolist() == taken.frame["job"].tolist()
     assert (jobs > taken.worker_step).any()
 
@@ -110,21 +127,28 @@ def needy(policy):
 @pytest.mark.parametrize("policy", [barrier(3), asynchronous()], ids=str)
 def test_a_method_that_needs_a_policy_says_so(policy):
     trace = make_trace(commits=20, policy=buffered(2))
-    with pytest.raises(InputError, match=r"needs a trace with policy = .*Cluster\(policy=asyncsim\.") as error:
+    with pytest.raises(
+        InputError, match=r"needs a trace with policy = .*Cluster\(policy=asyncsim\."
+    ) as error:
         replay(trace, needy(policy), make_problem("quadratic"))
     assert f"policy = {policy}, this one has buffered(count=2)" in str(error.value)
     assert f"asyncsim.{policy})" in str(error.value)
 
 
 def test_a_prescribed_trace_is_asynchronous():
-    assert replay(prescribed(2, 20, 3), needy(asynchronous()), make_problem("quadratic")).status == "finished"
+    assert (
+        replay(prescribed(2, 20, 3), needy(asynchronous()), make_problem("quadratic")).status
+        == "finished"
+    )
     with pytest.raises(InputError, match="needs a trace"):
         replay(prescribed(2, 20, 3), needy(barrier()), make_problem("quadratic"))
 
 
 def test_the_cluster_that_meets_a_policy():
     cluster = Cluster(5, Gamma(1.0, 0.5), 0.1)
-    assert meet(cluster, Timing(policy=barrier(3))) == Cluster(5, Gamma(1.0, 0.5), 0.1, policy=barrier(3))
+    assert meet(cluster, Timing(policy=barrier(3))) == Cluster(
+        5, Gamma(1.0, 0.5), 0.1, policy=barrier(3)
+    )
     assert meet(cluster, Timing()) == cluster
     # A lone worker has nobody to wait for.
     alone = meet(Cluster(5, Gamma(1.0, 0.5), policy=barrier(3)), methods.sgd().timing)
@@ -133,27 +157,51 @@ def test_the_cluster_that_meets_a_policy():
         meet(Cluster(5, 1.0, protocol="read_then_write"), Timing(policy=barrier(3)))
 
 
-STUDY = ["--workers", "4", "--steps", "10", "--seeds", "1", "--methods", "downpour", "--problem", "quadratic"]
+STUDY = [
+    "--workers",
+    "4",
+    "--steps",
+    "10",
+    "--seeds",
+    "1",
+    "--methods",
+    "downpour",
+    "--problem",
+    "quadratic",
+]
 
 
 def test_a_study_takes_a_policy(tmp_path, capsys):
     _, config = study.configure("staleness", [*STUDY, "--policy", "discard_stale(2)"])
     assert config.make_cluster().policy == discard_stale(2)
     assert StudyConfig(policy=rounds()).make_cluster().policy == rounds()
-    assert study.main(["staleness", *STUDY, "--policy", "discard(2)", "--out", str(tmp_path / "no")]) == 2
+    assert (
+        study.main(["staleness", *STUDY, "--policy", "discard(2)", "--out", str(tmp_path / "no")])
+        == 2
+    )
     assert "choose from asynchronous()" in capsys.readouterr().err
 
 
 def test_evaluations_are_of_complete_versions():
     """Downpour adds messages at once, also to a version that nobody can read yet."""
     trace = simulate(Cluster(4, "gamma(1, 0.3)", policy=buffered(10)), 48, seed=1)
-    run = replay(trace, methods.downpour(0.02), problems.quadratic([1.0, 0.3]), evaluate_every=3, progress=False)
+    run = replay(
+        trace,
+        methods.downpour(0.02),
+        problems.quadratic([1.0, 0.3]),
+        evaluate_every=3,
+        progress=False,
+    )
     assert run.evaluations["commit"].tolist() == [0, 10, 20, 30, 40]
     none = simulate(Cluster(4, "gamma(1, 0.3)", policy=buffered(100)), 48, seed=1)
     run = replay(none, methods.downpour(0.02), problems.quadratic([1.0, 0.3]), progress=False)
     assert run.evaluations["commit"].tolist() == [0] and len(run.commits) == 48
-    (batched,) = replay_ensemble(trace, methods.downpour, problems.quadratic([1.0, 0.3]), batched=True, progress=False)
-    assert batched.evaluations["commit"].tolist() == [0, 10, 20, 30, 40] and len(batched.commits) == 48
+    (batched,) = replay_ensemble(
+        trace, methods.downpour, problems.quadratic([1.0, 0.3]), batched=True, progress=False
+    )
+    assert (
+        batched.evaluations["commit"].tolist() == [0, 10, 20, 30, 40] and len(batched.commits) == 48
+    )
 
 
 def test_a_visit_knows_its_place_in_its_version():

@@ -1,4 +1,6 @@
-"""The study of post-training, its recording and its command: small runs against the quantities that they state."""
+"""The study of post-training, its recording and its command: small runs against the quantities that
+they state.
+"""
 
 import numpy as np
 import pandas as pd
@@ -32,15 +34,29 @@ def test_a_small_study(tmp_path, capsys):
     summary = post_training.run(config).summary
     assert len(summary) == 2 * 2 * 2 * 2
     queues = pd.read_csv(tmp_path / "results" / "queues.csv").set_index("queue")
-    assert queues.loc["pace(0)", ["staleness_mean", "staleness_max", "samples_lost"]].tolist() == [0, 0, 0]
+    assert queues.loc["pace(0)", ["staleness_mean", "staleness_max", "samples_lost"]].tolist() == [
+        0,
+        0,
+        0,
+    ]
     assert queues.loc["discard(1)", "staleness_max"] <= 1
     assert queues.loc["discard(1)", "lost_share"] > 0.2
-    assert queues.loc["discard(1)", "length_trained"] < 0.95 * queues.loc["discard(1)", "length_started"]
+    assert (
+        queues.loc["discard(1)", "length_trained"]
+        < 0.95 * queues.loc["discard(1)", "length_started"]
+    )
     rewards = pd.read_csv(tmp_path / "results" / "rewards.csv")
     synchronous = rewards[rewards["queue"] == "pace(0)"]
     assert np.ptp(synchronous["reward"]) < 1e-5
-    best = summary.groupby(["queue", "correction", "learning_rate"])["reward"].mean().groupby(level=[0, 1]).max()
-    assert rewards.set_index(["queue", "correction"])["reward"].to_dict() == pytest.approx(best.to_dict())
+    best = (
+        summary.groupby(["queue", "correction", "learning_rate"])["reward"]
+        .mean()
+        .groupby(level=[0, 1])
+        .max()
+    )
+    assert rewards.set_index(["queue", "correction"])["reward"].to_dict() == pytest.approx(
+        best.to_dict()
+    )
     split = pd.read_csv(tmp_path / "results" / "split.csv")
     assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
     printed = capsys.readouterr().out
@@ -54,7 +70,9 @@ def test_a_small_study(tmp_path, capsys):
 def test_clocks_alone_and_a_recording(tmp_path):
     rollouts = Rollouts(6, "gamma(2, 0.5)", group=2, batch=4, queue="pace(2)")
     trace = simulate(Cluster(1, "gamma(0.3, 0.2)", rollouts=rollouts), 400, progress=False)
-    log = trace.samples[["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]]
+    log = trace.samples[
+        ["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]
+    ]
     ends = trace.frame["commit_time"].to_numpy()
     trained = trace.samples["outcome"] == "trained"
     log = log.assign(version=log["version"].where(trained))
@@ -65,7 +83,10 @@ def test_clocks_alone_and_a_recording(tmp_path):
     assert cluster.rollouts.length.mean == pytest.approx(2.0, rel=0.05)
     assert cluster.compute.mean == pytest.approx(0.3, rel=0.02)
     config = post_training.Config(
-        recording=tmp_path / "log.parquet", queues=("pace(2)",), corrections=(), out=tmp_path / "results"
+        recording=tmp_path / "log.parquet",
+        queues=("pace(2)",),
+        corrections=(),
+        out=tmp_path / "results",
     )
     measured = post_training.run(config).summary.iloc[0]
     original = trace.summary()
@@ -94,15 +115,21 @@ def test_figures_say_what_they_show(tmp_path, capsys):
 
 
 def test_mixed_groups(tmp_path):
-    """All conditions have the stated mean staleness, and only those by sample or token mix versions within groups."""
+    """All conditions have the stated mean staleness, and only those by sample or token mix versions
+    within groups.
+    """
     mixed = study.load("mixed_groups")
-    summary = mixed.run(mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results")).summary
+    summary = mixed.run(
+        mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results")
+    ).summary
     assert len(summary) == 13 * 3 * 2
     pairs = summary.groupby("mix")["mixed_pairs"].max()
     assert pairs["batch"] == pairs["group"] == 0 and pairs["sample"] > 0.3 and pairs["token"] > 0.3
     assert (tmp_path / "results" / "mixed_groups.png").stat().st_size > 10_000
     uncorrected = summary[summary["method"] == "none"].set_index("mix")
-    assert (uncorrected.loc[["batch", "group"], "drift"] == 0).all() and (uncorrected.loc["sample", "drift"] != 0).all()
+    assert (uncorrected.loc[["batch", "group"], "drift"] == 0).all() and (
+        uncorrected.loc["sample", "drift"] != 0
+    ).all()
     error = uncorrected["ascent"] - uncorrected["ascent_law"]
     assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
     contrasts = pd.read_csv(tmp_path / "results" / "contrasts.csv")
@@ -115,7 +142,9 @@ def test_mixed_groups(tmp_path):
 
 
 def test_the_law_of_mixed_groups():
-    """With two policies in a group the update by enumeration is the published law; a lone policy has no drift."""
+    """With two policies in a group the update by enumeration is the published law; a lone policy
+    has no drift.
+    """
     mixed = study.load("mixed_groups")
     problem, group, share = mixed.token_bandit(states=1), 8, 3 / 8
     path = np.random.default_rng(0).normal(0, 0.5, (2, 8))
@@ -132,7 +161,9 @@ def test_the_law_of_mixed_groups():
         return mean, chance @ score, (chance * (reward - mean)) @ score
 
     (before, old_score, covariance), (now, _, gradient) = under(0), under(1)
-    law = theory.mixed_group_gradient(group, share, gradient, covariance, before - now, old_score, exact=True)
+    law = theory.mixed_group_gradient(
+        group, share, gradient, covariance, before - now, old_score, exact=True
+    )
     np.testing.assert_allclose(update[0], law, atol=1e-6)
     assert np.abs(drift).max() > 1e-3
     _, none = mixed.expected_updates(policies, np.zeros_like(versions), states, group)
@@ -142,7 +173,10 @@ def test_the_law_of_mixed_groups():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("post_training", ["--slots", "4", "--batch", "4", "--group", "2", "--queues", "pace(1)", "keep"]),
+        (
+            "post_training",
+            ["--slots", "4", "--batch", "4", "--group", "2", "--queues", "pace(1)", "keep"],
+        ),
         ("mixed_groups", ["--states", "2"]),
     ],
 )
@@ -181,9 +215,16 @@ def test_shares_by_hand():
     rollouts = Rollouts(2, 1.0, batch=2, queue="keep()")
     trace = simulate(Cluster(1, 0.5, rollouts=rollouts), 10, progress=False)
     numbers = trace.summary()
-    assert numbers["update_time"] == 1.0 and numbers["slots_busy"] == 1.0 and numbers["learner_busy"] == 0.5
+    assert (
+        numbers["update_time"] == 1.0
+        and numbers["slots_busy"] == 1.0
+        and numbers["learner_busy"] == 0.5
+    )
     assert numbers["warm_up"] == 2
-    assert numbers["staleness_mean"] == numbers["staleness_tokens_mean"] == 1.0 and numbers["samples_lost"] == 0
+    assert (
+        numbers["staleness_mean"] == numbers["staleness_tokens_mean"] == 1.0
+        and numbers["samples_lost"] == 0
+    )
     assert binding_limit(numbers["slots_busy"], numbers["learner_busy"]) == "slots"
     assert binding_limit(0.9, 1.0) == "learner" and binding_limit(0.5, 0.5) == "queue"
 

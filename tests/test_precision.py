@@ -16,7 +16,10 @@ def kept_by_jax(params):
     return 0.5 * jnp.sum(CURVATURE * params**2)
 
 
-LOSSES = {"closed over": lambda p, batch, key: 0.5 * jnp.sum(CURVATURE * p**2), "jitted": lambda p, *_: kept_by_jax(p)}
+LOSSES = {
+    "closed over": lambda p, batch, key: 0.5 * jnp.sum(CURVATURE * p**2),
+    "jitted": lambda p, *_: kept_by_jax(p),
+}
 
 
 def scaled(worker, update, start, central, visit):
@@ -40,7 +43,9 @@ def test_closed_over_arrays_have_the_precision_of_the_run(lenient, loss, under_x
         for precision in ("float64", "float32", "float64"):
             params = replay(TRACE, method, problem, precision=precision).params
             assert params.dtype == precision
-            np.testing.assert_allclose(params, expected(), rtol={"float32": 1e-5, "float64": 1e-14}[precision])
+            np.testing.assert_allclose(
+                params, expected(), rtol={"float32": 1e-5, "float64": 1e-14}[precision]
+            )
 
 
 def test_the_settings_of_jax_that_change_results_are_recorded():

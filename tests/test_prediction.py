@@ -1,4 +1,6 @@
-"""Predictions hold where the durations stay what they were, and fail, with the reason, where they do not."""
+"""Predictions hold where the durations stay what they were, and fail, with the reason, where they
+do not.
+"""
 
 import re
 
@@ -15,7 +17,12 @@ TRACE = without_cluster(simulate(CLUSTER, 600, seed=1))
 
 
 def twice(**options):
-    values = {"workers": 8, "compute": "gamma(0.05, 0.2)", "service": "gamma(0.004, 0.3)", **options}
+    values = {
+        "workers": 8,
+        "compute": "gamma(0.05, 0.2)",
+        "service": "gamma(0.004, 0.3)",
+        **options,
+    }
     return without_cluster(simulate(Cluster(**values), 600, seed=2))
 
 
@@ -35,9 +42,10 @@ def test_the_later_half_of_a_simulated_recording(halves, tmp_path):
     assert throughput["measured"] == pytest.approx(TRACE.summary(300)["throughput"])
     assert throughput["predicted"] == pytest.approx(4 / 0.055, rel=0.05)
     # The bar is 10 % of what is measured, either way.
-    assert (throughput["predicted"] / throughput["low"], throughput["predicted"] / throughput["high"]) == pytest.approx(
-        (1.1, 0.9)
-    )
+    assert (
+        throughput["predicted"] / throughput["low"],
+        throughput["predicted"] / throughput["high"],
+    ) == pytest.approx((1.1, 0.9))
     assert row(halves, "staleness, mean")["predicted"] == pytest.approx(3, abs=0.02)
     assert 0 < row(halves, "staleness, distance")["measured"] < 0.15
     assert halves.reasons == ()
@@ -76,7 +84,11 @@ def test_twice_the_workers():
 def test_workers_that_contend_are_called_out():
     prediction = extrapolate(TRACE, twice(compute="gamma(0.09, 0.2)"), seed=0, runs=RUNS)
     assert not prediction.holds
-    told = next(told for told in prediction.reasons if told.startswith("compute times with 8 workers are 1.8"))
+    told = next(
+        told
+        for told in prediction.reasons
+        if told.startswith("compute times with 8 workers are 1.8")
+    )
     assert told.endswith("the workers contend for their processors")
 
 

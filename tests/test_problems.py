@@ -32,7 +32,9 @@ def no_folder_from_outside(monkeypatch):
 
 def in_precision(tree, dtype):
     """What the replay does with the parameters and the data."""
-    return jax.tree.map(lambda a: jnp.asarray(a, dtype if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype), tree)
+    return jax.tree.map(
+        lambda a: jnp.asarray(a, dtype if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype), tree
+    )
 
 
 def regression():
@@ -51,10 +53,16 @@ def regression():
 
 
 def classes(predict, train=None, test=None):
-    """A user's problem of two classes that predicts; with data of the user's own instead of these, if given."""
+    """A user's problem of two classes that predicts; with data of the user's own instead of these,
+    if given.
+    """
     x = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
     data = {"x": x, "label": np.array([0, 1, 0])}
-    given = {"train": data if train is None else train, "test": data if test is None else test, "batch_size": 1}
+    given = {
+        "train": data if train is None else train,
+        "test": data if test is None else test,
+        "batch_size": 1,
+    }
     return custom(lambda key: jnp.eye(2), lambda p, b, k: jnp.sum(p * p), **given, predict=predict)
 
 
@@ -101,7 +109,9 @@ def inputs(problem, dtype):
 DEEP = {"mnist", "cifar10, small", "cifar10, resnet20", "cifar10, alexnet", "characters"}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in DEEP else []) for name in CASES])
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.full if name in DEEP else []) for name in CASES]
+)
 def problem(request):
     return CASES[request.param]()
 
@@ -118,23 +128,30 @@ def test_single_precision_stays_single_under_x64(problem):
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
     results = jax.jit(problem.evaluate)(params, state, in_precision(problem.train, jnp.float32))
     assert "loss" in results and json.loads(json.dumps(problem.config)) == problem.config
-    assert all(r.shape == () and r.dtype == jnp.float32 and np.isfinite(r) for r in results.values())
+    assert all(
+        r.shape == () and r.dtype == jnp.float32 and np.isfinite(r) for r in results.values()
+    )
 
 
 def test_double_precision_gradient_against_finite_differences(problem):
     params, state, batch = inputs(problem, jnp.float64)
     flat, unravel = ravel_pytree(params)
-    loss_and_gradient = jax.jit(jax.value_and_grad(lambda x: problem.stateful_loss(unravel(x), state, batch, KEY)[0]))
+    loss_and_gradient = jax.jit(
+        jax.value_and_grad(lambda x: problem.stateful_loss(unravel(x), state, batch, KEY)[0])
+    )
     x = np.asarray(flat)
     value, gradient = map(np.asarray, loss_and_gradient(x))
     assert value.dtype == gradient.dtype == np.float64
     assert value == loss_and_gradient(x)[0]  # the same key, the same value
-    # Too many parameters for one at a time: along the gradient and random directions. The step is small
-    # so that no rectifier or maximum changes sides; the round-off of a difference is then some 1e-9.
+    # Too many parameters for one at a time: along the gradient and random directions. The step is
+    # small so that no rectifier or maximum changes sides; the round-off of a difference is then
+    # some 1e-9.
     step = 1e-7
     for d in (gradient, *np.random.default_rng(0).normal(size=(3, x.size))):
         d = d / np.linalg.norm(d)
-        slope = (loss_and_gradient(x + step * d)[0] - loss_and_gradient(x - step * d)[0]) / (2 * step)
+        slope = (loss_and_gradient(x + step * d)[0] - loss_and_gradient(x - step * d)[0]) / (
+            2 * step
+        )
         assert float(slope) == pytest.approx(gradient @ d, rel=1e-5, abs=1e-7)
 
 
@@ -144,10 +161,16 @@ def test_a_key_gives_the_same_start_in_both_precisions():
         problem = make()
         double = problem.init(KEY)
         again = problem.init(KEY)
-        assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (double, again)), strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(*map(jax.tree.leaves, (double, again)), strict=True)
+        )
         with jax.enable_x64(False):
             single = problem.init(KEY)
-        assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (double, single)), strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(*map(jax.tree.leaves, (double, single)), strict=True)
+        )
 
 
 def test_losses_work_mapped_and_batched_over_workers(problem):
@@ -195,7 +218,9 @@ def test_quadratic_noise_is_the_gradients_standard_deviation():
     keys = jax.random.split(jax.random.key(0), draws)
     gradients = jax.vmap(lambda key: jax.grad(problem.loss)(x, None, key))(keys)
     # Five standard errors: of a mean, noise / sqrt(N); of a standard deviation, noise / sqrt(2 N).
-    np.testing.assert_allclose(gradients.mean(0), np.linspace(0.5, 2, 4), atol=5 * noise / draws**0.5)
+    np.testing.assert_allclose(
+        gradients.mean(0), np.linspace(0.5, 2, 4), atol=5 * noise / draws**0.5
+    )
     np.testing.assert_allclose(gradients.std(0), noise, atol=5 * noise / (2 * draws) ** 0.5)
     correlation = np.corrcoef(gradients.T)[np.triu_indices(4, 1)]
     np.testing.assert_allclose(correlation, 0, atol=5 / draws**0.5)
@@ -209,7 +234,9 @@ def test_digits_are_the_bundled_ones_split_by_class():
 
     problem = digits()
     assert (len(problem.train["label"]), len(problem.test["label"])) == (1437, 360)
-    ours = np.concatenate([np.c_[part["image"], part["label"]] for part in (problem.train, problem.test)])
+    ours = np.concatenate(
+        [np.c_[part["image"], part["label"]] for part in (problem.train, problem.test)]
+    )
     pixels, labels = load_digits(return_X_y=True)
     theirs = np.c_[pixels / 16, labels]
     order = [np.lexsort(table.T) for table in (ours, theirs)]
@@ -241,7 +268,10 @@ def reference_logits(params, images, kept, dropout):
     ways = ("NHWC", "HWIO", "NHWC")
 
     def convolve(layer, x):
-        return lax.conv_general_dilated(x, layer["weight"], (1, 1), "VALID", dimension_numbers=ways) + layer["bias"]
+        return (
+            lax.conv_general_dilated(x, layer["weight"], (1, 1), "VALID", dimension_numbers=ways)
+            + layer["bias"]
+        )
 
     def pool(x):
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
@@ -266,7 +296,9 @@ def test_mnist_network_against_xla_convolutions(dropout):
     @jax.value_and_grad
     def reference(params, kept, dropout):
         scores = reference_logits(params, batch["image"], kept, dropout)
-        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), batch["label"][:, None], 1))
+        return -jnp.mean(
+            jnp.take_along_axis(jax.nn.log_softmax(scores), batch["label"][:, None], 1)
+        )
 
     value, gradient = jax.jit(jax.value_and_grad(lambda p: problem.loss(p, batch, KEY)))(params)
     expected, slope = reference(params, kept, dropout)
@@ -274,7 +306,9 @@ def test_mnist_network_against_xla_convolutions(dropout):
     for a, b in zip(*map(jax.tree.leaves, (gradient, slope)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
     evaluated = jax.jit(problem.evaluate)(params, None, batch)["loss"]
-    assert float(evaluated) == pytest.approx(float(reference(params, jnp.ones_like(kept), 0.0)[0]), rel=1e-12)
+    assert float(evaluated) == pytest.approx(
+        float(reference(params, jnp.ones_like(kept), 0.0)[0]), rel=1e-12
+    )
 
 
 def test_mnist_initial_weights_fill_pytorchs_range():
@@ -283,7 +317,8 @@ def test_mnist_initial_weights_fill_pytorchs_range():
     for name, layer in params.items():
         weight, bound = np.asarray(layer["weight"], float), fan_in[name] ** -0.5
         assert np.abs(weight).max() <= bound and np.abs(layer["bias"]).max() <= bound
-        # Five standard errors of a uniform law's mean square, bound^2 / 3: its variance is 4 bound^4 / 45.
+        # Five standard errors of a uniform law's mean square, bound^2 / 3: its variance is 4
+        # bound^4 / 45.
         error = bound**2 * (4 / 45 / weight.size) ** 0.5
         assert np.mean(weight**2) == pytest.approx(bound**2 / 3, abs=5 * error)
 
@@ -303,17 +338,21 @@ def test_custom_evaluate_and_state():
     params, state, batch = inputs(problem, jnp.float64)
     assert problem.stateful_loss(params, state, batch, KEY)[1] == {"seen": 1}
     assert problem.evaluate(params, state, batch)["loss"] == 2.0
-    own = custom(lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p), evaluate=lambda p, d: {"loss": p[0]})
+    own = custom(
+        lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p), evaluate=lambda p, d: {"loss": p[0]}
+    )
     assert own.evaluate(jnp.full(2, 3.0), None, None) == {"loss": 3.0}
-    assert custom(lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p)).evaluate(jnp.ones(2), None, None) == {
-        "loss": 2.0
-    }
+    assert custom(lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p)).evaluate(
+        jnp.ones(2), None, None
+    ) == {"loss": 2.0}
 
 
 def test_custom_predictions_are_the_users_own():
     problem = classes(lambda params, data: data["x"] @ params)
     x = problem.test["x"]
-    np.testing.assert_array_equal(problem.predict(2 * np.eye(2), {"x": x, "label": problem.test["label"]}), 2 * x)
+    np.testing.assert_array_equal(
+        problem.predict(2 * np.eye(2), {"x": x, "label": problem.test["label"]}), 2 * x
+    )
     assert regression().predict is None
 
 
@@ -351,7 +390,9 @@ def test_an_epoch_is_a_permutation(seed, workers, examples, batch_size, window, 
 @settings(max_examples=30)
 @given(st.data())
 def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
-    jobs = draws.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=40))
+    jobs = draws.draw(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=40)
+    )
     worker, job = np.array(jobs).T
     together = BatchIndices(5, 4, 37, 5, sharded=False).rows(worker, job, 3)
     alone = BatchIndices(5, 4, 37, 5, sharded=False)
@@ -377,7 +418,10 @@ def test_adding_a_worker_changes_nobodys_batches():
 
 def test_shards_are_disjoint_and_complete():
     indices = BatchIndices(0, 7, 100, 1, sharded=True)
-    seen = [set(indices.rows(np.full(n, w), np.arange(n)).ravel().tolist()) for w, n in enumerate([15] * 2 + [14] * 5)]
+    seen = [
+        set(indices.rows(np.full(n, w), np.arange(n)).ravel().tolist())
+        for w, n in enumerate([15] * 2 + [14] * 5)
+    ]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 100
 
 
@@ -388,19 +432,27 @@ def test_shards_are_disjoint_and_complete():
     concentration=st.sampled_from([1e-12, 0.01, 0.1, 1.0, 1e9]),
     label=st.lists(st.integers(0, 4), min_size=12, max_size=60),
 )
-def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(seed, workers, concentration, label):
+def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(
+    seed, workers, concentration, label
+):
     shards = dirichlet_shards(np.array(label), workers, concentration, seed)
     assert sorted(np.concatenate(shards).tolist()) == list(range(len(label)))
-    assert [len(shard) for shard in shards] == [len(range(i, len(label), workers)) for i in range(workers)]
+    assert [len(shard) for shard in shards] == [
+        len(range(i, len(label), workers)) for i in range(workers)
+    ]
 
 
 def test_the_smaller_the_more_unlike():
-    """By the mean distance in total variation of a worker's classes from all: 0.9 for a class each of ten."""
+    """By the mean distance in total variation of a worker's classes from all: 0.9 for a class each
+    of ten.
+    """
     label = digits().train["label"]
     apart = []
     for concentration in (0.001, 0.1, 1.0, 1e6):
         shards = dirichlet_shards(label, 16, concentration, 0)
-        shares = np.array([np.bincount(label[shard], minlength=10) / len(shard) for shard in shards])
+        shares = np.array(
+            [np.bincount(label[shard], minlength=10) / len(shard) for shard in shards]
+        )
         apart.append(np.abs(shares - np.bincount(label) / len(label)).sum(1).mean() / 2)
     assert apart[0] > 0.75 and apart[0] > apart[1] > 0.5 > apart[2] > 0.15 > apart[3]
 
@@ -408,7 +460,11 @@ def test_the_smaller_the_more_unlike():
 def test_workers_draw_from_their_dirichlet_shards():
     problem = digits(dirichlet=0.1, batch_size=8)
     shards = dirichlet_shards(problem.train["label"], 5, 0.1, 3)
-    rows = problem.batch_indices(3, 5).rows(np.repeat(np.arange(5), 35), np.tile(np.arange(35), 5)).reshape(5, -1)
+    rows = (
+        problem.batch_indices(3, 5)
+        .rows(np.repeat(np.arange(5), 35), np.tile(np.arange(35), 5))
+        .reshape(5, -1)
+    )
     for shard, drawn in zip(shards, rows, strict=True):
         assert set(drawn.tolist()) <= set(shard.tolist()) and len(set(drawn.tolist())) == 35 * 8
     assert problem.config["dirichlet"] == 0.1 and "dirichlet" not in digits().config
@@ -452,14 +508,19 @@ def test_arrays_of_another_byte_order_are_the_same_numbers():
     assert problem.train.dtype.isnative and problem.train.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system")
+@pytest.mark.skipif(
+    np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system"
+)
 def test_numbers_wider_than_jax_holds():
-    with pytest.raises(InputError, match=r"test: an array of \w+, which JAX cannot hold; convert it"):
+    with pytest.raises(
+        InputError, match=r"test: an array of \w+, which JAX cannot hold; convert it"
+    ):
         own(np.ones(3), np.ones(3, np.longdouble), batch_size=1)
 
 
 @pytest.mark.parametrize(
-    ("label", "precision", "fits"), [(2**40, "float32", False), (2**40, "float64", True), (7, "float32", True)]
+    ("label", "precision", "fits"),
+    [(2**40, "float32", False), (2**40, "float64", True), (7, "float32", True)],
 )
 def test_whole_numbers_are_never_cut_off(label, precision, fits):
     def loss(params, batch, key):
@@ -471,22 +532,36 @@ def test_whole_numbers_are_never_cut_off(label, precision, fits):
     options = {"precision": precision, "progress": False}
     if not fits:
         with pytest.raises(
-            InputError, match=r"whole numbers from 1099511627776 to .* int32 cannot hold; use precision="
+            InputError,
+            match=r"whole numbers from 1099511627776 to .* int32 cannot hold; use precision=",
         ):
             replay(trace, methods.downpour(0.1), problem, **options)
         return
-    assert replay(trace, methods.downpour(0.1), problem, **options).params["w"] == pytest.approx(1, rel=1e-3)
+    assert replay(trace, methods.downpour(0.1), problem, **options).params["w"] == pytest.approx(
+        1, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_whole_numbers_of_a_state_are_never_cut_off(precision):
     problem = custom(
-        line, lambda p, s, b, k: (jnp.sum(p * p), s), init_state=lambda: {"n": np.array(3_000_000_000), "few": 1}
+        line,
+        lambda p, s, b, k: (jnp.sum(p * p), s),
+        init_state=lambda: {"n": np.array(3_000_000_000), "few": 1},
     )
     with jax.enable_x64(precision == "float64"):
         if precision == "float64":
             assert problem_state(problem, jnp.dtype(precision))["n"] == 3_000_000_000
             return
-        told = "its init_state has whole numbers from 3000000000 to 3000000000, which int32 cannot hold; use precision="
+        told = (
+            "its init_state has whole numbers from 3000000000 to 3000000000, which int32 cannot "
+            "hold; use precision="
+        )
         with pytest.raises(InputError, match=told):
-            replay(prescribed(0, 4, 2), methods.downpour(0.1), problem, precision=precision, progress=False)
+            replay(
+                prescribed(0, 4, 2),
+                methods.downpour(0.1),
+                problem,
+                precision=precision,
+                progress=False,
+            )

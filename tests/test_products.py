@@ -1,4 +1,6 @@
-"""Products of matrices: of the run's precision on any device, in all that a replay or a real process computes."""
+"""Products of matrices: of the run's precision on any device, in all that a replay or a real
+process computes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +64,12 @@ def method(tell):
     return Method("told", {}, methods.gradient_steps(0.1), message=message)
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, "float32"), ("tensorfloat32", "tensorfloat32")])
-def test_a_replay_multiplies_in_its_precision_unless_jax_is_told_otherwise(own, expected, problem, method, told):
+@pytest.mark.parametrize(
+    ("own", "expected"), [(None, "float32"), ("tensorfloat32", "tensorfloat32")]
+)
+def test_a_replay_multiplies_in_its_precision_unless_jax_is_told_otherwise(
+    own, expected, problem, method, told
+):
     with jax.default_matmul_precision(own):
         replay(prescribed(1, 20, 2), method, problem, progress=False)
         assert jax.config.jax_default_matmul_precision == own
@@ -81,5 +87,8 @@ def test_so_does_a_real_process(problem, method, told):
 
 def test_what_devices_are_given_to_compile():
     image = jnp.ones((2, 3))
-    asked = [str(jax.make_jaxpr(way(lambda a: a @ a.T))(image)) for way in (lambda f: f, whole_products())]
+    asked = [
+        str(jax.make_jaxpr(way(lambda a: a @ a.T))(image))
+        for way in (lambda f: f, whole_products())
+    ]
     assert ["HIGHEST" in text for text in asked] == [False, True]

@@ -1,4 +1,6 @@
-"""What docs/trust.md promises: kills, damaged files, full disks and removed folders lose nothing in silence."""
+"""What docs/trust.md promises: kills, damaged files, full disks and removed folders lose nothing in
+silence.
+"""
 
 import contextlib
 import errno
@@ -23,7 +25,13 @@ from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 
 OPTIMIZED = True
-TINY = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("downpour", "sgd")}
+TINY = {
+    "workers": 2,
+    "steps": 4,
+    "seeds": 1,
+    "problem": "quadratic",
+    "methods": ("downpour", "sgd"),
+}
 
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -37,12 +45,18 @@ def cells():
 def study(**where) -> None:
     """Run a study of two runs on two traces, with a table in the place of its figures."""
     config = StudyConfig(**TINY, **where)
-    run_cells("toy", config, cells(), lambda folder, rows: write_csv(folder / "means.csv", rows[["seed"]]))
+    run_cells(
+        "toy", config, cells(), lambda folder, rows: write_csv(folder / "means.csv", rows[["seed"]])
+    )
 
 
 def files(folder: str) -> dict[str, bytes]:
-    """All files but that which says when and for how long a study ran, and those that were moved aside."""
-    paths = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != "made.json")
+    """All files but that which says when and for how long a study ran, and those that were moved
+    aside.
+    """
+    paths = (
+        path for path in Path(folder).rglob("*") if path.is_file() and path.name != "made.json"
+    )
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     return {name: content for name, content in contents.items() if not name.startswith("aside/")}
 
@@ -60,7 +74,9 @@ _left: list[int] = []
 def _count(event: str, arguments: tuple) -> None:
     """End the process at the file operation at which what is left has come to nothing."""
     changes = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
-    if _left and (event in changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))):
+    if _left and (
+        event in changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
+    ):
         if _left[0] == 0:
             raise Killed
         _left[0] -= 1
@@ -68,7 +84,9 @@ def _count(event: str, arguments: tuple) -> None:
 
 @pytest.fixture(scope="module")
 def kill():
-    """Let what is called be killed at a file operation of this number; return whether it came to that."""
+    """Let what is called be killed at a file operation of this number; return whether it came to
+    that.
+    """
     sys.addaudithook(_count)  # for good
 
     def killed(number: int, function, **arguments) -> bool:
@@ -150,7 +168,10 @@ def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, fli
             Path("whole", name).write_bytes(whole[name])
         else:
             said = "again" in capsys.readouterr().err
-            assert said == name.startswith(("runs", "traces")), (name, place)  # the rest is made of these in any case
+            assert said == name.startswith(("runs", "traces")), (
+                name,
+                place,
+            )  # the rest is made of these in any case
         assert files("whole") == whole, (name, place)
 
 
@@ -290,7 +311,9 @@ def test_a_folder_that_was_removed_and_made_again_gets_nothing_more(again):
                 x.mkdir()
                 Path(x, results.SUMMARY).write_text("another's")
             write(x)
-        assert Path("x").exists() == again and (not again or files("x") == {results.SUMMARY: b"another's"})
+        assert Path("x").exists() == again and (
+            not again or files("x") == {results.SUMMARY: b"another's"}
+        )
         shutil.rmtree("x", ignore_errors=True)
 
 
@@ -307,14 +330,18 @@ def test_a_disk_that_fills_inside_a_figure(monkeypatch):
         return open_(Path("/dev/full") if path.suffix == ".pdf" else path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", full)
-    monkeypatch.setattr("builtins.open", lambda path, *arguments, **options: full(Path(path), *arguments, **options))
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *arguments, **options: full(Path(path), *arguments, **options)
+    )
     with pytest.raises(InputError, match=r"'mine.pdf': cannot be written: No space left on device"):
         look.save(figure, "mine")
     assert sorted(path.name for path in Path().iterdir()) == ["mine.png", "whole.pdf", "whole.png"]
 
 
 def test_what_is_finished_is_on_disk_before_it_is_named(monkeypatch):
-    """Every file of a run, and the folders that name them, before the summary that does; files before their names."""
+    """Every file of a run, and the folders that name them, before the summary that does; files
+    before their names.
+    """
     synced, order = os.fsync, []
 
     def fsync(descriptor):
@@ -327,7 +354,9 @@ def test_what_is_finished_is_on_disk_before_it_is_named(monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     study(out="mine")
     first = order[: order.index(".summary.partial.csv")]
-    assert {"run.json", "params.npz", "commits.parquet", ".downpour-seed0.partial", "runs"} <= set(first)
+    assert {"run.json", "params.npz", "commits.parquet", ".downpour-seed0.partial", "runs"} <= set(
+        first
+    )
     assert {".seed0.partial.parquet", "traces", "mine"} <= set(first)
     after = first[first.index(".downpour-seed0.partial") :]
     assert "run.json" not in after and "runs" in after

@@ -1,4 +1,6 @@
-"""Statistics of tables over seeds, on made-up summaries: spreads, orders, what is within the noise, and edges."""
+"""Statistics of tables over seeds, on made-up summaries: spreads, orders, what is within the noise,
+and edges.
+"""
 
 import numpy as np
 import pandas as pd
@@ -23,7 +25,9 @@ TIME = Measure("time_to_target", title="time (s)")
 LOSS = Measure("train_loss")
 
 
-def summary(times: dict[str, list[float]], rate: float = 0.1, length: float = 100.0) -> pd.DataFrame:
+def summary(
+    times: dict[str, list[float]], rate: float = 0.1, length: float = 100.0
+) -> pd.DataFrame:
     """Runs of some methods, by their times to a target; NaN where one diverged."""
     rows = [
         {
@@ -62,14 +66,20 @@ def test_two_methods_are_a_paired_t_interval_of_the_ratio():
         tuple(np.exp([apart.mean() - half, apart.mean() + half]))
     )
     assert (row["best_low"], row["best_high"]) == (row["above_low"], row["above_high"])
-    assert row["apart_from_best"] and "fast is the fastest, distinguishable from all others; the nearest" in said(table)
-    assert table["time_to_target_sd"].tolist() == pytest.approx([first.std(ddof=1), second.std(ddof=1)])
+    assert row[
+        "apart_from_best"
+    ] and "fast is the fastest, distinguishable from all others; the nearest" in said(table)
+    assert table["time_to_target_sd"].tolist() == pytest.approx(
+        [first.std(ddof=1), second.std(ddof=1)]
+    )
     assert spread(table, "time_to_target") == ["14.2 \u00b1 4.3", "18.2 \u00b1 5.4"]
 
 
 def test_of_several_the_noise_is_pooled_or_of_the_pair_if_that_is_larger():
     rng = np.random.default_rng(0)
-    logs = np.log([10.0, 11.0, 30.0])[:, None] + np.array([0.02, 0.02, 0.3])[:, None] * rng.standard_normal((3, 4))
+    logs = np.log([10.0, 11.0, 30.0])[:, None] + np.array([0.02, 0.02, 0.3])[
+        :, None
+    ] * rng.standard_normal((3, 4))
     table = judged(summary(dict(zip("abc", np.exp(logs).tolist(), strict=True))))
     noise = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
     eigenvalues = np.linalg.eigvalsh(noise @ noise.T)
@@ -79,24 +89,30 @@ def test_of_several_the_noise_is_pooled_or_of_the_pair_if_that_is_larger():
     for row, better in ((1, 0), (2, 1)):
         apart = logs[row] - logs[better]
         own = max(2 * (noise**2).sum() / 6, apart.var(ddof=1))
-        assert np.log(table["above_low"][row]) == pytest.approx(apart.mean() - factor * np.sqrt(own / 4), rel=0.01)
+        assert np.log(table["above_low"][row]) == pytest.approx(
+            apart.mean() - factor * np.sqrt(own / 4), rel=0.01
+        )
     assert list(order_columns(table)[""]) == ["1", "~2", "3"]
     text = said(table)
     needed = int(table["needs_seeds"][1])
     assert text == (
-        f"a is the fastest; not distinguishable with 4 seeds: b (about {needed} seeds would distinguish them)\n"
+        f"a is the fastest; not distinguishable with 4 seeds: b (about {needed} seeds would "
+        "distinguish them)\n"
         "confidence: 95% for all statements together, paired over 4 seeds"
     )
     assert 4 < needed == table["needs_seeds_best"][1]
 
 
 def simulated(noise: list[float], means: list[float], seeds: int) -> np.ndarray:
-    """Of 2,000 tables, the shares that separate equal rows, whose intervals against the best row all hold, and that
-    separate the best row from all others; ranked as in `ranked`, without its data frames."""
+    """Of 2,000 tables, the shares that separate equal rows, whose intervals against the best row
+    all hold, and that separate the best row from all others; ranked as in `ranked`, without its
+    data frames."""
     rng, rows, tables = np.random.default_rng(seeds), len(noise), 2_000
     shares = np.zeros(3)
     for _ in range(tables):
-        values = rng.standard_normal(seeds) + np.array(noise)[:, None] * rng.standard_normal((rows, seeds))
+        values = rng.standard_normal(seeds) + np.array(noise)[:, None] * rng.standard_normal(
+            (rows, seeds)
+        )
         values += np.array(means)[:, None]
         order = np.argsort(values.mean(axis=1))
         values, truth = values[order], np.array(means)[order]
@@ -107,7 +123,11 @@ def simulated(noise: list[float], means: list[float], seeds: int) -> np.ndarray:
         compared[1:, 0] = True
         separate = gaps > width
         holds = np.abs(gaps - true_gaps) <= width
-        shares += (separate & compared & (true_gaps <= 0)).any(), holds[1:, 0].all(), separate[1:, 0].all()
+        shares += (
+            (separate & compared & (true_gaps <= 0)).any(),
+            holds[1:, 0].all(),
+            separate[1:, 0].all(),
+        )
     return shares / tables
 
 
@@ -132,19 +152,37 @@ def test_two_seeds_allow_hardly_any_claim_and_the_verdict_says_so():
 
 
 def test_seeds_that_do_not_reach_it_bound_the_time_from_below():
-    table = judged(summary({"late": [20.0, np.inf, 21.0], "never": [np.inf] * 3, "fast": [10.0, 11.0, 9.0]}))
-    assert list(table["method"]) == ["fast", "late", "never"] and list(table["reached"]) == [3, 2, 0]
+    table = judged(
+        summary({"late": [20.0, np.inf, 21.0], "never": [np.inf] * 3, "fast": [10.0, 11.0, 9.0]})
+    )
+    assert list(table["method"]) == ["fast", "late", "never"] and list(table["reached"]) == [
+        3,
+        2,
+        0,
+    ]
     late, never = table.iloc[1], table.iloc[2]
-    assert np.isinf(late["time_to_target"]) and np.isnan(late["time_to_target_sd"]) and late["touched"] == 3
+    assert (
+        np.isinf(late["time_to_target"])
+        and np.isnan(late["time_to_target_sd"])
+        and late["touched"] == 3
+    )
     assert never["apart_from_best"] and never["best_low"] > 5 and np.isinf(never["best_high"])
     assert never["apart_from_above"] is None and list(order_columns(table)[""])[2] == "?3"
     assert spread(table, "time_to_target")[1] == "inf"
 
 
 def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there():
-    assert "one seed cannot show how certain this order is" in said(judged(summary({"a": [1.0], "b": [9.0]})))
-    table = judged(summary({"a": [10.0, 11.0, 10.0], "b": [9.0, np.nan, 9.0], "c": [20.0, 22.0, 20.0]}))
-    assert list(table["method"]) == ["a", "c", "b"] and table["apart_from_best"].tolist() == [None, True, None]
+    assert "one seed cannot show how certain this order is" in said(
+        judged(summary({"a": [1.0], "b": [9.0]}))
+    )
+    table = judged(
+        summary({"a": [10.0, 11.0, 10.0], "b": [9.0, np.nan, 9.0], "c": [20.0, 22.0, 20.0]})
+    )
+    assert list(table["method"]) == ["a", "c", "b"] and table["apart_from_best"].tolist() == [
+        None,
+        True,
+        None,
+    ]
     assert "not compared: b (diverged with 1 of 3 seeds)" in said(table)
     never = said(judged(summary({"a": [np.inf] * 3, "b": [np.inf] * 3})))
     assert "no method is the best: even a did not reach the target with some seed" in never
@@ -184,13 +222,19 @@ def test_the_best_rate_and_the_edge_of_the_rates():
     assert at_the_edge(table, (0.3, 0.1, 0.2), table["method"]) == (
         "best at the least rate of --tune, 0.1: a; a rate beyond it may be better"
     )
-    assert "at the largest rate of --tune, 0.2: b" in at_the_edge(table, (0.2, 0.1), table["method"])
+    assert "at the largest rate of --tune, 0.2: b" in at_the_edge(
+        table, (0.2, 0.1), table["method"]
+    )
     many = pd.DataFrame({"learning_rate": [0.1] * 7 + [0.2]})
     assert at_the_edge(many, (0.1, 0.2), list("abcdefgh")) == (
         "best at the least rate of --tune, 0.1: 7 of 8, such as a; "
         "at the largest rate of --tune, 0.2: h; a rate beyond it may be better"
     )
-    assert at_the_edge(table, (0.1,), table["method"]) == at_the_edge(table, None, table["method"]) == ""
+    assert (
+        at_the_edge(table, (0.1,), table["method"])
+        == at_the_edge(table, None, table["method"])
+        == ""
+    )
 
 
 def rated(rates: dict[float, list[tuple[float, float]]], method: str = "a") -> pd.DataFrame:
@@ -249,7 +293,13 @@ def test_the_rule_of_the_best_rate(measure, better, worse):
 
 
 def test_of_the_most_the_mean_counts_and_a_seed_without_it_comes_after():
-    runs = rated({0.1: [(1.0, 0.5), (1.0, 0.5)], 0.2: [(1.0, 0.4), (1.0, 0.4)], 0.4: [(1.0, 0.1), (1.0, 0.1)]})
+    runs = rated(
+        {
+            0.1: [(1.0, 0.5), (1.0, 0.5)],
+            0.2: [(1.0, 0.4), (1.0, 0.4)],
+            0.4: [(1.0, 0.1), (1.0, 0.1)],
+        }
+    )
     accuracy = Measure("test_accuracy", "most")
     runs["test_accuracy"] = [0.7, 0.9, 0.8, 0.8, 1.0, NAN]
     # The means of 0.1 and 0.2 are the same, so that the loss decides.
@@ -257,12 +307,19 @@ def test_of_the_most_the_mean_counts_and_a_seed_without_it_comes_after():
     # Without a loss on all data that of the minibatches does, and without any the order.
     runs = runs.rename(columns={"train_loss": "final_loss"})
     assert set(tuned(runs, ["method"], accuracy)["learning_rate"]) == {0.2}
-    assert set(tuned(runs.drop(columns="final_loss"), ["method"], accuracy)["learning_rate"]) == {0.1}
+    assert set(tuned(runs.drop(columns="final_loss"), ["method"], accuracy)["learning_rate"]) == {
+        0.1
+    }
 
 
 def test_the_order_of_the_study_stays_and_a_method_may_have_no_rate():
     fast, slow = [(1.0, 0.1)], [(2.0, 0.1)]
-    parts = [rated({0.1: slow}, "b"), rated({0.1: fast}, "a"), rated({NAN: slow}, "c"), rated({0.2: fast}, "b")]
+    parts = [
+        rated({0.1: slow}, "b"),
+        rated({0.1: fast}, "a"),
+        rated({NAN: slow}, "c"),
+        rated({0.2: fast}, "b"),
+    ]
     best = tuned(pd.concat([*parts, rated({0.2: slow}, "a")], ignore_index=True), ["method"], TIME)
     assert best["method"].tolist() == ["b", "a", "c"]
     np.testing.assert_array_equal(best["learning_rate"], [0.2, 0.1, NAN])
@@ -272,25 +329,40 @@ def test_the_order_of_the_study_stays_and_a_method_may_have_no_rate():
 
 
 def test_the_worst_case_of_each_rate_counts():
-    attacks = {"alie": {0.1: [(1.0, 0.5)], 0.2: [(1.0, 0.1)]}, "zero": {0.1: [(1.0, 0.6)], 0.2: [(1.0, 0.9)]}}
+    attacks = {
+        "alie": {0.1: [(1.0, 0.5)], 0.2: [(1.0, 0.1)]},
+        "zero": {0.1: [(1.0, 0.6)], 0.2: [(1.0, 0.9)]},
+    }
     runs = pd.concat([rated(rates).assign(attack=attack) for attack, rates in attacks.items()])
     best = tuned(runs, ["method"], LOSS, cases=["attack"])
     assert best[["learning_rate", "attack"]].to_numpy().tolist() == [[0.1, "zero"]]
 
 
 def test_a_quieter_rate_within_a_standard_error_of_the_best_is_named():
-    times = {0.05: [25.0, 25.3, 24.7], 0.1: [25.0, 29.0, 24.0], 0.2: [24.9, 27.7, 22.1], 0.4: [28.6, 31.3, 26.0]}
+    times = {
+        0.05: [25.0, 25.3, 24.7],
+        0.1: [25.0, 29.0, 24.0],
+        0.2: [24.9, 27.7, 22.1],
+        0.4: [28.6, 31.3, 26.0],
+    }
     found = pd.concat([summary({"gem": own}, rate=rate) for rate, own in times.items()])
     by = ("method", "learning_rate")
     every = grid(found, by, (), TIME)
     every = every.assign(best=~every.duplicated("method"), as_good=as_good(every, found, by, TIME))
     # 0.1 and 0.4 are quieter than 0.2, too, but later with every seed.
-    assert every.set_index("learning_rate")["as_good"].to_dict() == {0.2: False, 0.05: True, 0.1: False, 0.4: False}
+    assert every.set_index("learning_rate")["as_good"].to_dict() == {
+        0.2: False,
+        0.05: True,
+        0.1: False,
+        0.4: False,
+    }
     assert (
         rates_as_good(every, TIME)
         == "gem: 0.05 (25.0 \u00b1 0.30) is as good as 0.2 (24.9 \u00b1 2.8), with less noise"
     )
-    assert not as_good(grid(found[found["seed"] == 0], by, (), TIME), found[found["seed"] == 0], by, TIME).any()
+    assert not as_good(
+        grid(found[found["seed"] == 0], by, (), TIME), found[found["seed"] == 0], by, TIME
+    ).any()
     never = pd.concat([summary({"gem": [np.inf, 20.0]}, rate=rate) for rate in (0.1, 0.2)])
     assert not as_good(grid(never, by, (), TIME), never, by, TIME).any()
 

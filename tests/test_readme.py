@@ -1,4 +1,6 @@
-"""README and docs: their code runs, their commands, links and names exist, and all that there is has a row."""
+"""README and docs: their code runs, their commands, links and names exist, and all that there is
+has a row.
+"""
 
 import dataclasses
 import doctest
@@ -37,13 +39,16 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```([^\n]*)\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL
+    )
     return [Block(info.split(), text) for info, text in found]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
-    """Python runs from top to bottom, unless it is a ``fragment``; of commands those that say ``run``, others are read.
+    """Python runs from top to bottom, unless it is a ``fragment``; of commands those that say
+    ``run``, others are read.
 
     A block that begins with the comment ``# mine.py`` is also the file of that name.
     """
@@ -61,7 +66,11 @@ def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
             for pattern, small in SMALL:
                 text = re.sub(pattern, small, text)
             exec(compile(text, str(PAGES[page]), "exec"), names)
-        for line in re.findall(r"^(?:[^#\n]*[ /])?asyncsim ([^#&|;\n]*)", text, re.M) if info[:1] == ["bash"] else ():
+        for line in (
+            re.findall(r"^(?:[^#\n]*[ /])?asyncsim ([^#&|;\n]*)", text, re.M)
+            if info[:1] == ["bash"]
+            else ()
+        ):
             command = shlex.split(line)
             if "run" in info:
                 assert main(command) == 0, capsys.readouterr().err
@@ -70,7 +79,9 @@ def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
 
 
 def read(command: list[str], capsys) -> None:
-    """Read a study's options and make its methods, as the command line does, but for a folder that is not there."""
+    """Read a study's options and make its methods, as the command line does, but for a folder that
+    is not there.
+    """
     if "--resume" in command:
         place = command.index("--resume")
         command = command[:place] + command[place + 2 :]
@@ -90,7 +101,9 @@ def test_the_readme_is_short():
 def recorder_names() -> list[str]:
     found = inspect.getmembers(recorders, inspect.isfunction)
     return [
-        name for name, one in found if name[0] != "_" and inspect.signature(one).return_annotation is recorders.Recorder
+        name
+        for name, one in found
+        if name[0] != "_" and inspect.signature(one).return_annotation is recorders.Recorder
     ]
 
 
@@ -100,7 +113,14 @@ def recorder_names() -> list[str]:
         ("problems", asyncsim.problems.PROBLEMS),
         ("results", recorder_names()),
         ("clusters", [*POLICIES, *WITHOUT_SERVER, *TOPOLOGIES]),
-        ("clusters", [name.lower() for name, one in vars(laws).items() if one in asyncsim.Law.__subclasses__()]),
+        (
+            "clusters",
+            [
+                name.lower()
+                for name, one in vars(laws).items()
+                if one in asyncsim.Law.__subclasses__()
+            ],
+        ),
     ],
 )
 def test_tables_name_all_that_there_is(page, names):
@@ -115,16 +135,29 @@ def test_links_and_names_exist(page):
     text = path.read_text()
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
     generated = {f"{name}.md" for name in ("catalogue", "options")}
-    assert [target for target in targets if not (path.parent / target).exists() and target not in generated] == []
-    assert [name for name in re.findall(r"\basyncsim(?:\.[A-Za-z_]\w*)+(?!\w*[/=])", text) if not reachable(name)] == []
+    assert [
+        target
+        for target in targets
+        if not (path.parent / target).exists() and target not in generated
+    ] == []
+    assert [
+        name
+        for name in re.findall(r"\basyncsim(?:\.[A-Za-z_]\w*)+(?!\w*[/=])", text)
+        if not reachable(name)
+    ] == []
     named = re.findall(r"`((?:asyncsim|tests|studies|docs|figures)/[\w/]+\.\w+)`", text)
     assert [name for name in named if not (ROOT / name).exists() and "NAME" not in name] == []
     others = [stem for stem in PAGES if stem not in ("README", "index")]
-    assert page not in ("README", "index") or [stem for stem in others if f"{stem}.md)" not in text] == []
+    assert (
+        page not in ("README", "index")
+        or [stem for stem in others if f"{stem}.md)" not in text] == []
+    )
 
 
 def test_the_site_has_every_page_option_and_name():
-    """Pages are in the navigation; studies, options, methods and public names are on generated pages."""
+    """Pages are in the navigation; studies, options, methods and public names are on generated
+    pages.
+    """
     site = study.load_file("docs_site", ROOT / "docs" / "site.py")
     navigation = (ROOT / ".mkdocs.yml").read_text()
     pages = site.generated()
@@ -135,20 +168,34 @@ def test_the_site_has_every_page_option_and_name():
     for path in study.shipped("studies").glob("[!_]*.py"):
         assert f"\n## {path.stem}\n" in options
         assert {field.name for field in dataclasses.fields(study.load(path.stem).Config)} <= rows
-    tables = (asyncsim.methods.METHODS, asyncsim.problems.PROBLEMS, aggregation.RULES, attacks.ATTACKS)
+    tables = (
+        asyncsim.methods.METHODS,
+        asyncsim.problems.PROBLEMS,
+        aggregation.RULES,
+        attacks.ATTACKS,
+    )
     assert [name for name in chain(*tables) if f"\n| `{name}(" not in pages["catalogue.md"]] == []
     modules = tuple(f"asyncsim.{module}" for text in site.API.values() for module in text.split())
     named = [getattr(asyncsim, name) for name in asyncsim.__all__]
     homes = {one.__name__ if inspect.ismodule(one) else one.__module__ for one in named}
     missing = [home for home in homes if not home.startswith(modules)]
-    assert [home for home in missing if not any(module.startswith(f"{home}.") for module in modules)] == []
+    assert [
+        home for home in missing if not any(module.startswith(f"{home}.") for module in modules)
+    ] == []
 
 
 def test_every_column_is_explained(tmp_path, monkeypatch):
     """Columns of tables of a run, a trace and a study are named on the page of results."""
     monkeypatch.chdir(tmp_path)
     compare = study.load("compare")
-    options = {"methods": ("gem",), "problem": "quadratic", "workers": 2, "steps": 20, "seeds": 1, "diagnose_every": 1}
+    options = {
+        "methods": ("gem",),
+        "problem": "quadratic",
+        "workers": 2,
+        "steps": 20,
+        "seeds": 1,
+        "diagnose_every": 1,
+    }
     found = compare.run(compare.Config(**options))
     run = asyncsim.Run.load(found.folder / found.summary["run_folder"][0])
     trace = asyncsim.Trace.load(found.folder / found.summary["trace_file"][0])
@@ -170,7 +217,9 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name, tmp_path, monkeypatch):
-    """Examples behind ``>>>`` print what they say; names that begin with ``asyncsim.`` are there."""
+    """Examples behind ``>>>`` print what they say; names that begin with ``asyncsim.`` are
+    there.
+    """
     monkeypatch.chdir(tmp_path)
     try:
         module = importlib.import_module(name)
@@ -178,7 +227,10 @@ def test_docstring_examples(name, tmp_path, monkeypatch):
         if error.name not in ("ray", "torch"):
             raise
         pytest.skip(f"needs {error.name}, which only some of the project does")
-    assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).failed == 0
+    assert (
+        doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).failed
+        == 0
+    )
     source = Path(module.__file__ or "").read_text()
     for path in re.findall(r"`{1,2}(asyncsim(?:\.\w+)+)`", source):
         assert reachable(path), f"{name} names {path}"

@@ -1,4 +1,6 @@
-"""Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone on with."""
+"""Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone
+on with.
+"""
 
 import json
 import os
@@ -17,7 +19,17 @@ import pandas as pd
 import pytest
 from cases import PROTOCOLS, combining, needs_ray, noisy
 
-from asyncsim import Cluster, InputError, Trace, methods, problems, recorders, replay, simulate, study
+from asyncsim import (
+    Cluster,
+    InputError,
+    Trace,
+    methods,
+    problems,
+    recorders,
+    replay,
+    simulate,
+    study,
+)
 from asyncsim.base.files import write_json
 from asyncsim.drawing import look
 from asyncsim.real import Processes, load, record
@@ -41,7 +53,9 @@ def problem():
 
 def header(method, processes, commits, precision="float64"):
     named = {"name": method.name}
-    return Header(processes, commits, 0, precision, named, {"name": "digits"}, method.reply is not None)
+    return Header(
+        processes, commits, 0, precision, named, {"name": "digits"}, method.reply is not None
+    )
 
 
 class Broken(Exception):
@@ -49,7 +63,9 @@ class Broken(Exception):
 
 
 def in_threads(folder, method, processes, commits, task, until=None, keep_states=True, lose=()):
-    """Record with threads in the place of processes; break off after the log has ``until`` events."""
+    """Record with threads in the place of processes; break off after the log has ``until``
+    events.
+    """
     asked = header(method, processes, commits)
     if not (folder / "recording.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +90,9 @@ def in_threads(folder, method, processes, commits, task, until=None, keep_states
             time.sleep(0.001)
         server.lost(worker, "process died")
         threads[worker].join()
-        again = threading.Thread(target=RealWorker(worker, method, task, asked).run, args=(server, True))
+        again = threading.Thread(
+            target=RealWorker(worker, method, task, asked).run, args=(server, True)
+        )
         threads.append(again)
         again.start()
     trouble = server.wait()
@@ -92,7 +110,9 @@ def central_of(server):
 def replayed(trace, method, task, server):
     with jax.enable_x64(True):
         record = [recorders.energy()]
-        run = replay(trace, method, task, 0, precision="float64", record=record, devices=jax.devices()[:1])
+        run = replay(
+            trace, method, task, 0, precision="float64", record=record, devices=jax.devices()[:1]
+        )
         return np.asarray(server._computing.flat.ravel(run.params)), run
 
 
@@ -134,12 +154,15 @@ def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protoc
     found = agreement(recorded, method, task)
     assert found.worst("forced") < CLOSE and found.holds
     loaded = Trace.load(tmp_path / "trace.parquet")
-    assert loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
+    assert (
+        loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links of POSIX")
 @pytest.mark.parametrize(
-    "name", ["recording.json", LOG, "checkpoint.npz", "checkpoint.npz.broken", "trace.parquet", "states"]
+    "name",
+    ["recording.json", LOG, "checkpoint.npz", "checkpoint.npz.broken", "trace.parquet", "states"],
 )
 def test_no_link_in_a_recording_is_followed(tmp_path, name):
     task, method, processes = problem(), methods.downpour(learning_rate=0.01), Processes(WORKERS)
@@ -153,7 +176,9 @@ def test_no_link_in_a_recording_is_followed(tmp_path, name):
 
     def state():
         paths = [victim, *sorted(victim.rglob("*"))]
-        return [(path, path.lstat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths]
+        return [
+            (path, path.lstat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths
+        ]
 
     before = state()
     with pytest.raises(InputError, match="is a link"):
@@ -171,14 +196,20 @@ def test_damaged_recordings_are_not_gone_on_with_in_silence(tmp_path, capsys):
     # The log is cut amid the recording.
     contents = log.read_bytes()
     log.write_bytes(b"".join(contents.splitlines(keepends=True)[:30]))
-    refused = r"checkpoint\.npz': a checkpoint after 61 events, and the log .* has 30: .* put .* back, or remove the"
+    refused = (
+        r"checkpoint\.npz': a checkpoint after 61 events, and the log .* has 30: .* put .* back, "
+        r"or remove the"
+    )
     with pytest.raises(InputError, match=refused):
         in_threads(whole, method, processes, 60, task)
     with pytest.raises(InputError, match=refused):
         _prepare(whole, header(method, processes, 60), resume=True)
     # A digit is another one.
     log.write_bytes(contents.replace(b'"staleness": 2', b'"staleness": 1', 1))
-    for go_on in (lambda: load(whole), lambda: _prepare(whole, header(method, processes, 60), resume=True)):
+    for go_on in (
+        lambda: load(whole),
+        lambda: _prepare(whole, header(method, processes, 60), resume=True),
+    ):
         with pytest.raises(InputError, match=r"a damaged log \(line \d+ has another checksum\)"):
             go_on()
     # The remedies: the log, or no checkpoint.
@@ -200,7 +231,9 @@ def test_a_server_serves_only_whom_it_gave_its_key(tmp_path):
     from ray import cloudpickle
 
     method, processes = methods.downpour(), Processes(1)
-    server = ServerActor(cloudpickle.dumps((method, problem())), header(method, processes, 5), "key", str(tmp_path))
+    server = ServerActor(
+        cloudpickle.dumps((method, problem())), header(method, processes, 5), "key", str(tmp_path)
+    )
     with pytest.raises(PermissionError, match="of a process that this recording did not start"):
         server.call("guessed", "commit", 0, None)
     assert server.call("key", "commits") == 0
@@ -231,8 +264,11 @@ def test_lowest_rank_is_served_first_where_the_server_is_never_idle(tmp_path):
     task, method = problem(), methods.downpour(learning_rate=0.01)
     processes = Processes(WORKERS, service="constant(0.01)", discipline="lowest_rank")
     in_threads(tmp_path, method, processes, 60, task)
-    counts = load(tmp_path).trace.frame["worker"].value_counts().reindex(range(WORKERS), fill_value=0)
-    # Two workers keep a server busy whose service takes longer than anything else; the last one commits once or never.
+    counts = (
+        load(tmp_path).trace.frame["worker"].value_counts().reindex(range(WORKERS), fill_value=0)
+    )
+    # Two workers keep a server busy whose service takes longer than anything else; the last one
+    # commits once or never.
     assert counts[2] <= 5 and counts[0] >= 25
 
 
@@ -242,10 +278,17 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
         Processes(3, delay="[constant(1), constant(2)]")
     with pytest.raises(InputError, match="exclusive = False"):
         Processes(3, exclusive=False)
-    given = {"problem": problem(), "processes": Processes(2), "commits": 5, "folder": tmp_path / "none"}
+    given = {
+        "problem": problem(),
+        "processes": Processes(2),
+        "commits": 5,
+        "folder": tmp_path / "none",
+    }
     with pytest.raises(InputError, match="needs policy = "):
         record(methods.fedbuff(), **given)
-    stale = methods.downpour(learning_rate=lambda visit: 0.1 / (1.0 + jnp.asarray(visit.staleness, float)))
+    stale = methods.downpour(
+        learning_rate=lambda visit: 0.1 / (1.0 + jnp.asarray(visit.staleness, float))
+    )
     with pytest.raises(InputError, match="depend on the visit's staleness"):
         record(stale, **given)
     for keeps in (
@@ -256,7 +299,9 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
             )
         },
     ):
-        with pytest.raises(InputError, match=r"keeps a random key in a state, .* or draw from visit\.key"):
+        with pytest.raises(
+            InputError, match=r"keeps a random key in a state, .* or draw from visit\.key"
+        ):
             record(methods.downpour()._replace(**keeps), **given)
     with pytest.raises(InputError, match="holds no recording"):
         record(methods.downpour(), **given, resume=True)
@@ -291,7 +336,9 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
 def test_nobody_else_records_in_a_folder_meanwhile(tmp_path):
     log = Log(tmp_path)
-    with pytest.raises(InputError, match=r"^folder = .*: another process records there; wait for its end"):
+    with pytest.raises(
+        InputError, match=r"^folder = .*: another process records there; wait for its end"
+    ):
         Log(tmp_path)
     log.file.close()
     Log(tmp_path).file.close()
@@ -300,11 +347,15 @@ def test_nobody_else_records_in_a_folder_meanwhile(tmp_path):
 def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
     fairness = study.load("fairness")
     traces = {
-        discipline: simulate(Cluster(4, "gamma(0.05, 0.3)", "constant(0.04)", discipline=discipline), 400)
+        discipline: simulate(
+            Cluster(4, "gamma(0.05, 0.3)", "constant(0.04)", discipline=discipline), 400
+        )
         for discipline in fairness.DISCIPLINES
     }
     laws = fairness.observed(traces["fifo"])
-    assert laws[0].mean == pytest.approx(0.05, rel=4 * 0.3 / 20) and laws[1].mean == pytest.approx(0.04)
+    assert laws[0].mean == pytest.approx(0.05, rel=4 * 0.3 / 20) and laws[1].mean == pytest.approx(
+        0.04
+    )
     tables = [fairness.predicted(trace, one, laws, 5, 7) for one, trace in traces.items()]
     for table in tables:
         # Shares of 400 commits; a worker's varies by less than a binomial's.
@@ -312,7 +363,10 @@ def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
     assert tables[1]["simulated_share"].iloc[3] < 0.1 < tables[0]["simulated_share"].iloc[3]
     pd.concat(tables).to_csv(tmp_path / "summary.csv", index=False)
     write_json(tmp_path / "config.json", {"study": "fairness"})
-    assert [path.name for path in figures_of("fairness").draw(tmp_path)] == ["fairness.png", "fairness.pdf"]
+    assert [path.name for path in figures_of("fairness").draw(tmp_path)] == [
+        "fairness.png",
+        "fairness.pdf",
+    ]
 
 
 def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
@@ -321,18 +375,29 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
         folder = tmp_path / "recordings" / method
         folder.mkdir(parents=True)
         columns = [f"{what}_{name}" for name in REPLAYS for what in ("loss", "params")]
-        table = pd.DataFrame({"commit": range(1, 11)} | {name: np.geomspace(1e-9, 1e-6, 10) for name in columns})
+        table = pd.DataFrame(
+            {"commit": range(1, 11)} | {name: np.geomspace(1e-9, 1e-6, 10) for name in columns}
+        )
         table.to_csv(folder / "agreement.csv", index=False)
         known = {"method": method, "status": "finished", "bar": 1e-5, "precision": "float32"}
         rows.append({**known, "folder": f"recordings/{method}"})
     broken_off = {"method": "mine", "status": "unfinished", "folder": "recordings/none"}
     pd.DataFrame([*rows, broken_off]).to_csv(tmp_path / "summary.csv", index=False)
     write_json(tmp_path / "config.json", {"study": "validate"})
-    assert [path.name for path in figures_of("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
+    assert [path.name for path in figures_of("validate").draw(tmp_path)] == [
+        "agreement.png",
+        "agreement.pdf",
+    ]
     with look.style():
-        drawn = figures_of("validate").agreement(finished.read(tmp_path, "validate", figures_of("validate")._COLUMNS))
+        drawn = figures_of("validate").agreement(
+            finished.read(tmp_path, "validate", figures_of("validate")._COLUMNS)
+        )
     ticks = dict(
-        zip(drawn.axes[0].get_yticks(), (one.get_text() for one in drawn.axes[0].get_yticklabels()), strict=True)
+        zip(
+            drawn.axes[0].get_yticks(),
+            (one.get_text() for one in drawn.axes[0].get_yticklabels()),
+            strict=True,
+        )
     )
     assert ticks.pop(1e-10) == "equal" and min(ticks) > 5e-9
     with pytest.raises(InputError, match="no results of a study"):
@@ -341,7 +406,9 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
 
 @pytest.mark.parametrize("name", ["fairness", "validate"])
 def test_recordings_that_were_broken_off_are_not_drawn(tmp_path, name):
-    pd.DataFrame([{"discipline": "fifo", "status": "unfinished"}]).to_csv(tmp_path / "summary.csv", index=False)
+    pd.DataFrame([{"discipline": "fifo", "status": "unfinished"}]).to_csv(
+        tmp_path / "summary.csv", index=False
+    )
     write_json(tmp_path / "config.json", {"study": name})
     with pytest.raises(InputError, match=f"no run was finished.* asyncsim study {name}"):
         figures_of(name).draw(tmp_path)
@@ -351,13 +418,20 @@ def test_recordings_that_were_broken_off_are_not_drawn(tmp_path, name):
 def test_processes_of_a_local_cluster_are_recorded_and_replayed(tmp_path):
     task, method = problem(), methods.downpour(learning_rate=0.01)
     processes = Processes(2, delay="exponential(0.005)")
-    options = {"folder": tmp_path, "precision": "float64", "checkpoint_every": 20, "keep_states": True}
+    options = {
+        "folder": tmp_path,
+        "precision": "float64",
+        "checkpoint_every": 20,
+        "keep_states": True,
+    }
     recorded = record(method, task, processes, 60, **options, progress=False)
     assert recorded.complete and recorded.trace.workers == 2 and not len(recorded.faults)
     assert recorded.trace.cluster is None and recorded.trace.summary()["wait_mean"] >= 0
     frame = recorded.trace.frame
     times = ["read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time"]
-    assert (np.diff(frame[times].to_numpy()) >= 0).all() and (frame["send_time"] > frame["start_time"]).any()
+    assert (np.diff(frame[times].to_numpy()) >= 0).all() and (
+        frame["send_time"] > frame["start_time"]
+    ).any()
     found = agreement(recorded, method, task)
     assert found.holds and found.worst("free") < 1e-10
     with pytest.raises(InputError, match="resume: seed"):
@@ -384,7 +458,11 @@ def children(process: int) -> dict[int, str]:
     while ahead:
         folder = Path("/proc", str(ahead.pop()))
         try:
-            own = [int(one) for path in folder.glob("task/*/children") for one in path.read_text().split()]
+            own = [
+                int(one)
+                for path in folder.glob("task/*/children")
+                for one in path.read_text().split()
+            ]
             found |= {one: Path("/proc", str(one), "cmdline").read_text() for one in own}
         except OSError:  # ended meanwhile
             continue
@@ -401,10 +479,18 @@ def test_a_killed_process_loses_nothing_that_was_recorded(tmp_path, killed):
     command = [sys.executable, "-m", "asyncsim.study", "validate"]
     # A worker that starts again takes some ten seconds, in which the other one must not finish.
     steps, delay = (300, 0.05) if killed == "worker" else (150, 0.02)
-    options = ["--workers=2", f"--steps={steps}", "--methods=downpour", f"--delay=exponential({delay})", "--x64"]
+    options = [
+        "--workers=2",
+        f"--steps={steps}",
+        "--methods=downpour",
+        f"--delay=exponential({delay})",
+        "--x64",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
-        [*command, *options, "--restart", f"--out={folder}"], env=environment, stderr=subprocess.PIPE
+        [*command, *options, "--restart", f"--out={folder}"],
+        env=environment,
+        stderr=subprocess.PIPE,
     )
     log = folder / "recordings" / "downpour-seed0" / LOG
     # The first checkpoint is written beside what goes on.

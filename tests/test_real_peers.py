@@ -36,7 +36,9 @@ def problem():
 def in_threads(folder, method, processes, commits):
     """Record with threads in the place of processes; return the workers."""
     task = problem()
-    header = Header(processes, commits, 0, "float64", {"name": method.name}, {"name": task.name}, False)
+    header = Header(
+        processes, commits, 0, "float64", {"name": method.name}, {"name": task.name}, False
+    )
     workers = [peers.Peer(index, method, task, header) for index in range(processes.workers)]
     workers[0].begin()
 
@@ -44,7 +46,10 @@ def in_threads(folder, method, processes, commits):
         answer = getattr(workers[index], name)(*arguments)
         return lambda: answer
 
-    threads = [threading.Thread(target=one.run, args=(call, index == 0)) for index, one in enumerate(workers)]
+    threads = [
+        threading.Thread(target=one.run, args=(call, index == 0))
+        for index, one in enumerate(workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -57,28 +62,47 @@ def in_threads(folder, method, processes, commits):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=[pytest.mark.full] * (one in ("SGP", "overlap SGP"))) for one in CASES],
+    [
+        pytest.param(one, marks=[pytest.mark.full] * (one in ("SGP", "overlap SGP")))
+        for one in CASES
+    ],
 )
 def test_the_recorded_order_replayed_is_the_recording(name, tmp_path):
-    """Losses, final replicas and the central variable; which messages were taken up; and the files."""
+    """Losses, final replicas and the central variable; which messages were taken up; and the
+    files.
+    """
     method, topology, policy = CASES[name]
     commits = 4 * WORKERS * 4 + 2
     processes = Processes(WORKERS, delay="exponential(0.004)", topology=topology, policy=policy)
     in_threads(tmp_path, method, processes, commits)
     recorded = load(tmp_path)
     frame, trace = recorded.trace.frame, recorded.trace
-    assert recorded.complete and len(trace) == len(recorded.commits) == commits and trace.cluster is None
-    assert Trace.load(tmp_path / "trace.parquet").frame.equals(frame) and recorded.header.processes == processes
+    assert (
+        recorded.complete
+        and len(trace) == len(recorded.commits) == commits
+        and trace.cluster is None
+    )
+    assert (
+        Trace.load(tmp_path / "trace.parquet").frame.equals(frame)
+        and recorded.header.processes == processes
+    )
     found = agreement(recorded, method, problem())
     # Float64, some sixty gradients: a sum in another order, and what follows.
     assert found.holds and found.held_to == "free" and found.worst("free") < 1e-12
     if method.meet is None:
-        # All that is sent is taken up or in flight, and nobody waits for longer than the policy says.
+        # All that is sent is taken up or in flight, and nobody waits for longer than the policy
+        # says.
         cycle = as_topology(topology).sends(WORKERS)
-        sent = sum(len(cycle[job % len(cycle)][worker]) for worker, job in zip(frame["worker"], frame["job"]))  # noqa: B905
+        steps = zip(frame["worker"], frame["job"], strict=True)
+        sent = sum(len(cycle[job % len(cycle)][worker]) for worker, job in steps)
         assert sent == len(trace.taken_up) + len(trace.in_flight)
-        age = frame["job"].to_numpy()[trace.taken_up["row"]] - frame["job"].to_numpy()[trace.taken_up["source"]]
-        steps = {"neighbours": (1, 1), "overlap": (-np.inf, 2)}.get(processes.policy.name, (-np.inf, np.inf))
+        age = (
+            frame["job"].to_numpy()[trace.taken_up["row"]]
+            - frame["job"].to_numpy()[trace.taken_up["source"]]
+        )
+        steps = {"neighbours": (1, 1), "overlap": (-np.inf, 2)}.get(
+            processes.policy.name, (-np.inf, np.inf)
+        )
         assert steps[0] <= age.min() and age.max() <= steps[1]
     else:
         assert (frame["partner"] != frame["worker"]).all() and (frame["partner"] >= 0).all()
@@ -102,7 +126,9 @@ def test_processes_without_a_server_are_recorded_and_replayed(tmp_path):
     method, topology, policy = CASES["SGP"]
     processes = Processes(2, delay="exponential(0.005)", topology=topology, policy=policy)
     folder = tmp_path / "recording"
-    recorded = record(method, problem(), processes, 31, folder=folder, precision="float64", progress=False)
+    recorded = record(
+        method, problem(), processes, 31, folder=folder, precision="float64", progress=False
+    )
     assert recorded.complete and len(recorded.trace) == 31 and not len(recorded.faults)
     assert agreement(recorded, method, problem()).worst("free") < 1e-12
     summary = recorded.trace.summary()
@@ -122,7 +148,9 @@ def test_the_study_holds_recordings_without_a_server_against_their_replays(tmp_p
     options = {"workers": 2, "steps": 40, "methods": ("dpsgd", "adpsgd"), "topology": "ring()"}
     folder, summary = validate.run(validate.Config(**options, out=tmp_path / "out"))
     assert summary["holds"].tolist() == [True] * 2 and summary["held_to"].tolist() == ["free"] * 2
-    assert (summary[["loss_free", "params_free"]] < 1e-5).all(axis=None) and (folder / "agreement.png").exists()
+    assert (summary[["loss_free", "params_free"]] < 1e-5).all(axis=None) and (
+        folder / "agreement.png"
+    ).exists()
     assert json.loads((folder / "config.json").read_text())["topology"] == "ring()"
 
 
@@ -138,7 +166,9 @@ def test_a_worker_that_fails_ends_the_recording(tmp_path):
 
     def message(worker, update, start, central, visit):
         step = jax.pure_callback(callback, jax.ShapeDtypeStruct((), np.int32), visit.worker_step)
-        sent, worker, seen = method.message(worker, update + 0 * step.astype(update.dtype), start, central, visit)
+        sent, worker, seen = method.message(
+            worker, update + 0 * step.astype(update.dtype), start, central, visit
+        )
         return sent, worker, seen
 
     processes = Processes(2, topology=topology, policy=policy)
@@ -155,11 +185,31 @@ def centred(own, update, start, central, visit):
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        (methods.downpour(), {"topology": "ring()"}, "'downpour': has a server, unlike these processes; choose dpsgd"),
-        (methods.sgp(), {}, "'sgp': has no server, unlike these processes; give the processes a topology"),
-        (methods.sgp(), {"topology": "ring()"}, r"needs policy = neighbours\(mix=before\), and .* asynchronous\(\)"),
-        (methods.sgp(policy=None), {"topology": "ring()", "policy": "handshake()"}, "its workers send messages"),
-        (methods.adpsgd(), {"topology": "ring()"}, r"its workers meet in pairs, .* give handshake\(\)"),
+        (
+            methods.downpour(),
+            {"topology": "ring()"},
+            "'downpour': has a server, unlike these processes; choose dpsgd",
+        ),
+        (
+            methods.sgp(),
+            {},
+            "'sgp': has no server, unlike these processes; give the processes a topology",
+        ),
+        (
+            methods.sgp(),
+            {"topology": "ring()"},
+            r"needs policy = neighbours\(mix=before\), and .* asynchronous\(\)",
+        ),
+        (
+            methods.sgp(policy=None),
+            {"topology": "ring()", "policy": "handshake()"},
+            "its workers send messages",
+        ),
+        (
+            methods.adpsgd(),
+            {"topology": "ring()"},
+            r"its workers meet in pairs, .* give handshake\(\)",
+        ),
         (
             methods.sgp(policy=None),
             {"topology": "ring()", "policy": "neighbours(beside)"},
@@ -171,7 +221,9 @@ def centred(own, update, start, central, visit):
             "message needs the central variable, which no worker has",
         ),
         (
-            methods.sgp(lambda visit: 0.1 / (1.0 + jax.numpy.asarray(visit.staleness, float)), policy=None),
+            methods.sgp(
+                lambda visit: 0.1 / (1.0 + jax.numpy.asarray(visit.staleness, float)), policy=None
+            ),
             {"topology": "ring()"},
             "depend on the visit's staleness",
         ),
@@ -186,5 +238,7 @@ def test_methods_that_workers_alone_cannot_run(method, given, message, tmp_path)
 def test_a_recorded_trace_says_itself_when_messages_were_taken_up(tmp_path):
     method, topology, policy = CASES["D-PSGD"]
     in_threads(tmp_path, method, Processes(2, topology=topology, policy=policy), 8)
-    with pytest.raises(InputError, match="taken up at the read, and in this recorded trace they were at the commit"):
+    with pytest.raises(
+        InputError, match="taken up at the read, and in this recorded trace they were at the commit"
+    ):
         replay(load(tmp_path).trace, methods.sgp(), problem())

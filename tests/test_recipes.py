@@ -1,4 +1,6 @@
-"""Methods that differ in numbers alone share a compiled program, and compute what they compute alone."""
+"""Methods that differ in numbers alone share a compiled program, and compute what they compute
+alone.
+"""
 
 import inspect
 
@@ -8,7 +10,14 @@ import pytest
 
 from asyncsim import Cluster, attacks, methods, problems, replay, simulate
 from asyncsim.base.errors import InputError
-from asyncsim.methods import METHODS, Applied, Method, gradient_steps, named_optimizer, shares_programs
+from asyncsim.methods import (
+    METHODS,
+    Applied,
+    Method,
+    gradient_steps,
+    named_optimizer,
+    shares_programs,
+)
 from asyncsim.methods.recipe import recipe_of
 from asyncsim.replays.programs import IdentityKey, Keyed, _traced_numbers
 
@@ -61,8 +70,13 @@ def test_one_program_for_all_numbers(trace, make, options):
     problem, traced = counting_problem()
     replayed(trace, make(0.01), problem, **options)
     once = len(traced)
-    runs = [replayed(trace, make(rate), problem, seed=seed, **options) for rate in (0.02, 0.05) for seed in (0, 1)]
-    # Whether a number may be traced is found out once, from shapes, and an evaluation is compiled once.
+    runs = [
+        replayed(trace, make(rate), problem, seed=seed, **options)
+        for rate in (0.02, 0.05)
+        for seed in (0, 1)
+    ]
+    # Whether a number may be traced is found out once, from shapes, and an evaluation is compiled
+    # once.
     assert len(traced) == once
     assert len({run.commits["loss"].iloc[-1] for run in runs}) > 1
 
@@ -75,8 +89,12 @@ def test_a_method_whose_functions_are_replaced_computes_with_the_new_ones(trace)
     changed = methods.downpour(0.1)._replace(apply=halved)
     assert recipe_of(methods.downpour(0.1)) is not None and recipe_of(changed) is None
     alone = Method("halved", {}, gradient_steps(0.1), apply=halved)
-    first, second = (replayed(trace, method, problem).commits["loss"] for method in (changed, alone))
-    assert first.equals(second) and not first.equals(replayed(trace, methods.downpour(0.1), problem).commits["loss"])
+    first, second = (
+        replayed(trace, method, problem).commits["loss"] for method in (changed, alone)
+    )
+    assert first.equals(second) and not first.equals(
+        replayed(trace, methods.downpour(0.1), problem).commits["loss"]
+    )
 
 
 def test_numbers_that_python_compares_remain_constants(trace):
@@ -102,7 +120,9 @@ def test_a_constant_may_decide_whether_another_number_is_traced(trace):
         return Method("gated", {}, gradient_steps(2 * learning_rate if doubled else learning_rate))
 
     problem, _ = counting_problem()
-    losses = [replayed(trace, gated(gate=gate, extra=0.5), problem).commits["loss"] for gate in (1.0, 0.0)]
+    losses = [
+        replayed(trace, gated(gate=gate, extra=0.5), problem).commits["loss"] for gate in (1.0, 0.0)
+    ]
     assert losses[0].equals(replayed(trace, methods.downpour(0.1), problem).commits["loss"])
     assert losses[1].equals(replayed(trace, methods.downpour(0.2), problem).commits["loss"])
 
@@ -133,7 +153,9 @@ def test_numbers_of_every_method_are_arguments(name):
         if parameter.default is inspect.Parameter.empty
     }
     recipe = recipe_of(factory(**needed))
-    traced = _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problems.quadratic(curvature=[0.1, 1.0])))
+    traced = _traced_numbers(
+        Keyed(recipe.key, recipe), IdentityKey(problems.quadratic(curvature=[0.1, 1.0]))
+    )
     assert "learning_rate" in traced
     assert set(recipe.numbers) - set(traced) == CONSTANTS.get(name, set())
 

@@ -1,4 +1,6 @@
-"""Recorders: energies add up and are what their formulas say; a user's own; and none changes anything else."""
+"""Recorders: energies add up and are what their formulas say; a user's own; and none changes
+anything else.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -20,18 +22,26 @@ from asyncsim.replays.plan import Plan
 from asyncsim.replays.recording import QUANTILES, diagnostic_rows
 from asyncsim.replays.replay import Replay
 
-#: Relative: two programs compute the same differences of two vectors of size one, of which a hundredth is left.
+#: Relative: two programs compute the same differences of two vectors of size one, of which a
+#: hundredth is left.
 SAME = 1e-12
 ENERGIES = ("central_energy", "proxy_energy")
 
 
 def diagnosed(method, problem, trace, every=2, tensors=2, momentum=0.9, **options):
     record = [recorders.energy(momentum, tensors), recorders.diagnostics(every)]
-    return replay(trace, method, problem, **{"precision": "float64", "record": record, "progress": False} | options)
+    return replay(
+        trace,
+        method,
+        problem,
+        **{"precision": "float64", "record": record, "progress": False} | options,
+    )
 
 
 def deviation(run, quantity) -> float:
-    """The largest relative difference between the sum over the tensors and what is recorded of each commit."""
+    """The largest relative difference between the sum over the tensors and what is recorded of each
+    commit.
+    """
     rows = run.diagnostics[run.diagnostics["quantity"] == quantity]
     assert rows["quantile"].isna().all() and len(rows) >= 5
     sums = rows.groupby("commit")["value"].sum()
@@ -58,8 +68,12 @@ def test_tensors_add_up_to_each_commit(problem, method, protocol):
 
 @pytest.mark.full
 def test_tensors_add_up_with_server_state_and_a_window(lenient):
-    """The energy of what the server does is that of the server's own rule, its memory of the worker included."""
-    run = diagnosed(momentum_each(), make_problem("quadratic"), make_trace("write_then_read", 3, commits=150))
+    """The energy of what the server does is that of the server's own rule, its memory of the worker
+    included.
+    """
+    run = diagnosed(
+        momentum_each(), make_problem("quadratic"), make_trace("write_then_read", 3, commits=150)
+    )
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
@@ -95,8 +109,12 @@ def test_a_start_that_is_the_workers_state_is_there_after_its_commit(long):
         resume=lambda worker, read: worker.replica,
     )
     record = [recorders.diagnostics(2)]
-    run = replay(make_trace(commits=60), method, make_problem("quadratic"), record=record, progress=False)
-    moved = run.diagnostics.query("quantity == 'moved' and commit == 0 and quantile == 0.5 and tensor == ''")["value"]
+    run = replay(
+        make_trace(commits=60), method, make_problem("quadratic"), record=record, progress=False
+    )
+    moved = run.diagnostics.query(
+        "quantity == 'moved' and commit == 0 and quantile == 0.5 and tensor == ''"
+    )["value"]
     start = make_problem("quadratic").init(jax.random.key(0))
     assert moved.iloc[0] == pytest.approx(2 * float(np.median(jax.tree.leaves(start)[0])), rel=1e-6)
 
@@ -123,7 +141,9 @@ CURVATURE, START = np.linspace(0.2, 1, 16), np.linspace(-1.1, 2, 16)
 
 
 def loop(trace, scaled):
-    """GEM (if scaled) or DOWNPOUR on a quadratic, commit by commit: energies, pi and signs of each."""
+    """GEM (if scaled) or DOWNPOUR on a quadratic, commit by commit: energies, pi and signs of
+    each.
+    """
     versions, momentum, pulled, theta, found = {0: START}, {}, {}, START, []
     for row in trace.frame.itertuples():
         read = versions[row.read_version]
@@ -150,12 +170,16 @@ def test_ratio_and_shares_are_what_their_formulas_say(scaled):
         # GEM amplifies the round-off of 150 commits on a quadratic little.
         ratio = rows.loc["weight_energy_ratio"]
         assert ratio["quantile"].tolist() == [0.05, 0.25, 0.5, 0.75, 0.95, 0.5]
-        np.testing.assert_allclose(ratio["value"], np.quantile(central / proxy, ratio["quantile"]), rtol=1e-6)
+        np.testing.assert_allclose(
+            ratio["value"], np.quantile(central / proxy, ratio["quantile"]), rtol=1e-6
+        )
         np.testing.assert_allclose(rows.loc["central_energy", "value"], central.sum(), rtol=1e-6)
         np.testing.assert_allclose(rows.loc["proxy_energy", "value"], proxy.sum(), rtol=1e-6)
         assert rows.loc["opposite_sign", "value"] == opposite.mean()
         if scaled:
-            shares.append(rows.loc[["clipped_low", "clipped_high", "opposite_sign"], "value"].tolist())
+            shares.append(
+                rows.loc[["clipped_low", "clipped_high", "opposite_sign"], "value"].tolist()
+            )
             assert shares[-1] == [np.mean(pi < 0), np.mean(pi > CAP), opposite.mean()]
     assert not scaled or (np.max(shares, 0) > 0).all()  # each of them happens
 
@@ -163,10 +187,14 @@ def test_ratio_and_shares_are_what_their_formulas_say(scaled):
 def test_weights_whose_proxy_has_no_energy_are_left_out():
     central, proxy = np.array([1.0, 2.0, 3.0]), np.array([0.0, 4.0, 1.0])
     rows = diagnostic_rows(7, {"central_energy": [central], "proxy_energy": [proxy]}, [".w"])
-    found = {(quantity, quantile): value for _, quantity, _, quantile, value in rows if quantile == 0.5}
+    found = {
+        (quantity, quantile): value for _, quantity, _, quantile, value in rows if quantile == 0.5
+    }
     assert found == {("weight_energy_ratio", 0.5): np.median([0.5, 3.0])}
     nothing = diagnostic_rows(7, {"central_energy": [central], "proxy_energy": [0 * proxy]}, [".w"])
-    assert np.isnan([value for _, quantity, *_, value in nothing if quantity == "weight_energy_ratio"]).all()
+    assert np.isnan(
+        [value for _, quantity, *_, value in nothing if quantity == "weight_energy_ratio"]
+    ).all()
 
 
 # What they leave as it is
@@ -186,14 +214,21 @@ def test_looks_change_nothing_else(problem, method):
     ("method", "tensors", "stops"),
     [
         ("downpour", 2, True),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in (("gem", 0, True), ("downpour", 0, False))),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("gem", 0, True), ("downpour", 0, False))
+        ),
     ],
 )
 def test_only_what_is_looked_at_begins_a_chunk(method, tensors, stops, monkeypatch):
     """A chunk costs as much as hundreds of a small problem's commits."""
     planned = []
-    monkeypatch.setattr(replay_module, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1])
-    diagnosed(make_method(method), make_problem("quadratic"), make_trace(commits=40), tensors=tensors)
+    monkeypatch.setattr(
+        replay_module, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1]
+    )
+    diagnosed(
+        make_method(method), make_problem("quadratic"), make_trace(commits=40), tensors=tensors
+    )
     assert planned[0].looked_at.any() == stops
 
 
@@ -207,7 +242,9 @@ def cosine():
         lengths = jnp.linalg.norm(last) * jnp.linalg.norm(commit.step)
         return commit.step, [jnp.vdot(last, commit.step) / jnp.maximum(lengths, 1e-30)]
 
-    return recorders.Recorder(("cosine",), observe, init=lambda method, central: 0 * central, shared=True)
+    return recorders.Recorder(
+        ("cosine",), observe, init=lambda method, central: 0 * central, shared=True
+    )
 
 
 def distance():
@@ -224,31 +261,54 @@ def test_a_users_own_in_every_form(form):
     trace, record = make_trace(commits=120), [cosine(), recorders.energy(), distance()]
     with jax.enable_x64(True):
         running = Replay(
-            trace, make_method("downpour"), make_problem("quadratic"), precision="float64", record=record, form=form
+            trace,
+            make_method("downpour"),
+            make_problem("quadratic"),
+            precision="float64",
+            record=record,
+            form=form,
         )
         steps, before = [], np.asarray(running.state.central)
         running.advance(len(trace))
         commits = running.result().commits
     assert list(commits.columns[6:]) == ["update_norm", *ENERGIES, "moved", "at", "cosine"]
     assert commits["at"].tolist() == list(range(120))
-    # Against a loop of a quadratic without noise would be another problem: the steps are those of prefixes.
+    # Against a loop of a quadratic without noise would be another problem: the steps are those of
+    # prefixes.
     with jax.enable_x64(True):
         stops = np.arange(1, 121)
         running = Replay(
-            trace, make_method("downpour"), make_problem("quadratic"), precision="float64", stops=stops, form=form
+            trace,
+            make_method("downpour"),
+            make_problem("quadratic"),
+            precision="float64",
+            stops=stops,
+            form=form,
         )
         for stop in stops:
             running.advance(stop)
             after = np.array(running.state.central)
             steps.append(after - before)
             before = after
-    expected = [0, *(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in itertools.pairwise(steps))]
+    expected = [
+        0,
+        *(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in itertools.pairwise(steps)),
+    ]
     np.testing.assert_allclose(commits["cosine"], expected, atol=1e-9)
 
 
 def test_ensembles_have_a_users_own():
-    options = {"seeds": [0, 1], "learning_rate": [0.05, 0.1], "precision": "float64", "progress": False}
-    trace, problem, record = make_trace(commits=60), make_problem("quadratic"), [cosine(), distance()]
+    options = {
+        "seeds": [0, 1],
+        "learning_rate": [0.05, 0.1],
+        "precision": "float64",
+        "progress": False,
+    }
+    trace, problem, record = (
+        make_trace(commits=60),
+        make_problem("quadratic"),
+        [cosine(), distance()],
+    )
     together, apart = (
         replay_ensemble(trace, methods.downpour, problem, batched=way, record=record, **options)
         for way in (True, False)
@@ -259,8 +319,14 @@ def test_ensembles_have_a_users_own():
 
 def test_a_number_that_is_undefined_ends_no_run():
     one = recorders.Recorder(("undefined",), lambda state, commit: (state, [commit.loss * jnp.nan]))
-    run = replay(make_trace(commits=30), make_method("downpour"), make_problem("quadratic"), record=[one])
-    assert run.status == "finished" and run.commits["undefined"].isna().all() and len(run.commits) == 30
+    run = replay(
+        make_trace(commits=30), make_method("downpour"), make_problem("quadratic"), record=[one]
+    )
+    assert (
+        run.status == "finished"
+        and run.commits["undefined"].isna().all()
+        and len(run.commits) == 30
+    )
 
 
 def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
@@ -270,7 +336,10 @@ def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
 # Quantiles
 
 
-@given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=9), min_size=1, max_size=4), st.booleans())
+@given(
+    st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=9), min_size=1, max_size=4),
+    st.booleans(),
+)
 def test_quantiles_are_those_of_numpy(tensors, has_nan):
     # The tolerance: round-off of an interpolation between values up to 1e6.
     values = [np.array(own, np.float32) for own in tensors]
@@ -291,7 +360,9 @@ def test_quantiles_of_infinities():
 
 def test_energies_that_are_not_finite():
     infinite = [np.array([np.inf, 1.0, np.inf, np.nan], np.float32)]
-    rows = diagnostic_rows(7, {"central_energy": infinite, "proxy_energy": [np.full(4, np.inf)]}, [".w"])
+    rows = diagnostic_rows(
+        7, {"central_energy": infinite, "proxy_energy": [np.full(4, np.inf)]}, [".w"]
+    )
     assert len(rows) == 2 + 6
 
 

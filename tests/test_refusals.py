@@ -1,6 +1,8 @@
-"""Python calls that are refused, in `refusals.txt`: each raises an InputError, whose text matches the line below it.
+"""Python calls that are refused, in `refusals.txt`: each raises an InputError, whose text matches
+the line below it.
 
-Where a line has several expressions with `` & `` between them, all have to match. Commands are in `test_bad_input`.
+Where a line has several expressions with `` & `` between them, all have to match. Commands are in
+`test_bad_input`.
 """
 
 import dataclasses
@@ -30,9 +32,21 @@ CASES = [
     for case in re.findall(r"^(?![#\s])(.+)\n    (.+)$", part, re.MULTILINE)
 ]
 #: The names of the other parts, and what their calls use: a trace, one of a barrier, and a problem.
-NAMES = {name: value for module in (asyncsim, units, aggregation, policy, laws) for name, value in vars(module).items()}
-NAMES |= {name: value for module in (problems, test_problems) for name, value in vars(module).items()}
-NAMES |= {"dataclasses": dataclasses, "optax": optax, "pd": pd, "failures": failures, "topologies": topologies}
+NAMES = {
+    name: value
+    for module in (asyncsim, units, aggregation, policy, laws)
+    for name, value in vars(module).items()
+}
+NAMES |= {
+    name: value for module in (problems, test_problems) for name, value in vars(module).items()
+}
+NAMES |= {
+    "dataclasses": dataclasses,
+    "optax": optax,
+    "pd": pd,
+    "failures": failures,
+    "topologies": topologies,
+}
 for function in (asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)

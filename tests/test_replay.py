@@ -1,4 +1,6 @@
-"""The replay: repeating, what is recorded, divergence and bad input; `test_slow_replay` has its numbers."""
+"""The replay: repeating, what is recorded, divergence and bad input; `test_slow_replay` has its
+numbers.
+"""
 
 import warnings
 
@@ -43,11 +45,17 @@ def sizes(monkeypatch):
 
 @pytest.mark.full
 def test_the_size_of_pieces_changes_nothing(sizes):
-    trace, method, problem = make_trace("write_then_read"), make_method("downpour"), make_problem("quadratic")
+    trace, method, problem = (
+        make_trace("write_then_read"),
+        make_method("downpour"),
+        make_problem("quadratic"),
+    )
     ends = []
     for pieces in ((1,), (3,), (1, 2, 4, 8)):
         sizes(piece_sizes=pieces)
-        run = replay(trace, method, problem, precision="float64", record=[recorders.energy()], progress=False)
+        run = replay(
+            trace, method, problem, precision="float64", record=[recorders.energy()], progress=False
+        )
         ends.append((run.params, run.commits[list(RECORDED)]))
     for params, commits in ends[1:]:
         assert deviation(params, ends[0][0]) < FORCED
@@ -66,14 +74,24 @@ def test_a_second_replay_gives_the_same_bytes(tmp_path):
     assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(precision)}
     assert run.config["precision"] == precision and run.commits["loss"].dtype == precision
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert files == ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
+    assert files == [
+        "commits.parquet",
+        "diagnostics.parquet",
+        "evaluations.parquet",
+        "params.npz",
+        "run.json",
+    ]
     for name in files:
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+        assert (tmp_path / "first" / name).read_bytes() == (
+            tmp_path / "second" / name
+        ).read_bytes(), name
 
 
 def test_the_seed_changes_start_batches_and_noise_only_of_the_problem():
     trace, method = make_trace(commits=100), make_method("gem")
-    runs = [replay(trace, method, make_problem("digits"), seed=seed, progress=False) for seed in (0, 1)]
+    runs = [
+        replay(trace, method, make_problem("digits"), seed=seed, progress=False) for seed in (0, 1)
+    ]
     assert runs[0].commits["staleness"].equals(runs[1].commits["staleness"])
     assert not np.any(runs[0].commits["loss"] == runs[1].commits["loss"])
 
@@ -84,7 +102,9 @@ class Counted:
     def __init__(self):
         rng = np.random.default_rng(0)
         self.traced = 0
-        self.problem = problems.custom(lambda key: jnp.ones(3), self.loss, rng.normal(size=(40, 3)), batch_size=4)
+        self.problem = problems.custom(
+            lambda key: jnp.ones(3), self.loss, rng.normal(size=(40, 3)), batch_size=4
+        )
         self.traced = 0
 
     def loss(self, params, batch, key):
@@ -139,7 +159,11 @@ def test_evaluation_takes_the_mean_state_of_the_workers():
 
 @pytest.mark.full
 def test_evaluations_see_the_central_variable_after_that_many_commits():
-    trace, method, problem = make_trace(commits=300), make_method("downpour"), make_problem("digits")
+    trace, method, problem = (
+        make_trace(commits=300),
+        make_method("downpour"),
+        make_problem("digits"),
+    )
     run = replay(trace, method, problem, precision="float64", evaluate_every=11, progress=False)
     loop = EventLoop(trace, method, problem)
     loop.run(0, 300)
@@ -149,18 +173,27 @@ def test_evaluations_see_the_central_variable_after_that_many_commits():
         test = problem.evaluate(params, None, jax.tree.map(jnp.asarray, float64_of(problem.test)))
         assert row.test_loss == pytest.approx(float(test["loss"]), rel=1e-12)
         assert row.test_accuracy == float(test["accuracy"])
-        assert row.commit_time == (trace.frame["commit_time"].iloc[row.commit - 1] if row.commit else 0)
+        assert row.commit_time == (
+            trace.frame["commit_time"].iloc[row.commit - 1] if row.commit else 0
+        )
         assert row.gradients == row.commit and row.worker_step == row.commit / 7
 
 
 def float64_of(tree):
-    return jax.tree.map(lambda leaf: leaf.astype(np.float64) if leaf.dtype.kind == "f" else leaf, tree)
+    return jax.tree.map(
+        lambda leaf: leaf.astype(np.float64) if leaf.dtype.kind == "f" else leaf, tree
+    )
 
 
 def test_commits_carry_the_trace():
     trace = make_trace(window=3, commits=200)
     run = replay(trace, make_method("downpour"), make_problem("quadratic"), progress=False)
-    names = {"commit": "commit", "commit_time": "commit_time", "worker": "worker", "staleness": "staleness"}
+    names = {
+        "commit": "commit",
+        "commit_time": "commit_time",
+        "worker": "worker",
+        "staleness": "staleness",
+    }
     for ours, theirs in {**names, "worker_step": "job"}.items():
         pd.testing.assert_series_equal(run.commits[ours], trace.frame[theirs], check_names=False)
     assert run.evaluations["gradients"].iloc[-1] == 600
@@ -181,8 +214,19 @@ def watched():
 
 def test_diagnostics_summarise_what_the_method_shows():
     curvature = np.linspace(0.1, 1, 16)
-    problem, method, trace = problems.quadratic(curvature), watched(), make_trace("write_then_read", commits=300)
-    run = replay(trace, method, problem, precision="float64", record=[recorders.diagnostics(10)], progress=False)
+    problem, method, trace = (
+        problems.quadratic(curvature),
+        watched(),
+        make_trace("write_then_read", commits=300),
+    )
+    run = replay(
+        trace,
+        method,
+        problem,
+        precision="float64",
+        record=[recorders.diagnostics(10)],
+        progress=False,
+    )
     loop = EventLoop(trace, method, problem)
     loop.run(0, 300)
     table = run.diagnostics
@@ -196,15 +240,23 @@ def test_diagnostics_summarise_what_the_method_shows():
         sizes = rows[rows["quantity"] == "size"]
         # The last is the median of the one tensor, which has no name.
         assert sizes["quantile"].tolist() == [0.05, 0.25, 0.5, 0.75, 0.95, 0.5]
-        np.testing.assert_allclose(sizes["value"], np.quantile(np.abs(update), sizes["quantile"]), rtol=1e-10)
+        np.testing.assert_allclose(
+            sizes["value"], np.quantile(np.abs(update), sizes["quantile"]), rtol=1e-10
+        )
 
 
 # Divergence
 
 
-@pytest.mark.parametrize(("precision", "protocol"), [("float32", "exchange"), ("float64", "write_then_read")])
+@pytest.mark.parametrize(
+    ("precision", "protocol"), [("float32", "exchange"), ("float64", "write_then_read")]
+)
 def test_a_run_ends_with_the_commit_that_diverges(precision, protocol):
-    trace, problem, method = make_trace(protocol), problems.quadratic(np.ones(4)), methods.downpour(learning_rate=30.0)
+    trace, problem, method = (
+        make_trace(protocol),
+        problems.quadratic(np.ones(4)),
+        methods.downpour(learning_rate=30.0),
+    )
     with jax.enable_x64(precision == "float64"), np.errstate(over="ignore", invalid="ignore"):
         loop = EventLoop(trace, method, problem, dtype=jnp.dtype(precision))
         expected = loop.run(0, len(trace))
@@ -216,7 +268,10 @@ def test_a_run_ends_with_the_commit_that_diverges(precision, protocol):
     last = run.commits.iloc[-1]
     assert not np.isfinite(last[[*RECORDED[:2]]].astype(float)).all()
     assert np.isfinite(run.commits.iloc[:-1][[*RECORDED[:2]]].to_numpy()).all()
-    assert run.evaluations["commit"].max() <= first and np.isfinite(run.evaluations["train_loss"]).all()
+    assert (
+        run.evaluations["commit"].max() <= first
+        and np.isfinite(run.evaluations["train_loss"]).all()
+    )
     assert run.evaluations["commit"].tolist() == list(range(0, first + 1, 14))
 
 
@@ -248,8 +303,15 @@ def test_a_server_that_starts_from_the_central_variable():
 
 
 def test_an_evaluation_that_is_not_finite_ends_the_run():
-    """Each step takes the parameter a hundred times as far out: the loss after the last is too large for a float32."""
-    run = replay(prescribed(0, 3, 1), methods.downpour(1e-28), problems.quadratic([1e30], start=1.0), evaluate_every=1)
+    """Each step takes the parameter a hundred times as far out: the loss after the last is too
+    large for a float32.
+    """
+    run = replay(
+        prescribed(0, 3, 1),
+        methods.downpour(1e-28),
+        problems.quadratic([1e30], start=1.0),
+        evaluate_every=1,
+    )
     assert np.isfinite(run.commits["loss"]).all()
     assert (run.status, np.isfinite(run.evaluations["train_loss"].iloc[-1])) == ("diverged", False)
 
@@ -258,27 +320,42 @@ def test_an_evaluation_that_is_not_finite_ends_the_run():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_test_data_that_are_not_finite_are_no_divergence(value, batched):
     problem = problems.custom(
-        lambda key: jnp.ones(()), lambda p, b, k: jnp.mean(p * b), np.ones(3), np.array([1.0, value]), batch_size=1
+        lambda key: jnp.ones(()),
+        lambda p, b, k: jnp.mean(p * b),
+        np.ones(3),
+        np.array([1.0, value]),
+        batch_size=1,
     )
     trace = prescribed(0, 3, 1)
-    with pytest.raises(InputError, match=f"problem: its test loss is {value} at the initial parameters, before any"):
+    with pytest.raises(
+        InputError, match=f"problem: its test loss is {value} at the initial parameters, before any"
+    ):
         if batched is None:
             replay(trace, methods.downpour(0.1), problem, progress=False)
         else:
-            replay_ensemble(trace, methods.downpour, problem, seeds=[0, 1], batched=batched, progress=False)
+            replay_ensemble(
+                trace, methods.downpour, problem, seeds=[0, 1], batched=batched, progress=False
+            )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            {"outcome": "discarded", "read_version": 0, "push_version": 0, "version": 0, "staleness": 0},
+            {
+                "outcome": "discarded",
+                "read_version": 0,
+                "push_version": 0,
+                "version": 0,
+                "staleness": 0,
+            },
             "took up none of its messages",
         ),
         ({"local_steps": 3}, "local_steps"),
         (
             {"local_steps": [2] * 49 + [1], "worker": 1, "job": range(50)},
-            "trace: worker 1 has jobs of 1 to 2 local_steps, .* give all jobs of a worker the same local_steps",
+            "trace: worker 1 has jobs of 1 to 2 local_steps, .* give all jobs of a worker the same "
+            "local_steps",
         ),
     ],
 )
@@ -291,7 +368,9 @@ def test_traces_that_a_replay_does_not_know(change, message):
 
 def test_stops_are_those_it_was_made_with():
     with pytest.raises(InputError, match="stops"):
-        Replay(make_trace(commits=50), methods.downpour(), make_problem("quadratic"), stops=[10, 50]).advance(11)
+        Replay(
+            make_trace(commits=50), methods.downpour(), make_problem("quadratic"), stops=[10, 50]
+        ).advance(11)
 
 
 @pytest.mark.full
@@ -300,7 +379,8 @@ def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
     replay(*given_)  # a moment is not worth a word
     monkeypatch.setattr(replay_module, "_WORTH_A_WORD", 0)
     with pytest.warns(
-        UserWarning, match=r"21 evaluations of 1,797 examples take longer than the gradients of .* fewer"
+        UserWarning,
+        match=r"21 evaluations of 1,797 examples take longer than the gradients of .* fewer",
     ):
         replay(*given_)
     with warnings.catch_warnings(), one_core_each():  # as a study's runs
@@ -324,7 +404,9 @@ def test_functions_that_keep_values_are_told(calls, told):
 
     def leaky(server, central, message, memory, visit):
         kept.append(message)
-        return methods.Applied(central + sum(kept if len(kept) > calls else [message]), server, memory)
+        return methods.Applied(
+            central + sum(kept if len(kept) > calls else [message]), server, memory
+        )
 
     method = methods.downpour()._replace(name="leaky", apply=leaky)
     with pytest.raises(InputError, match=told):
@@ -333,5 +415,10 @@ def test_functions_that_keep_values_are_told(calls, told):
 
 @pytest.mark.parametrize(("commits", "at"), [(3, [0, 1, 2, 3]), (200, list(range(0, 201, 10)))])
 def test_evaluations_are_of_different_commits(commits, at):
-    run = replay(make_trace(commits=commits), make_method("downpour"), make_problem("quadratic"), progress=False)
+    run = replay(
+        make_trace(commits=commits),
+        make_method("downpour"),
+        make_problem("quadratic"),
+        progress=False,
+    )
     assert run.evaluations["commit"].tolist() == at

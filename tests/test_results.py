@@ -1,4 +1,6 @@
-"""A study's folder: who gets which, what an error leaves behind, and files that are whole or not there."""
+"""A study's folder: who gets which, what an error leaves behind, and files that are whole or not
+there.
+"""
 
 import errno
 import json
@@ -53,7 +55,9 @@ def test_given_folder_that_holds_something_is_left_alone():
     Path("mine/kept").write_text("kept")
     Path("file").write_text("kept")
     for out in ("mine", "file"):
-        with pytest.raises(InputError, match=rf"out = '{out}': exists and is not an empty folder; give another"):
+        with pytest.raises(
+            InputError, match=rf"out = '{out}': exists and is not an empty folder; give another"
+        ):
             enter(out)
     assert everything() == ["file", "mine", "mine/kept"]
 
@@ -77,7 +81,9 @@ def test_what_is_no_folder_at_all(value, message):
 def test_folder_below_a_file(out):
     Path("file").write_text("")
     Path("results").write_text("")
-    with pytest.raises(InputError, match=r"cannot be written: Not a directory; give a folder that can"):
+    with pytest.raises(
+        InputError, match=r"cannot be written: Not a directory; give a folder that can"
+    ):
         enter(out)
     assert everything() == ["file", "results"]
 
@@ -89,11 +95,23 @@ def refused(*_):
 @pytest.mark.parametrize(
     ("out", "place", "name", "stand_in", "message"),
     [
-        ("mine", os, "access", lambda *_: False, "cannot be written: Permission denied"),  # as root all is writable
+        (
+            "mine",
+            os,
+            "access",
+            lambda *_: False,
+            "cannot be written: Permission denied",
+        ),  # as root all is writable
         (None, os, "access", lambda *_: False, "cannot be written: Permission denied"),
         ("mine", Path, "exists", refused, "out = 'mine': cannot be written: Permission denied"),
         # Another study makes it meanwhile: it was not there a moment ago.
-        ("there", Path, "exists", lambda path: False, "out = 'there': exists and is not an empty folder"),
+        (
+            "there",
+            Path,
+            "exists",
+            lambda path: False,
+            "out = 'there': exists and is not an empty folder",
+        ),
     ],
 )
 def test_folder_that_cannot_be_had(monkeypatch, out, place, name, stand_in, message):
@@ -113,7 +131,10 @@ def test_finished_results_are_kept_and_told(error):
 
 
 def test_interruptions_of_what_can_be_resumed_say_how():
-    with pytest.raises(KeyboardInterrupt) as new, results.new_folder("my own", "toy", resumable=True) as folder:
+    with (
+        pytest.raises(KeyboardInterrupt) as new,
+        results.new_folder("my own", "toy", resumable=True) as folder,
+    ):
         write_sealed(folder / "config.json", {"study": "toy"})
         finish(folder)
         raise KeyboardInterrupt
@@ -141,13 +162,18 @@ def test_nobody_else_writes_there_meanwhile():
         with pytest.raises(InputError, match=f"^out = {told}$"), results.new_folder("mine", "toy"):
             pytest.fail("was let in")
         write_sealed(folder / results.CONFIG, for_long)
-        with pytest.raises(InputError, match=f"^resume = {told}$"), results.old_folder("mine", for_long):
+        with (
+            pytest.raises(InputError, match=f"^resume = {told}$"),
+            results.old_folder("mine", for_long),
+        ):
             pytest.fail("was let in")
     with results.old_folder("mine", for_long) as again:
         assert again == folder
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()]
+)
 def test_an_error_leaves_the_file_as_it_was(error, monkeypatch):
     path = write_json(Path("a/one.json"), {"x": 1})
 
@@ -155,7 +181,11 @@ def test_an_error_leaves_the_file_as_it_was(error, monkeypatch):
         partial.write_text("ha")
         raise error
 
-    told = r"'a/one.json': cannot be written: No space left on device" if isinstance(error, OSError) else None
+    told = (
+        r"'a/one.json': cannot be written: No space left on device"
+        if isinstance(error, OSError)
+        else None
+    )
     with pytest.raises(InputError if told else KeyboardInterrupt, match=told):
         write_whole(path, half)
     assert json.loads(path.read_text()) == {"x": 1} and everything() == ["a", "a/one.json"]
@@ -174,5 +204,13 @@ def test_file_below_a_file():
 def test_tables_come_back_as_they_were():
     numbers = np.random.default_rng(0).normal(size=5_000)
     numbers[:2] = 0.1 + 0.2, 1e-300
-    table = pd.DataFrame({"method": ["null", "NA"] * 2_500, "loss": numbers, "norm": np.where(numbers > 0, 1, np.nan)})
-    pd.testing.assert_frame_equal(read_table(write_csv(Path("table.csv"), table)), table, check_exact=True)
+    table = pd.DataFrame(
+        {
+            "method": ["null", "NA"] * 2_500,
+            "loss": numbers,
+            "norm": np.where(numbers > 0, 1, np.nan),
+        }
+    )
+    pd.testing.assert_frame_equal(
+        read_table(write_csv(Path("table.csv"), table)), table, check_exact=True
+    )

@@ -1,4 +1,6 @@
-"""Rollouts: clocks against conservation, closed forms and a calculation by hand; replays against a plain loop."""
+"""Rollouts: clocks against conservation, closed forms and a calculation by hand; replays against a
+plain loop.
+"""
 
 import dataclasses
 import itertools
@@ -26,7 +28,15 @@ from asyncsim.theory import rollouts as theory
 from asyncsim.traces.samples import law_of_staleness
 
 FAR = {"far_slots": 1, "far_latency": "exponential(0.5)"}
-QUEUES = ("pace(0)", "pace(1)", "pace(3)", "drop_oldest(1)", "drop_oldest(3)", "discard(4)", "keep()")
+QUEUES = (
+    "pace(0)",
+    "pace(1)",
+    "pace(3)",
+    "drop_oldest(1)",
+    "drop_oldest(3)",
+    "discard(4)",
+    "keep()",
+)
 
 
 def learner(count, time=1.0, seed=0, failures=(), **rollouts):
@@ -116,7 +126,9 @@ def test_slots_at_another_site_by_hand():
     """The second slot is 0.25 s away: it takes up versions later, and its samples arrive later."""
     far = {"far_slots": 1, "far_latency": 0.25, "updates": "in_flight"}
     trace = learner(3, 0.5, slots=2, length=1.0, queue="keep()", **far)
-    rows = trace.samples[["slot", "start_time", "ready_time", "take_time", "read_version", "version"]].head(4)
+    rows = trace.samples[
+        ["slot", "start_time", "ready_time", "take_time", "read_version", "version"]
+    ].head(4)
     assert rows.to_numpy().tolist() == [
         [0, 0, 1, 1, 0, 0],
         [1, 0, 1.25, 1.5, 0, 1],
@@ -131,7 +143,16 @@ def test_slots_at_another_site_by_hand():
 @pytest.mark.parametrize("eta", [0, 1, 4])
 def test_pacing_keeps_the_mean_staleness_at_eta(eta, consume):
     queue = f"pace({eta})"
-    trace = learner(200, 0.01, slots=400, length="lognormal(1, 1)", group=4, batch=16, queue=queue, consume=consume)
+    trace = learner(
+        200,
+        0.01,
+        slots=400,
+        length="lognormal(1, 1)",
+        group=4,
+        batch=16,
+        queue=queue,
+        consume=consume,
+    )
     assert mean_staleness(trace) == pytest.approx(eta, abs=0.03)
     assert consume == "finished" or trace.samples["staleness"].max() == eta
 
@@ -171,7 +192,9 @@ def test_a_longer_trace_begins_like_a_shorter_one_and_failures_change_no_length(
     short, long = learner(10, **setting), learner(20, **setting)
     begun = short.samples["start_time"] < short.frame["commit_time"].iloc[-1]
     columns = ["sample", "slot", "start_time", "read_version", "length"]
-    pd.testing.assert_frame_equal(short.samples.loc[begun, columns], long.samples.loc[: begun.sum() - 1, columns])
+    pd.testing.assert_frame_equal(
+        short.samples.loc[begun, columns], long.samples.loc[: begun.sum() - 1, columns]
+    )
     failing = learner(10, failures=[crash("exponential(3)", 1.0, on="slots")], **setting)
     lengths = [trace.samples.groupby("sample")["length"].first() for trace in (short, failing)]
     both = min(map(len, lengths))
@@ -227,14 +250,25 @@ def test_slots_and_learners_are_told_apart_only_with_rollouts():
 
 
 def test_a_cluster_with_rollouts_survives_its_text():
-    cluster = Cluster(1, 1.0, rollouts=Rollouts(8, "gamma(1, 0.5)", group=2, batch=4, queue="discard(3)"))
+    cluster = Cluster(
+        1, 1.0, rollouts=Rollouts(8, "gamma(1, 0.5)", group=2, batch=4, queue="discard(3)")
+    )
     assert Cluster.from_dict(cluster.to_dict()) == cluster
     text = describe(cluster)
-    assert "8 slots, samples gamma(mean=1, cv=0.5), groups of 2, batches of 4, discard(limit=3)" in text
+    assert (
+        "8 slots, samples gamma(mean=1, cv=0.5), groups of 2, batches of 4, discard(limit=3)"
+        in text
+    )
 
 
 def test_a_trace_with_samples_survives_its_file(tmp_path):
-    setting = {"slots": 6, "length": "exponential(1)", "group": 2, "batch": 4, "queue": "drop_oldest(1)"}
+    setting = {
+        "slots": 6,
+        "length": "exponential(1)",
+        "group": 2,
+        "batch": 4,
+        "queue": "drop_oldest(1)",
+    }
     failures = [crash("exponential(3)", 1.0, on="slots")]
     trace = learner(10, 0.3, updates="in_flight", failures=failures, **setting)
     again = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
@@ -284,7 +318,8 @@ def test_pace_zero_is_synchronous_training_byte_for_byte():
 def test_corrections_agree_where_nothing_is_stale():
     trace = learner(5, slots=6, length="exponential(1)", group=4, batch=8, queue="pace(0)")
     params = [
-        replay(trace, policy_gradient(0.5, name), token_bandit(), precision="float64").params for name in CORRECTIONS
+        replay(trace, policy_gradient(0.5, name), token_bandit(), precision="float64").params
+        for name in CORRECTIONS
     ]
     for other in params[1:]:
         np.testing.assert_allclose(other["theta"], params[0]["theta"], rtol=0, atol=1e-12)
@@ -319,12 +354,22 @@ def plain_loop(trace, method, settings_, seed):
                 amid = amid[amid["share"] <= position / count]
                 version = amid["version"].iloc[-1] if len(amid) else sample["read_version"]
                 logp = log_probabilities(versions[version], state, before, position)
-                noise = jax.random.gumbel(jax.random.fold_in(token_key, position), (actions,), "float64")
+                noise = jax.random.gumbel(
+                    jax.random.fold_in(token_key, position), (actions,), "float64"
+                )
                 token = int(np.argmax(logp + np.asarray(noise)))
                 tokens.append(token)
                 behaviour.append(logp[token])
                 before = token
-            batch.append((state, tokens, np.array(behaviour), rewards_table[(state, *tokens)], sample["read_version"]))
+            batch.append(
+                (
+                    state,
+                    tokens,
+                    np.array(behaviour),
+                    rewards_table[(state, *tokens)],
+                    sample["read_version"],
+                )
+            )
         rewards = np.array([entry[3] for entry in batch]).reshape(-1, rollouts.group)
         read = np.array([entry[4] for entry in batch]).reshape(-1, rollouts.group)
         advantage = np.zeros_like(rewards)
@@ -336,7 +381,9 @@ def plain_loop(trace, method, settings_, seed):
                     "leave_one_out": np.delete(rewards[group], member),
                     "version_group": rewards[group][read[group] == read[group][member]],
                 }[method.baseline]
-                advantage[group, member] = rewards[group, member] - (np.mean(others) if len(others) else 0.0)
+                advantage[group, member] = rewards[group, member] - (
+                    np.mean(others) if len(others) else 0.0
+                )
         advantage = advantage.ravel()
 
         def score(theta, state, tokens):
@@ -357,7 +404,9 @@ def plain_loop(trace, method, settings_, seed):
                 logp, gradients = score(theta, state, tokens)
                 spread = np.full(count, advantage[i])
                 weight = np.asarray(
-                    method.correction.weight(logp, behaviour, proximal[i], spread, np.ones(count, bool))
+                    method.correction.weight(
+                        logp, behaviour, proximal[i], spread, np.ones(count, bool)
+                    )
                 )
                 gradient = gradient + (weight * spread) @ gradients / len(part)
             theta = theta + method.learning_rate * gradient
@@ -380,7 +429,9 @@ def plain_loop(trace, method, settings_, seed):
     ],
 )
 def test_replay_equals_a_plain_loop(correction, baseline, updates, queue):
-    trace = learner(8, 0.3, slots=12, length="exponential(1)", group=2, batch=4, queue=queue, updates=updates)
+    trace = learner(
+        8, 0.3, slots=12, length="exponential(1)", group=2, batch=4, queue=queue, updates=updates
+    )
     method = policy_gradient(0.5, correction, baseline, inner_steps=2)
     problem = token_bandit()
     with jax.enable_x64(True):
@@ -414,7 +465,9 @@ def test_value_of_the_bandit_is_the_mean_reward():
 
     def reward(number):
         state = number % 2
-        tokens, _ = problem.sample(lambda _: params, jax.random.fold_in(key, number), state, jnp.asarray(2, jnp.int32))
+        tokens, _ = problem.sample(
+            lambda _: params, jax.random.fold_in(key, number), state, jnp.asarray(2, jnp.int32)
+        )
         return problem.reward(tokens, state)
 
     rewards = np.asarray(jax.vmap(reward)(jnp.arange(20_000, dtype=jnp.int32)))
@@ -432,13 +485,24 @@ def test_a_replay_evaluates_and_records_as_others_do():
     method, problem = policy_gradient(0.5), token_bandit()
     run = replay(trace, method, problem, evaluate_every=2, record=[product, recorders.energy()])
     assert run.evaluations["commit"].tolist() == [0, 2, 4, 6]
-    assert run.evaluations["reward"].iloc[0] == pytest.approx(float(problem.value(problem.init(None))), rel=1e-5)
+    assert run.evaluations["reward"].iloc[0] == pytest.approx(
+        float(problem.value(problem.init(None))), rel=1e-5
+    )
     assert run.commits["product"].iloc[0] == 0 and (run.commits["product"].iloc[1:] != 0).any()
-    np.testing.assert_allclose(run.commits["central_energy"], run.commits["update_norm"] ** 2 / 2, rtol=1e-4)
-    assert run.commits["staleness"].iloc[-1] == trace.samples.query("version == 5")["staleness"].mean()
-    again = asyncsim.replay_ensemble(trace, policy_gradient, problem, seeds=[0, 1], learning_rate=[0.5, 0.1])
+    np.testing.assert_allclose(
+        run.commits["central_energy"], run.commits["update_norm"] ** 2 / 2, rtol=1e-4
+    )
+    assert (
+        run.commits["staleness"].iloc[-1] == trace.samples.query("version == 5")["staleness"].mean()
+    )
+    again = asyncsim.replay_ensemble(
+        trace, policy_gradient, problem, seeds=[0, 1], learning_rate=[0.5, 0.1]
+    )
     assert [one.config["hyperparameters"]["learning_rate"] for one in again] == [0.5, 0.1] * 2
-    assert again[0].params["theta"].tobytes() == replay(trace, method, problem).params["theta"].tobytes()
+    assert (
+        again[0].params["theta"].tobytes()
+        == replay(trace, method, problem).params["theta"].tobytes()
+    )
 
 
 @pytest.mark.parametrize(
@@ -447,7 +511,10 @@ def test_a_replay_evaluates_and_records_as_others_do():
         ({"method": asyncsim.methods.downpour()}, "method = 'downpour': this trace has rollouts"),
         ({"problem": asyncsim.problems.quadratic([1.0])}, "has no policy that writes samples"),
         ({"trace": None}, "method = 'policy_gradient': needs samples"),
-        ({"trace": None, "method": asyncsim.methods.sgd()}, "problem = 'token_bandit': needs samples"),
+        (
+            {"trace": None, "method": asyncsim.methods.sgd()},
+            "problem = 'token_bandit': needs samples",
+        ),
         ({"attack": "zero(1)"}, "attack = 'zero(1)': is not for a replay with rollouts"),
         ({"record": [recorders.diagnostics()]}, "looks at no single weights"),
     ],
@@ -471,17 +538,23 @@ def test_a_replay_needs_samples_and_one_learner():
     with pytest.raises(InputError, match="has one learner; give workers=1"):
         replay(two, policy_gradient(), token_bandit())
     with pytest.raises(InputError, match="inner_steps = 3: does not divide the 4 groups"):
-        replay(learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit())
+        replay(
+            learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit()
+        )
 
 
 def one_prompt(members):
-    """Return the terms of the law of mixed groups, and all that a group may write, of one prompt and three actions."""
+    """Return the terms of the law of mixed groups, and all that a group may write, of one prompt
+    and three actions.
+    """
     problem = token_bandit(states=1, actions=3, features=3, tokens=1)
     prompt, length = jnp.array(0, jnp.int32), jnp.array(1, jnp.int32)
     actions = jnp.arange(3, dtype=jnp.int32)[:, None]
 
     def logs(theta):
-        return jax.vmap(lambda action: problem.logp({"theta": theta}, prompt, action, length)[0])(actions)
+        return jax.vmap(lambda action: problem.logp({"theta": theta}, prompt, action, length)[0])(
+            actions
+        )
 
     old, new = jnp.array([0.4, -0.3, 0.2]), jnp.array([-0.5, 0.6, 0.3])
     rewards = np.asarray(jax.vmap(lambda action: problem.reward(action, prompt))(actions), float)
@@ -505,7 +578,9 @@ def one_prompt(members):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("old", [0, 1, 2, 3])
 def test_the_gradient_of_mixed_groups_by_enumeration(old, exact):
-    """Sums over who is old and over all that is written equal the law; the mean of samples is within its error."""
+    """Sums over who is old and over all that is written equal the law; the mean of samples is
+    within its error.
+    """
     members, share = 3, old / 3
     with jax.enable_x64(True):
         terms, before, now, gradient = one_prompt(members)
@@ -517,7 +592,9 @@ def test_the_gradient_of_mixed_groups_by_enumeration(old, exact):
             if exact:
                 chance = float(count == old) / math.comb(members, old)
             policies = np.where(np.array(is_old)[:, None], before, now)
-            found = found + chance * np.prod(policies[np.arange(members), written], 1) @ gradient(written)
+            found = found + chance * np.prod(policies[np.arange(members), written], 1) @ gradient(
+                written
+            )
         law = theory.mixed_group_gradient(members, share, **terms, exact=exact)
         np.testing.assert_allclose(found, law, rtol=0, atol=1e-10)
         draws = np.random.default_rng(old)

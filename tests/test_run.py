@@ -10,7 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, Gamma, InputError, Run, methods, prescribed, problems, replay, simulate
+from asyncsim import (
+    Cluster,
+    Gamma,
+    InputError,
+    Run,
+    methods,
+    prescribed,
+    problems,
+    replay,
+    simulate,
+)
 from asyncsim.base.files import sealed
 from asyncsim.replays.run import FORMAT
 
@@ -18,7 +28,9 @@ FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "param
 
 
 def make_run(params=None, diverged_at=None, rows=3):
-    commits = pd.DataFrame({"commit": range(rows), "loss": np.linspace(1, 0.1, rows, dtype=np.float32)})
+    commits = pd.DataFrame(
+        {"commit": range(rows), "loss": np.linspace(1, 0.1, rows, dtype=np.float32)}
+    )
     return Run(
         commits=commits,
         evaluations=pd.DataFrame({"commit": [0, rows], "train_loss": [1.0, math.pi]}),
@@ -41,7 +53,10 @@ TREES = {
     "array": np.arange(4.0),
     "scalar": np.float32(2),
     "float32": np.array([1, np.nan, np.inf], np.float32),
-    "layers": [{"weight": np.ones((2, 3)), "bias": np.zeros(3)}, {"weight": np.ones((3, 1)), "bias": np.zeros(1)}],
+    "layers": [
+        {"weight": np.ones((2, 3)), "bias": np.zeros(3)},
+        {"weight": np.ones((3, 1)), "bias": np.zeros(1)},
+    ],
     "nested": {"b": (np.ones(()), [np.zeros((0, 2))]), "a": {"c": np.arange(3, dtype=np.int32)}},
     "empty": {},
 }
@@ -57,7 +72,11 @@ def test_what_is_saved_comes_back(tmp_path, name):
         pd.testing.assert_frame_equal(getattr(loaded, table), getattr(run, table))
     expected = np.asarray(TREES[name]) if name == "scalar" else TREES[name]
     assert same(expected, loaded.params)
-    assert (loaded.config, loaded.diverged_at, loaded.status) == (run.config, run.diverged_at, run.status)
+    assert (loaded.config, loaded.diverged_at, loaded.status) == (
+        run.config,
+        run.diverged_at,
+        run.status,
+    )
 
 
 def test_a_run_shows_itself_in_one_line():
@@ -108,12 +127,17 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 @pytest.mark.parametrize("broken", ["to_parquet", "savez", "write_text", "replace", "interrupted"])
 def test_a_run_that_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch, broken):
     def full(*args, **kwargs):
-        raise KeyboardInterrupt if broken == "interrupted" else OSError(28, "No space left on device")
+        raise (
+            KeyboardInterrupt if broken == "interrupted" else OSError(28, "No space left on device")
+        )
 
     owner = {"to_parquet": pd.DataFrame, "write_text": Path, "replace": os}.get(broken, np)
     with monkeypatch.context() as patch:
         patch.setattr(owner, "savez" if broken == "interrupted" else broken, full)
-        with pytest.raises((InputError, KeyboardInterrupt), match=r"^$|cannot write the run: No space left on device"):
+        with pytest.raises(
+            (InputError, KeyboardInterrupt),
+            match=r"^$|cannot write the run: No space left on device",
+        ):
             make_run().save(tmp_path / "run")
     assert os.listdir(tmp_path) == [] or broken == "interrupted"
     make_run().save(tmp_path / "run")  # and the way is free
@@ -136,12 +160,18 @@ def test_incomplete_runs(tmp_path, name, damage):
     contents = path.read_bytes()
     path.unlink()
     if damage != "missing":
-        path.write_bytes({"empty": b"", "cut": contents[: len(contents) // 2], "other": b"nothing of the kind"}[damage])
+        path.write_bytes(
+            {"empty": b"", "cut": contents[: len(contents) // 2], "other": b"nothing of the kind"}[
+                damage
+            ]
+        )
     with pytest.raises(InputError, match=r"run'.*(not a complete run|format)"):
         Run.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("header", [[], {}, {"format": FORMAT + 1}, {"format": None}, {"format": FORMAT}, "text", 3])
+@pytest.mark.parametrize(
+    "header", [[], {}, {"format": FORMAT + 1}, {"format": None}, {"format": FORMAT}, "text", 3]
+)
 def test_headers_that_are_not_a_runs(tmp_path, header):
     (make_run().save(tmp_path / "run") / "run.json").write_text(json.dumps(header))
     with pytest.raises(InputError, match=r"run'"):
@@ -171,4 +201,8 @@ def test_a_problems_own_configuration_comes_back_as_lists_and_numbers(tmp_path):
     run.save(tmp_path / "run")
     for config in (run.config, Run.load(tmp_path / "run").config):
         found = config["problem_config"]
-        assert {name: found[name] for name in own} == {"scales": [0, 1, 2], "rate": 0.5, "by": {"1": [2, True]}}
+        assert {name: found[name] for name in own} == {
+            "scales": [0, 1, 2],
+            "rate": 0.5,
+            "by": {"1": [2, True]},
+        }

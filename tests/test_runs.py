@@ -1,4 +1,6 @@
-"""Finished studies that are found again: the index, tags, the commands, and what hostile folders cannot do."""
+"""Finished studies that are found again: the index, tags, the commands, and what hostile folders
+cannot do.
+"""
 
 import json
 import os
@@ -63,7 +65,9 @@ def test_a_folder_says_when_where_and_how_long(there):
     assert pd.Timestamp(made["date"]).tzinfo is not None
     (entry,) = [one for one in index.entries() if one.study == "compare"]
     assert (entry.cluster, entry.methods, entry.runs) == ("2 workers", "downpour, gem", 2)
-    assert entry.headline.startswith("time to target") and entry.headline.endswith(("s gem", "s downpour"))
+    assert entry.headline.startswith("time to target") and entry.headline.endswith(
+        ("s gem", "s downpour")
+    )
 
 
 def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
@@ -81,15 +85,25 @@ def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
     assert list(opened.place.rows(2)["commit"]) == [5, 6, 7, 8, 9]
     assert set(opened.runs) == {"downpour-seed0", "gem-seed0"} and len(opened.traces["seed0"]) == 80
     assert asyncsim.runs.open("base").note == "two of a kind" and opened.place.commit == 7
-    assert list(asyncsim.runs.table()["study"])[::-1] == ["compare", "staleness"] or len(asyncsim.runs.table()) == 2
-    assert main(["tag", "--remove", "early"]) == 0 and not (there / "compare" / "tags" / "early.json").exists()
+    assert (
+        list(asyncsim.runs.table()["study"])[::-1] == ["compare", "staleness"]
+        or len(asyncsim.runs.table()) == 2
+    )
+    assert (
+        main(["tag", "--remove", "early"]) == 0
+        and not (there / "compare" / "tags" / "early.json").exists()
+    )
     assert main(["warp", "early"]) == 2
     assert main(["tag", "--remove", "compare"]) == 2 and "no tag" in capsys.readouterr().err
 
 
 def test_runs_are_listed_by_method_with_or_without_hyperparameters(there, capsys):
     config = there / "staleness" / "config.json"
-    calls = ["gem(kappa=2.0, momentum=0.5)", "dc_asgd", *(f"downpour(0.{place})" for place in range(9))]
+    calls = [
+        "gem(kappa=2.0, momentum=0.5)",
+        "dc_asgd",
+        *(f"downpour(0.{place})" for place in range(9)),
+    ]
     config.write_text(json.dumps({"study": "staleness", "methods": calls}))
     for method in ("gem(kappa=2.0, momentum=0.5)", "dc_asgd", "downpour(0.8)"):
         assert main(["runs", "--method", method]) == 0
@@ -120,7 +134,11 @@ def test_a_page_from_elsewhere_is_not_opened(study, there, place, monkeypatch, c
     page = Path(shown[1].removeprefix("file://"))
     assert shown[0] == shown[1] and page.is_relative_to(place / "index")
     text = page.read_text()
-    assert "evil" not in text and "downpour" in text and ("data:image/svg" in text) == (study == "compare")
+    assert (
+        "evil" not in text
+        and "downpour" in text
+        and ("data:image/svg" in text) == (study == "compare")
+    )
     assert before == {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
     (folder / "report.html").unlink()
     os.mkfifo(folder / "report.html")
@@ -139,7 +157,9 @@ def test_no_text_of_a_stranger_controls_the_terminal(there, capsys):
     )
     write_sealed(there / "evil" / "config.json", evil)
     config = json.loads((there / "compare" / "config.json").read_text())
-    write_sealed(there / "compare" / "config.json", {**config, "\x1b]0;title\x07": 3, "\u202ename": 4})
+    write_sealed(
+        there / "compare" / "config.json", {**config, "\x1b]0;title\x07": 3, "\u202ename": 4}
+    )
     for arguments, code in commands:
         assert main(arguments) == code
         output = "".join(capsys.readouterr())
@@ -170,7 +190,11 @@ def test_damaged_results_end_in_one_line(damage, there, capsys):
         (folder / "config.json").write_text(json.dumps(config))
         assert main(["figures", "results/compare"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.splitlines()[1].startswith("hint: ") and error.count("\n") == 2
+    assert (
+        error.startswith("error: ")
+        and error.splitlines()[1].startswith("hint: ")
+        and error.count("\n") == 2
+    )
 
 
 def test_a_damaged_index_is_made_anew_or_removed(there, place):
@@ -181,7 +205,9 @@ def test_a_damaged_index_is_made_anew_or_removed(there, place):
         damaged = bytearray(whole)
         at = int(random.integers(16, len(whole)))
         damaged[at : at + 300] = (
-            random.bytes(min(300, len(whole) - at)) if turn % 2 else bytes(len(damaged[at : at + 300]))
+            random.bytes(min(300, len(whole) - at))
+            if turn % 2
+            else bytes(len(damaged[at : at + 300]))
         )
         file.write_bytes(damaged)
         try:
@@ -199,7 +225,9 @@ def test_a_terminal_of_ascii_gets_the_report(place):
         "assert '\u00b1' in said.getvalue()"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
     assert (done.stdout, done.stderr) == ("1 +- 2, n^2, ?\n", "")
 
 
@@ -220,7 +248,9 @@ def test_only_the_user_may_read_the_index(there, place):
     for _ in range(2):
         index.add_root(there)
         index.entries()
-        assert {path.name: oct(path.stat().st_mode & 0o777) for path in (place / "index").iterdir()} == {
+        assert {
+            path.name: oct(path.stat().st_mode & 0o777) for path in (place / "index").iterdir()
+        } == {
             "index.json": "0o600",
             "folders": "0o600",
         }
@@ -299,21 +329,29 @@ def test_a_closed_pipe_ends_a_command_silently(command, there):
     os.close(reader)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-m", "asyncsim", command]
-    ended = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    ended = subprocess.run(
+        program, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
+    )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_hostile_folders_are_read_and_shown_without_harm(place, capsys):
-    for number, text in enumerate(["{", "[" * 100_000, "7", '{"study": 7}', '{"study": "\\u001b[31mred\\n<b>"}']):
+    for number, text in enumerate(
+        ["{", "[" * 100_000, "7", '{"study": 7}', '{"study": "\\u001b[31mred\\n<b>"}']
+    ):
         folder = place / "work" / "results" / str(number)
         (folder / "tags").mkdir(parents=True)
         (folder / "config.json").write_text(text)
         (folder / "summary.csv").write_bytes(b'\xff\x00"\n' * 9)
         (folder / "made.json").write_text('{"date": 3, "id": [1]}')
-        (folder / "tags" / "t.json").write_text(json.dumps({"note": 10**400, "run": 3, "commit": "x", "date": None}))
+        (folder / "tags" / "t.json").write_text(
+            json.dumps({"note": 10**400, "run": 3, "commit": "x", "date": None})
+        )
         (folder / "tags" / "$(rm).json").write_text("{}")
-        (folder / "made.json").write_text('{"date": "\\ud800", "id": "\\ud800"}' if number == 4 else "{")
+        (folder / "made.json").write_text(
+            '{"date": "\\ud800", "id": "\\ud800"}' if number == 4 else "{"
+        )
     odd = place / "work" / "results" / "\x1b[31mred\udcff"
     odd.mkdir()
     (odd / "config.json").write_text('{"study": "odd"}')
@@ -337,7 +375,10 @@ def test_what_differs_is_printed_and_drawn(there, place, capsys, monkeypatch):
     drawn = figure.read_bytes()
     figure.write_bytes(b"other")
     assert main(["diff", "compare", "staleness"]) == 2 and figure.read_bytes() == b"other"
-    assert "out = 'compare-staleness.png': exists already\nhint: give another" in capsys.readouterr().err
+    assert (
+        "out = 'compare-staleness.png': exists already\nhint: give another"
+        in capsys.readouterr().err
+    )
     assert main(["diff", "compare", "staleness", "--out", "again.png"]) == 0
     assert Path("again.png").read_bytes() == drawn
     first = {"a": {"b": 1, "c": 2}, "command": ["x"], "d": 5, "code of f": "1"}
@@ -355,24 +396,52 @@ def test_the_runs_of_a_tuned_study_are_found(place, capsys):
     assert "learning_rate-0.2/gem-seed0" in opened.runs and len(opened.traces) == 1
     assert main(["diff", "first", "second"]) == 0 and Path("first-second.png").exists()
     assert main(["animate", "first", "--frames", "5"]) == 0
-    assert main(["animate", "first", "--frames", "5", "--runs", "learning_rate-0.01/gem-seed0", "--force"]) == 0
-    assert main(["tag", "first", "place", "--run", "learning_rate-0.2/gem-seed0", "--commit", "3"]) == 0
+    assert (
+        main(
+            [
+                "animate",
+                "first",
+                "--frames",
+                "5",
+                "--runs",
+                "learning_rate-0.01/gem-seed0",
+                "--force",
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(["tag", "first", "place", "--run", "learning_rate-0.2/gem-seed0", "--commit", "3"])
+        == 0
+    )
     assert asyncsim.runs.open("place").place.rows(1)["commit"].tolist() == [2, 3, 4]
-    titles = re.findall(r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text())
+    titles = re.findall(
+        r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text()
+    )
     assert titles and all("at rate 0.2" in title for title in titles)
 
 
 def test_only_runs_that_differ_in_the_seed_are_a_line():
-    """Other learning rates, clusters and splits of the data are lines of their own, which say what differs."""
+    """Other learning rates, clusters and splits of the data are lines of their own, which say what
+    differs.
+    """
 
     def run(seed=0, rate=0.1, compute="1", commits=8, **data):
         trace = asyncsim.simulate(asyncsim.Cluster(2, compute), commits, seed=seed)
-        problem = asyncsim.problems.digits(hidden=[2], **data) if data else asyncsim.problems.quadratic([1.0])
-        return asyncsim.replay(trace, asyncsim.methods.downpour(rate), problem, seed=seed, evaluate_every=2)
+        problem = (
+            asyncsim.problems.digits(hidden=[2], **data)
+            if data
+            else asyncsim.problems.quadratic([1.0])
+        )
+        return asyncsim.replay(
+            trace, asyncsim.methods.downpour(rate), problem, seed=seed, evaluate_every=2
+        )
 
     def lines(*others, **options):
         figure = plots.compare(list(others), **options)
-        return [line.get_label() for line in figure.axes[0].get_lines()], figure._suptitle.get_text()
+        return [
+            line.get_label() for line in figure.axes[0].get_lines()
+        ], figure._suptitle.get_text()
 
     first = run()
     assert lines(first, run(1)) == (["DOWNPOUR"], "quadratic; mean and range of 2 seeds")
@@ -390,23 +459,41 @@ def test_only_runs_that_differ_in_the_seed_are_a_line():
         "data; mean and range of 1 to 2 seeds",
     )
     labels, title = lines(first, run(commits=12), run())
-    assert labels == [f"DOWNPOUR (commits={text})" for text in ("8", "12", "8, run=2")] and "coincide" in title
+    assert (
+        labels == [f"DOWNPOUR (commits={text})" for text in ("8", "12", "8, run=2")]
+        and "coincide" in title
+    )
 
 
 def test_no_best_is_named_of_runs_that_are_unlike(place):
-    """Of several numbers of workers the means go from the least to the most; of one, the best is named."""
+    """Of several numbers of workers the means go from the least to the most; of one, the best is
+    named.
+    """
     rows = [
         f"{workers},{method},{seed},finished,{loss + 0.1 * seed}"
-        for workers, method, loss in ((4, "gem", 0.2), (4, "sgd", 0.4), (8, "gem", 0.6), (8, "sgd", 0.8))
+        for workers, method, loss in (
+            (4, "gem", 0.2),
+            (4, "sgd", 0.4),
+            (8, "gem", 0.6),
+            (8, "sgd", 0.8),
+        )
         for seed in (0, 1)
     ]
-    for name, count, cells in (("one", 4, [{"workers": 4}]), ("two", 8, [{"workers": 4}, {"workers": 8}])):
+    for name, count, cells in (
+        ("one", 4, [{"workers": 4}]),
+        ("two", 8, [{"workers": 4}, {"workers": 8}]),
+    ):
         folder = place / "work" / "results" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"study": "stability", "cells": cells}))
-        (folder / "summary.csv").write_text("\n".join(["workers,method,seed,status,train_loss", *rows[:count]]) + "\n")
+        (folder / "summary.csv").write_text(
+            "\n".join(["workers,method,seed,status,train_loss", *rows[:count]]) + "\n"
+        )
     headlines = {entry.folder.name: entry.headline for entry in index.entries()}
-    assert headlines == {"one": "training loss 0.250 gem", "two": "training loss 0.250 to 0.850, by workers"}
+    assert headlines == {
+        "one": "training loss 0.250 gem",
+        "two": "training loss 0.250 to 0.850, by workers",
+    }
 
 
 def test_an_unfinished_study_says_so_everywhere(there, capsys):
@@ -416,15 +503,26 @@ def test_an_unfinished_study_says_so_everywhere(there, capsys):
     finished = {name: (folder / name).read_bytes() for name in ("curves.png", "report.html")}
     config = json.loads((folder / "config.json").read_text())
     config.pop("sha256")
-    absent = ["runs/gem-seed0", *(f"runs/gem-seed{seed}" for seed in range(1, 107)), "../compare", "/"]
+    absent = [
+        "runs/gem-seed0",
+        *(f"runs/gem-seed{seed}" for seed in range(1, 107)),
+        "../compare",
+        "/",
+    ]
     results.write_config(folder, config, absent[:-2], 108)
     assert main(["figures", str(folder)]) == 0 and main(["runs"]) == 0
     assert "  unfinished: 2 of 108 runs; time to target " in capsys.readouterr().out
     page = (folder / "report.html").read_text()
-    for place in ('"title": "compare: quadratic (', '"name": "summary.csv (', '"name": "comparison.csv ('):
+    for place in (
+        '"title": "compare: quadratic (',
+        '"name": "summary.csv (',
+        '"name": "comparison.csv (',
+    ):
         assert f"{place}unfinished: 2 of 108 runs)" in page
     assert (folder / "curves.png").read_bytes() != finished["curves.png"]
-    results.write_config(folder, config, [], 108, interrupted=True)  # more runs would have been chosen by these
+    results.write_config(
+        folder, config, [], 108, interrupted=True
+    )  # more runs would have been chosen by these
     assert results.unfinished(folder) == "unfinished: 108 of more than 108 runs"
     results.write_config(folder, config, absent[-2:], 1)
     assert results.unfinished(folder) == "unfinished: 2 runs missing"
@@ -452,7 +550,11 @@ def test_runs_and_traces_are_plotted(there):
     assert len(axes.get_lines()) == 2
     assert isinstance(runs[0].plot(against="step"), matplotlib.figure.Figure)
     assert len(opened.traces["seed0"].plot().axes) == 2
-    for wrong, told in (({"labels": ["a"]}, "labels: 1"), ({"measure": "loss"}, "measure"), ({"against": "x"}, "aga")):
+    for wrong, told in (
+        ({"labels": ["a"]}, "labels: 1"),
+        ({"measure": "loss"}, "measure"),
+        ({"against": "x"}, "aga"),
+    ):
         with pytest.raises(InputError, match=told):
             plots.compare(runs, **wrong)
     assert repr(asyncsim.Cluster(2, 1.0, policy="barrier()")) == (
@@ -468,7 +570,9 @@ def test_several_processes_tag_at_once(there):
     wanted += [("tag", "results/compare", "contested")] * 3
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [subprocess.Popen([sys.executable, "-m", "asyncsim", *one], **options) for one in wanted]
+    started = [
+        subprocess.Popen([sys.executable, "-m", "asyncsim", *one], **options) for one in wanted
+    ]
     codes = [process.wait() for process in started]
     assert codes[:2] == [0] * 2 and sorted(codes[2:]) == [0, 2, 2]
     assert len(list(there.glob("*/tags/*.json"))) == 3

@@ -22,7 +22,9 @@ def test_layers_and_iterations_are_those_of_the_formulas(capsys):
     assert whole["computing"].sum() * config.flops == pytest.approx(183e9, rel=3e-3)
     dense = ["fc1", "fc2", "fc3"]
     assert whole.loc[dense, "bytes"].sum() == pytest.approx(989e6, rel=1e-3)
-    assert hybrid.loc["fc1", "groups"] == 4 and hybrid.loc["fc1", "bytes"] == pytest.approx(51.4e6, rel=1e-3)
+    assert hybrid.loc["fc1", "groups"] == 4 and hybrid.loc["fc1", "bytes"] == pytest.approx(
+        51.4e6, rel=1e-3
+    )
     assert (hybrid.drop(index=dense)["groups"] == 128).all()
     first = NETWORKS["vgg_a"][0]
     assert whole.loc["conv1", "bytes"] == pytest.approx(2 * 4 * first.parameters)
@@ -43,7 +45,9 @@ def test_what_the_published_points_imply():
     constant = (64 / 53 - 1) / 63
     assert predicted["latency of a ring: c (N - 1)"] == pytest.approx(128 / (1 + 127 * constant))
     assert abs(predicted["latency of a ring: c (N - 1)"] - 90) < 0.3
-    assert predicted["latency of a tree: c log2 N"] == pytest.approx(128 / (1 + 7 / 6 * (64 / 53 - 1)))
+    assert predicted["latency of a tree: c log2 N"] == pytest.approx(
+        128 / (1 + 7 / 6 * (64 / 53 - 1))
+    )
     assert 100 < predicted["slowest at the barrier: gamma of cv c"] < 106
 
 

@@ -1,4 +1,6 @@
-"""Several servers, each with a shard: by hand, against the usual model of each server, and what is conserved."""
+"""Several servers, each with a shard: by hand, against the usual model of each server, and what is
+conserved.
+"""
 
 import dataclasses
 
@@ -44,7 +46,9 @@ def sharded(draw):
     governed = draw(st.sampled_from(policies))
     disciplines = ["fifo", "lowest_rank", "random"]
     if protocol["protocol"] == "write_then_read" and governed != policy.asynchronous():
-        disciplines = ["fifo"]  # the usual model asks for the read one event later, when another visit has begun
+        disciplines = [
+            "fifo"
+        ]  # the usual model asks for the read one event later, when another visit has begun
     latency = st.sampled_from([0.0, "exponential(0.1)", ("exponential(0.5)", "exponential(0.02)")])
     network = st.sampled_from(
         [
@@ -70,14 +74,18 @@ def sharded(draw):
 class ServerModel(UsualModel):
     """The usual model of one of several servers.
 
-    A worker has a process for each server. The processes of a worker draw the same times of computing, and wait for
-    each other before each computation.
+    A worker has a process for each server. The processes of a worker draw the same times of
+    computing, and wait for each other before each computation.
     """
 
     def __init__(self, cluster, seed, env, number, meet):
         size = cluster.message_bytes
         if size is not None:
-            size = tuple(each / cluster.servers for each in size) if isinstance(size, tuple) else size / cluster.servers
+            size = (
+                tuple(each / cluster.servers for each in size)
+                if isinstance(size, tuple)
+                else size / cluster.servers
+            )
         whole = dataclasses.replace(cluster, servers=1, message_bytes=size)
         super().__init__(whole, 0, seed, env, f" shard {number}" if number else "")
         travel = self.down
@@ -108,7 +116,9 @@ class ShardedModel:
                 waiting.clear()
             return last
 
-        self.servers = [ServerModel(cluster, seed, env, number, meet) for number in range(cluster.servers)]
+        self.servers = [
+            ServerModel(cluster, seed, env, number, meet) for number in range(cluster.servers)
+        ]
         while env.peek() <= until:
             env.step()
 
@@ -121,15 +131,24 @@ def test_each_server_has_the_rows_of_the_usual_model(cluster, commits, seed):
     for shard, server in enumerate(model.servers):
         parts = trace.parts[trace.parts["shard"] == shard]
         expected = pd.DataFrame(server.rows, columns=COLUMNS)
-        parts = parts.merge(trace.frame[["worker", "job", "start_time"]], how="left", on=["worker", "job"])
+        parts = parts.merge(
+            trace.frame[["worker", "job", "start_time"]], how="left", on=["worker", "job"]
+        )
         for name in COLUMNS[:-1]:
             found = parts[name].to_numpy()
-            known = pd.notna(found) if name == "start_time" else np.ones(len(found), bool)  # of whole messages
-            np.testing.assert_array_equal(found[known], expected[name].to_numpy()[known], err_msg=name)
-        held = trace.open_parts[trace.open_parts["shard"] == shard][["worker", "read_version", "read_time"]]
+            known = (
+                pd.notna(found) if name == "start_time" else np.ones(len(found), bool)
+            )  # of whole messages
+            np.testing.assert_array_equal(
+                found[known], expected[name].to_numpy()[known], err_msg=name
+            )
+        held = trace.open_parts[trace.open_parts["shard"] == shard][
+            ["worker", "read_version", "read_time"]
+        ]
         reads = [(i, *read) for i, reads in enumerate(server.reads) for read in sorted(reads)]
         assert sorted(held.itertuples(index=False, name=None)) == reads
-        # The staleness identity of each shard; the right-hand side is counted one increment at a time.
+        # The staleness identity of each shard; the right-hand side is counted one increment at a
+        # time.
         if cluster.policy == policy.asynchronous():
             aged = parts["staleness"].sum() + (len(parts) - held["read_version"]).sum()
             assert aged == expected["others"].sum()
@@ -152,7 +171,9 @@ def test_messages_follow_from_their_parts(cluster, commits, seed):
     last = parts.loc[whole["part"].max()]
     for name in ("worker", "job", "arrive_time", "serve_time"):
         assert last[name].tolist() == frame[name].tolist(), name
-    pd.testing.assert_series_equal(whole["read_time"].max(), frame["read_time"], check_index=False, check_names=False)
+    pd.testing.assert_series_equal(
+        whole["read_time"].max(), frame["read_time"], check_index=False, check_names=False
+    )
     discarded = whole["outcome"].agg(lambda outcomes: (outcomes == "discarded").all())
     assert discarded.tolist() == (frame["outcome"] == "discarded").tolist()
     if cluster.policy == policy.asynchronous():  # a version of the rows is a message
@@ -165,10 +186,16 @@ def test_messages_follow_from_their_parts(cluster, commits, seed):
 
 @pytest.mark.parametrize("servers", [2, 4])
 def test_the_mean_staleness_of_each_shard_is_conserved(servers):
-    """Of K commits to a shard by n workers, the staleness and the ages of open reads sum to K (n - 1)."""
+    """Of K commits to a shard by n workers, the staleness and the ages of open reads sum to K (n -
+    1).
+    """
     workers, commits = 6, 500
     laws = ["gamma(1, 0.5)"] * 4 + ["exponential(3)"] * 2
-    trace = simulate(Cluster(workers, laws, "exponential(0.2)", "exponential(0.3)", servers=servers), commits, seed=3)
+    trace = simulate(
+        Cluster(workers, laws, "exponential(0.2)", "exponential(0.3)", servers=servers),
+        commits,
+        seed=3,
+    )
     for shard in range(servers):
         parts, reads = (table[table["shard"] == shard] for table in (trace.parts, trace.open_parts))
         ages = len(parts) - reads["read_version"]
@@ -182,7 +209,16 @@ def test_two_workers_and_two_servers_by_hand():
     """Half of the message takes 2 bytes / (8 bytes/s); a journey .125 + .25 s, a service .5 s."""
     cluster = Cluster(2, [1.0, 1.25], 0.5, 0.125, 8.0, 4.0, servers=2)
     trace = simulate(cluster, 4)
-    names = ["worker", "read_version", "start_time", "send_time", "arrive_time", "serve_time", "commit_time", "version"]
+    names = [
+        "worker",
+        "read_version",
+        "start_time",
+        "send_time",
+        "arrive_time",
+        "serve_time",
+        "commit_time",
+        "version",
+    ]
     expected = [
         (0, 0, 0.0, 1.0, 1.375, 1.375, 1.875, 1),
         (1, 0, 0.0, 1.25, 1.625, 1.875, 2.375, 2),  # waits for the other's part at each server
@@ -195,7 +231,16 @@ def test_two_workers_and_two_servers_by_hand():
     for shard in range(2):
         parts = trace.parts[trace.parts["shard"] == shard]
         pd.testing.assert_frame_equal(parts[of_parts].reset_index(drop=True), trace.frame[of_parts])
-    assert trace.parts["shard"].tolist() == [0, 1] * 4 and trace.parts["commit"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert trace.parts["shard"].tolist() == [0, 1] * 4 and trace.parts["commit"].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
     assert trace.open_parts[["worker", "job", "shard", "read_version"]].values.tolist() == [
         [0, 2, 0, 3],
         [1, 2, 0, 4],
@@ -204,7 +249,9 @@ def test_two_workers_and_two_servers_by_hand():
     ]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda options: "_".join(map(str, options.values())))
+@pytest.mark.parametrize(
+    "protocol", PROTOCOLS, ids=lambda options: "_".join(map(str, options.values()))
+)
 @pytest.mark.parametrize("governed", [*POLICIES, *HOLDING], ids=str)
 def test_with_constant_times_each_server_has_the_rows_of_one_server(protocol, governed):
     if governed in HOLDING and protocol["protocol"] == "read_then_write":
@@ -223,14 +270,19 @@ def test_with_constant_times_each_server_has_the_rows_of_one_server(protocol, go
 
 
 def test_a_worker_waits_for_its_last_part():
-    """One worker never queues: a cycle is the computation, and the longest of its parts' journeys and services."""
-    trace = simulate(Cluster(1, 1.0, "exponential(0.3)", "exponential(0.2)", servers=3), 200, seed=4)
+    """One worker never queues: a cycle is the computation, and the longest of its parts' journeys
+    and services.
+    """
+    trace = simulate(
+        Cluster(1, 1.0, "exponential(0.3)", "exponential(0.2)", servers=3), 200, seed=4
+    )
     parts = trace.parts.merge(trace.frame[["job", "send_time"]], on="job")
     assert (parts["arrive_time"] == parts["serve_time"]).all()
     last = parts.groupby("job")["commit_time"].max()
     assert (trace.frame["start_time"].to_numpy()[1:] >= last.to_numpy()[:-1]).all()
     spent = [
-        parts.loc[parts["shard"] == k, "arrive_time"] - parts.loc[parts["shard"] == k, "send_time"] for k in range(3)
+        parts.loc[parts["shard"] == k, "arrive_time"] - parts.loc[parts["shard"] == k, "send_time"]
+        for k in range(3)
     ]
     for left, right in ((0, 1), (0, 2), (1, 2)):  # each server has random streams of its own
         assert abs(np.corrcoef(spent[left], spent[right])[0, 1]) < 0.25
@@ -250,7 +302,10 @@ def test_one_server_is_not_recorded():
 @pytest.fixture(params=PROTOCOLS, ids=lambda options: "_".join(map(str, options.values())))
 def trace(request):
     options = {"policy": "discard_stale(3)"} if request.param["protocol"] != "exchange" else {}
-    return simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.3)", 0.1, servers=4, **options, **request.param), 120)
+    return simulate(
+        Cluster(5, "gamma(1, 0.5)", "exponential(0.3)", 0.1, servers=4, **options, **request.param),
+        120,
+    )
 
 
 def test_a_saved_trace_has_its_parts(trace, tmp_path):
@@ -258,7 +313,10 @@ def test_a_saved_trace_has_its_parts(trace, tmp_path):
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(trace, name), check_exact=True)
     assert loaded.source == trace.source and loaded.servers == 4
-    assert loaded.save(tmp_path / "again.parquet").read_bytes() == (tmp_path / "trace.parquet").read_bytes()
+    assert (
+        loaded.save(tmp_path / "again.parquet").read_bytes()
+        == (tmp_path / "trace.parquet").read_bytes()
+    )
     assert "at 4 servers" in repr(loaded)
 
 
@@ -271,12 +329,17 @@ def test_the_summary_is_of_parts(trace):
     assert shards["commits"] @ shards["mean_staleness"] == pytest.approx(counted["staleness"].sum())
     for name in ("utilisation", "wait_mean", "queue_mean"):
         assert summary[name] == pytest.approx(shards[name].mean())
-    busy = sum(trace.visits["end"] - trace.visits["serve"]) / 4 / trace.frame["commit_time"].iloc[-1]
+    busy = (
+        sum(trace.visits["end"] - trace.visits["serve"]) / 4 / trace.frame["commit_time"].iloc[-1]
+    )
     assert trace.per_shard(warm_up=0)["utilisation"].mean() == pytest.approx(busy, rel=0.1)
     shares = [value for name, value in summary.items() if name.endswith("_share")][:7]
     axes = Figure().subplots()
     asyncsim.plots.staleness_histogram(axes, trace, warm_up=0)
-    assert f"mean {trace.summary(warm_up=0)['staleness_mean']:.3g}" in axes.get_legend().texts[0].get_text()
+    assert (
+        f"mean {trace.summary(warm_up=0)['staleness_mean']:.3g}"
+        in axes.get_legend().texts[0].get_text()
+    )
     if trace.source.separate_reads:
         assert np.isnan(shares).all()
         with pytest.raises(InputError, match="servers = 4: with reads in visits of their own"):
@@ -293,11 +356,21 @@ def test_the_summary_is_of_parts(trace):
         (3, "shard", 4, r"shard of row 3 is 4; it must be from 0 to 3"),
         (3, "version", 7, r"version of row 3 is 7; it must be the shard's version before"),
         (3, "staleness", 7, r"staleness of row 3 is 7; it must count the versions"),
-        (3, "read_version", 99, r"read_version of row 3 is 99; it must be a version that there was"),
+        (
+            3,
+            "read_version",
+            99,
+            r"read_version of row 3 is 99; it must be a version that there was",
+        ),
         (3, "serve_time", 0.0, r"serve_time of row 3 is 0\.0; it must not be before arrive_time"),
         (3, "job", 5, r"job of row 3 is 5; it must be that of its row"),
         (3, "commit", 2, r"parts: [35] are of row . of frame; with servers = 4 each row has 4"),
-        (-1, "commit_time", 1e9, r"commit_time of row \d+ is 1000000000\.0; it must be that of the message's row"),
+        (
+            -1,
+            "commit_time",
+            1e9,
+            r"commit_time of row \d+ is 1000000000\.0; it must be that of the message's row",
+        ),
     ],
 )
 def test_parts_that_cannot_be_are_refused(row, column, value, message):
@@ -310,9 +383,13 @@ def test_parts_that_cannot_be_are_refused(row, column, value, message):
 
 def test_a_trace_of_one_server_has_no_parts():
     several, one = (simulate(Cluster(2, 1.0, servers=servers), 4) for servers in (2, 1))
-    with pytest.raises(InputError, match="parts: 2 are of row 0 of frame; with servers = 1 each row has 0"):
+    with pytest.raises(
+        InputError, match="parts: 2 are of row 0 of frame; with servers = 1 each row has 0"
+    ):
         Trace.of(one.frame, one.source, one.open_reads, parts=several.parts)
-    with pytest.raises(InputError, match="parts: 0 are of row 0 of frame; with servers = 2 each row has 2"):
+    with pytest.raises(
+        InputError, match="parts: 0 are of row 0 of frame; with servers = 2 each row has 2"
+    ):
         Trace.of(several.frame, several.source, several.open_reads, parts=several.parts.head(0))
 
 
@@ -321,12 +398,27 @@ def test_a_trace_of_one_server_has_no_parts():
     [
         ({"servers": 0}, "servers = 0: must be at least 1"),
         ({"servers": 1.5}, "servers = 1.5: must be a whole number"),
-        ({"policy": "first_of(2)"}, r"policy = first_of\(count=2\): with servers = 2 all workers may wait"),
-        ({"policy": "barrier(2)"}, r"policy = barrier\(count=2\): stops computations .*; choose barrier\(\)"),
-        ({"policy": "cancel_stale(2)"}, r"policy = cancel_stale\(limit=2, count=1\): stops computations"),
-        ({"policy": "barrier(collective=ring)"}, "servers = 2: .* an all-reduce has no server; leave servers out"),
+        (
+            {"policy": "first_of(2)"},
+            r"policy = first_of\(count=2\): with servers = 2 all workers may wait",
+        ),
+        (
+            {"policy": "barrier(2)"},
+            r"policy = barrier\(count=2\): stops computations .*; choose barrier\(\)",
+        ),
+        (
+            {"policy": "cancel_stale(2)"},
+            r"policy = cancel_stale\(limit=2, count=1\): stops computations",
+        ),
+        (
+            {"policy": "barrier(collective=ring)"},
+            "servers = 2: .* an all-reduce has no server; leave servers out",
+        ),
         ({"topology": "ring()"}, "servers = 2: .* there is no server; leave servers out"),
-        ({"failures": "crash(9, 1)"}, "failures = .*: not simulated with several servers; leave failures out"),
+        (
+            {"failures": "crash(9, 1)"},
+            "failures = .*: not simulated with several servers; leave failures out",
+        ),
         (
             {"read_blocks": 2, "discipline": "lock_free", "protocol": "write_then_read"},
             "read_blocks = 2: not simulated with several servers",
@@ -341,11 +433,17 @@ def test_impossible_clusters_are_refused(options, message):
 def test_replays_and_calibrations_are_of_one_server():
     trace = simulate(Cluster(3, 1.0, servers=2), 20)
     method = asyncsim.methods.sgd()
-    with pytest.raises(InputError, match="servers = 2: a replay of several servers is not built yet"):
+    with pytest.raises(
+        InputError, match="servers = 2: a replay of several servers is not built yet"
+    ):
         asyncsim.replay(trace, method, asyncsim.problems.quadratic([1.0, 2.0]))
-    with pytest.raises(InputError, match="servers = 2: each holds a part of the parameters, and there are 1"):
+    with pytest.raises(
+        InputError, match="servers = 2: each holds a part of the parameters, and there are 1"
+    ):
         asyncsim.replay(trace, method, asyncsim.problems.quadratic([1.0]))
-    with pytest.raises(InputError, match="servers = 2; only traces of one server can be calibrated"):
+    with pytest.raises(
+        InputError, match="servers = 2; only traces of one server can be calibrated"
+    ):
         asyncsim.calibrate(trace)
 
 
@@ -356,8 +454,15 @@ def test_theory_of_several_servers():
     differing = Cluster(4, "gamma(1, 0.5)", "exponential(0.2)", "exponential(0.3)", servers=3)
     theory = throughput_theory(differing)
     measured = simulate(differing, 4000).summary()
-    assert theory.name == "saturation bound" and not theory.exact and measured["throughput"] < theory.commits
-    assert measured["throughput"] < simulate(dataclasses.replace(differing, servers=1), 4000).summary()["throughput"]
+    assert (
+        theory.name == "saturation bound"
+        and not theory.exact
+        and measured["throughput"] < theory.commits
+    )
+    assert (
+        measured["throughput"]
+        < simulate(dataclasses.replace(differing, servers=1), 4000).summary()["throughput"]
+    )
     assert queue_theory(differing) is None
     assert staleness_theory(differing).mean == 3.0
 
@@ -366,23 +471,45 @@ def test_sharing_a_link_among_servers_is_quicker():
     """A saturated link carries a quarter of the bytes for each of four servers."""
     options = {"bandwidth": 10.0, "message_bytes": 10.0, "shared_bandwidth": True}
     rates = [
-        simulate(Cluster(20, "exponential(1)", **options, servers=k), 3000).summary()["throughput"] for k in (1, 4)
+        simulate(Cluster(20, "exponential(1)", **options, servers=k), 3000).summary()["throughput"]
+        for k in (1, 4)
     ]
     assert rates[0] == pytest.approx(1.0, rel=0.01) and rates[1] == pytest.approx(4.0, rel=0.03)
 
 
 def test_plans_have_several_servers_and_replaying_studies_have_not(tmp_path):
-    """Four links carry a quarter of the bytes each; the all-reduce among the combinations has no server."""
+    """Four links carry a quarter of the bytes each; the all-reduce among the combinations has no
+    server.
+    """
     plan = study.load("plan")
-    options = {"workers": 8, "gradients": 400.0, "seeds": 1, "bandwidth": 1e6, "message_bytes": 5e5, "servers": 4}
+    options = {
+        "workers": 8,
+        "gradients": 400.0,
+        "seeds": 1,
+        "bandwidth": 1e6,
+        "message_bytes": 5e5,
+        "servers": 4,
+    }
     policies = {"policy": ("asynchronous", "barrier"), "collective": ("none", "ring")}
     result = plan.run(plan.Config(**options, **policies, out=tmp_path / "plan"))
     rows = result.summary.set_index(["policy", "collective"])
     asynchronous = rows.loc[("asynchronous", "none")]
     assert asynchronous["staleness_mean"] == pytest.approx(7, abs=0.2)
-    cluster = Cluster(8, "gamma(1, 0.2)", 0.005, bandwidth=1e6, message_bytes=5e5, shared_bandwidth=True, servers=4)
+    cluster = Cluster(
+        8,
+        "gamma(1, 0.2)",
+        0.005,
+        bandwidth=1e6,
+        message_bytes=5e5,
+        shared_bandwidth=True,
+        servers=4,
+    )
     assert asynchronous["seconds"] == simulate(cluster, 400).frame["commit_time"].iloc[-1]
-    with pytest.raises(InputError, match=r"servers = 4: a replay of several servers .* run the study plan"):
+    with pytest.raises(
+        InputError, match=r"servers = 4: a replay of several servers .* run the study plan"
+    ):
         compare = study.load("compare")
-        compare.run(compare.Config(workers=2, steps=5, seeds=1, servers=4, out=tmp_path / "compare"))
+        compare.run(
+            compare.Config(workers=2, steps=5, seeds=1, servers=4, out=tmp_path / "compare")
+        )
     assert not (tmp_path / "compare").exists()

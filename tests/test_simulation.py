@@ -1,4 +1,6 @@
-"""The simulation: runs by hand, random numbers and queueing theory; `test_world` has what holds of every trace."""
+"""The simulation: runs by hand, random numbers and queueing theory; `test_world` has what holds of
+every trace.
+"""
 
 import ciw
 import numpy as np
@@ -48,9 +50,18 @@ def test_exchange_by_hand():
 
 @pytest.mark.parametrize(("latency", "first"), [(0.0, 1.5), (1e-9, 1.75)])
 def test_a_write_without_latency_waits_beside_the_reads(latency, first):
-    """All reads come at 1; worker 0 is served again at once, as it is the first in rank, unless it comes too late."""
-    options = {"service": 0.25, "protocol": "read_then_write", "exclusive": False, "discipline": "lowest_rank"}
-    (row,) = rows(simulate(Cluster(3, 1.0, latency=latency, **options), 9), "worker", "commit_time")[:1]
+    """All reads come at 1; worker 0 is served again at once, as it is the first in rank, unless it
+    comes too late.
+    """
+    options = {
+        "service": 0.25,
+        "protocol": "read_then_write",
+        "exclusive": False,
+        "discipline": "lowest_rank",
+    }
+    (row,) = rows(
+        simulate(Cluster(3, 1.0, latency=latency, **options), 9), "worker", "commit_time"
+    )[:1]
     assert row == (0, pytest.approx(first, abs=1e-6))
 
 
@@ -66,7 +77,9 @@ def test_window_and_latency_by_hand():
 def test_exclusive_read_then_write_by_hand():
     # The same times as an exchange; the next gradient is from the version before the own commit.
     trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="read_then_write"), 4)
-    assert rows(trace, "worker", "read_version", "read_time", "push_version", "commit_time", "staleness") == [
+    assert rows(
+        trace, "worker", "read_version", "read_time", "push_version", "commit_time", "staleness"
+    ) == [
         (0, 0, 0.0, 0, 3.0, 0),
         (1, 0, 0.0, 1, 4.0, 1),
         (0, 0, 3.0, 2, 6.0, 2),
@@ -75,14 +88,32 @@ def test_exclusive_read_then_write_by_hand():
 
 
 def test_separate_read_then_write_by_hand():
-    # 0 compute 2, request up 0.5, read 2.5-3.5, reply down 0.25 + 1, message up 0.5 + 1, write 6.25-7.25,
-    # acknowledgement down 0.25: the next round starts at 7.5 from what was read at 3.5.
+    # 0 compute 2, request up 0.5, read 2.5-3.5, reply down 0.25 + 1, message up 0.5 + 1, write
+    # 6.25-7.25, acknowledgement down 0.25: the next round starts at 7.5 from what was read at 3.5.
     cluster = Cluster(
-        1, 2.0, 1.0, (0.5, 0.25), bandwidth=4, message_bytes=4, protocol="read_then_write", exclusive=False
+        1,
+        2.0,
+        1.0,
+        (0.5, 0.25),
+        bandwidth=4,
+        message_bytes=4,
+        protocol="read_then_write",
+        exclusive=False,
     )
     trace = simulate(cluster, 3)
-    assert rows(trace, *TIMES) == [(0.0, 6.25, 6.25, 7.25), (7.5, 13.75, 13.75, 14.75), (15.0, 21.25, 21.25, 22.25)]
-    names = ("read_version", "read_arrive_time", "read_serve_time", "read_time", "push_version", "push_time")
+    assert rows(trace, *TIMES) == [
+        (0.0, 6.25, 6.25, 7.25),
+        (7.5, 13.75, 13.75, 14.75),
+        (15.0, 21.25, 21.25, 22.25),
+    ]
+    names = (
+        "read_version",
+        "read_arrive_time",
+        "read_serve_time",
+        "read_time",
+        "push_version",
+        "push_time",
+    )
     assert rows(trace, *names, "staleness") == [
         (0, 0.0, 0.0, 0.0, 0, 3.5, 0),
         (0, 2.5, 2.5, 3.5, 1, 11.0, 1),
@@ -92,7 +123,8 @@ def test_separate_read_then_write_by_hand():
 
 
 def test_write_then_read_by_hand():
-    # w0 writes 2-3; w1 writes 3-4; w0 reads 4-5; w1 reads 5-6; w0 writes 7-8, reads 8-9; w1 writes 9-10.
+    # w0 writes 2-3; w1 writes 3-4; w0 reads 4-5; w1 reads 5-6; w0 writes 7-8, reads 8-9; w1 writes
+    # 9-10.
     trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="write_then_read"), 4)
     assert rows(trace, "worker", *TIMES, "read_version", "read_time", "staleness") == [
         (0, 0.0, 2.0, 2.0, 3.0, 0, 0.0, 0),
@@ -106,7 +138,8 @@ def test_write_then_read_by_hand():
 
 
 def test_shared_bandwidth_by_hand():
-    # Up: w0 1-2, w1 2-3. Server: 2-2.5, 3-3.5. Down: w0 2.5-3.5, w1 3.5-4.5. Up: w0 4.5-5.5, w1 5.5-6.5.
+    # Up: w0 1-2, w1 2-3. Server: 2-2.5, 3-3.5. Down: w0 2.5-3.5, w1 3.5-4.5. Up: w0 4.5-5.5, w1
+    # 5.5-6.5.
     shared = Cluster(2, 1.0, 0.5, bandwidth=2, message_bytes=2, shared_bandwidth=True)
     assert rows(simulate(shared, 4), "worker", *TIMES) == [
         (0, 0.0, 2.0, 2.0, 2.5),
@@ -114,7 +147,8 @@ def test_shared_bandwidth_by_hand():
         (0, 3.5, 5.5, 5.5, 6.0),
         (1, 4.5, 6.5, 6.5, 7.0),
     ]
-    # Messages of half the size up. Up: w0 1-1.5, w1 1.5-2. Server: 1.5-2, 2-2.5. Down: w0 2-3, w1 3-4.
+    # Messages of half the size up. Up: w0 1-1.5, w1 1.5-2. Server: 1.5-2, 2-2.5. Down: w0 2-3, w1
+    # 3-4.
     lighter = Cluster(2, 1.0, 0.5, bandwidth=2, message_bytes=(1, 2), shared_bandwidth=True)
     assert rows(simulate(lighter, 3), "worker", *TIMES) == [
         (0, 0.0, 1.5, 1.5, 2.0),
@@ -161,7 +195,11 @@ def test_repeats_and_seeds():
     assert first.frame.equals(again.frame)
     assert not first.frame["commit_time"].equals(other.frame["commit_time"])
     # More than one block of draws a worker.
-    assert first.frame.groupby("worker").size().min() < 64 < simulate(cluster, 400).frame.groupby("worker").size().min()
+    assert (
+        first.frame.groupby("worker").size().min()
+        < 64
+        < simulate(cluster, 400).frame.groupby("worker").size().min()
+    )
 
 
 def by_job(trace, name):
@@ -217,7 +255,11 @@ def test_staleness_is_geometric_with_exponential_times_and_an_instant_server():
     # L2: P(k) = (1/n) (1 - 1/n)^k. Commits 8 n apart share a worker's silence with probability
     # (1 - 1/n)^(8 n) = 3e-4: as good as independent. Level 1e-3, fixed seed.
     workers, apart = 10, 80
-    staleness = simulate(Cluster(workers, Exponential(1.0)), 160_000, seed=0).frame["staleness"].to_numpy()[200::apart]
+    staleness = (
+        simulate(Cluster(workers, Exponential(1.0)), 160_000, seed=0)
+        .frame["staleness"]
+        .to_numpy()[200::apart]
+    )
     edges = np.arange(0, 40, 2)
     observed = np.bincount(np.minimum(staleness // 2, 20), minlength=21)
     tail = (1 - 1 / workers) ** np.append(edges, 40)
@@ -244,9 +286,15 @@ def test_round_robin_with_constant_times():
         np.testing.assert_array_equal(frame["staleness"], np.minimum(np.arange(200), 7))
     # L9, constant times: min(N / (Z + S), 1 / S) exactly.
     for workers, throughput in ((5, 5 / 1.1), (11, 10.0), (20, 10.0)):
-        times = simulate(Cluster(workers, 1.0, service=0.1), 40 * workers).frame["commit_time"].to_numpy()
+        times = (
+            simulate(Cluster(workers, 1.0, service=0.1), 40 * workers)
+            .frame["commit_time"]
+            .to_numpy()
+        )
         rounds = times[20 * workers :: workers]
-        assert (len(rounds) - 1) * workers / (rounds[-1] - rounds[0]) == pytest.approx(throughput, rel=1e-9)
+        assert (len(rounds) - 1) * workers / (rounds[-1] - rounds[0]) == pytest.approx(
+            throughput, rel=1e-9
+        )
 
 
 def batch_means(time, in_system, commit_time):
@@ -278,7 +326,9 @@ def test_repairman(compute, workers, throughput, population):
     assert_mean(commits, throughput)
     assert_mean(in_system, population)
     summary = trace.summary(warm_up=6_000)
-    assert summary["queue_mean"] + summary["utilisation"] == pytest.approx(in_system.mean(), rel=0.02)
+    assert summary["queue_mean"] + summary["utilisation"] == pytest.approx(
+        in_system.mean(), rel=0.02
+    )
     assert summary["utilisation"] == pytest.approx(0.1 * summary["throughput"], rel=0.02)
 
 
@@ -286,7 +336,9 @@ def test_little_and_the_response_time_law():
     # Exact but for the two ends: waits add up to the queue's area; N = X (R + Z).
     trace = simulate(Cluster(20, Gamma(1, 0.5), Uniform(0.02, 0.08)), 20_000, seed=4)
     summary = trace.summary(warm_up=0)
-    assert summary["queue_mean"] == pytest.approx(summary["throughput"] * summary["wait_mean"], rel=1e-3)
+    assert summary["queue_mean"] == pytest.approx(
+        summary["throughput"] * summary["wait_mean"], rel=1e-3
+    )
     frame = trace.frame
     response = (frame["commit_time"] - frame["arrive_time"]).mean()
     thinking = (frame["arrive_time"] - frame["start_time"]).mean()
@@ -306,7 +358,9 @@ def test_against_ciw_on_a_closed_network():
     ciw.seed(1)
     simulation = ciw.Simulation(network)
     simulation.simulate_until_max_time(horizon)
-    served = sorted((r.exit_date, r.waiting_time) for r in simulation.get_all_records() if r.node == 2)
+    served = sorted(
+        (r.exit_date, r.waiting_time) for r in simulation.get_all_records() if r.node == 2
+    )
     trace = simulate(Cluster(workers, Gamma(1.0, 0.5), Uniform(0.06, 0.18)), len(served), seed=1)
     waits = (trace.frame["serve_time"] - trace.frame["arrive_time"]).to_numpy()
     samples = [(np.array([exit for exit, _ in served]), np.array([wait for _, wait in served]))]
@@ -314,7 +368,12 @@ def test_against_ciw_on_a_closed_network():
     for measure in (throughput_batches, wait_batches):
         ours, theirs = (measure(*sample) for sample in samples)
         error = np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / BATCHES)
-        assert abs(ours.mean() - theirs.mean()) < K_SIGMA * error, (measure, ours.mean(), theirs.mean(), error)
+        assert abs(ours.mean() - theirs.mean()) < K_SIGMA * error, (
+            measure,
+            ours.mean(),
+            theirs.mean(),
+            error,
+        )
 
 
 def throughput_batches(exit_time, wait):
@@ -337,10 +396,16 @@ def test_constant_durations_do_not_depend_on_who_else_computes():
 
 
 def test_lock_free_utilisation_counts_who_is_in_service_at_the_end():
-    trace = simulate(Cluster(20, Exponential(1.0), service=Exponential(20.0), discipline="lock_free"), 100, seed=1)
+    trace = simulate(
+        Cluster(20, Exponential(1.0), service=Exponential(20.0), discipline="lock_free"),
+        100,
+        seed=1,
+    )
     queue, begin, end = trace.queue(), *trace.frame["commit_time"].to_numpy()[[19, -1]]
     time = np.r_[begin, queue["time"][(queue["time"] > begin) & (queue["time"] < end)], end]
-    there = queue["in_system"].to_numpy()[np.searchsorted(queue["time"], time[:-1], side="right") - 1]
+    there = queue["in_system"].to_numpy()[
+        np.searchsorted(queue["time"], time[:-1], side="right") - 1
+    ]
     assert trace.summary()["utilisation"] == pytest.approx(there @ np.diff(time) / (end - begin))
 
 
@@ -358,13 +423,17 @@ def test_lock_free_utilisation_counts_who_is_in_service_at_the_end():
     ids=str,
 )
 def test_messages_set_off_when_they_are_computed(options):
-    """With the times that a worker draws for its jobs one after the other; those that are stopped do not count."""
+    """With the times that a worker draws for its jobs one after the other; those that are stopped
+    do not count.
+    """
     cluster = Cluster(4, "gamma(1, 0.5)", service="exponential(0.1)", **options)
     frame = simulate(cluster, 200, seed=3).frame
     draw = delays(cluster.compute_laws, 3, "compute", cluster.windows)
     drawn = [[draw(worker) for _ in range(frame["job"].max() + 1)] for worker in range(4)]
     ended = frame[frame["outcome"] != "cancelled"]
-    expected = [drawn[worker][job] for worker, job in zip(ended["worker"], ended["job"], strict=True)]
+    expected = [
+        drawn[worker][job] for worker, job in zip(ended["worker"], ended["job"], strict=True)
+    ]
     assert (ended["send_time"] - ended["start_time"]).tolist() == pytest.approx(expected)
     assert (ended["send_time"] <= ended["arrive_time"]).all()
 
@@ -379,7 +448,9 @@ def test_messages_set_off_when_they_are_computed(options):
     ],
 )
 def test_shares_of_a_short_trace_make_one(options, seed):
-    """With replies that take much longer or much shorter than the others: the last one has no end in the trace."""
+    """With replies that take much longer or much shorter than the others: the last one has no end
+    in the trace.
+    """
     cluster = Cluster(2, 0.01, "exponential(0.1)", "exponential(1)", **options)
     shares = simulate(cluster, 4, seed).summary()
     assert sum(shares[f"{phase}_share"] for phase in IN_WORDS) == pytest.approx(1, abs=1e-9)

@@ -84,7 +84,11 @@ def test_journeys_last_as_long_as_those_of_their_worker(form, tmp_path):
     )
     trace = simulate(cluster, 40, 0)
     trace.save(tmp_path / "trace.parquet")
-    assert Trace.load(tmp_path / "trace.parquet").cluster == cluster == Cluster.from_dict(cluster.to_dict())
+    assert (
+        Trace.load(tmp_path / "trace.parquet").cluster
+        == cluster
+        == Cluster.from_dict(cluster.to_dict())
+    )
     assert "sites of 2 + 2, between them latency 0.5 s each way and 1 bytes/s" in describe(cluster)
     frame = trace.frame
     if with_server:
@@ -92,12 +96,16 @@ def test_journeys_last_as_long_as_those_of_their_worker(form, tmp_path):
         down = np.array([0.35, 0.45, 1.5, 1.5])
         sent, arrived = frame["send_time"], frame["arrive_time"]
         if cluster.separate_reads and cluster.protocol == "read_then_write":
-            np.testing.assert_allclose(arrived - frame["push_time"], (up[0] + down)[frame["worker"]])
+            np.testing.assert_allclose(
+                arrived - frame["push_time"], (up[0] + down)[frame["worker"]]
+            )
         elif cluster.policy.name != "barrier":
             np.testing.assert_allclose(arrived - sent, up[0][frame["worker"]])
             later = frame[frame["job"] > 0]
             if cluster.policy == Cluster(1, 1.0).policy:
-                np.testing.assert_allclose(later["start_time"] - later["read_time"], down[later["worker"]])
+                np.testing.assert_allclose(
+                    later["start_time"] - later["read_time"], down[later["worker"]]
+                )
     elif cluster.policy.name == "neighbours":
         # The last of both neighbours' messages: 0.5 + 2 s from the other site.
         assert np.diff(frame["commit_time"][frame["worker"] == 0])[:5] == pytest.approx(3.5)
@@ -106,7 +114,11 @@ def test_journeys_last_as_long_as_those_of_their_worker(form, tmp_path):
 def test_theory_knows_of_each_workers_journey():
     far = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5)
     rate = theory.throughput_theory(far)
-    assert rate.exact and rate.commits == pytest.approx(2 + 2 / 2) and rate.computing == pytest.approx(0.75)
+    assert (
+        rate.exact
+        and rate.commits == pytest.approx(2 + 2 / 2)
+        and rate.computing == pytest.approx(0.75)
+    )
     assert simulate(far, 3_000).summary()["throughput"] == pytest.approx(rate.commits, rel=0.01)
     now_and_then = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, far_every=4)
     rate = theory.throughput_theory(now_and_then)
@@ -114,45 +126,87 @@ def test_theory_knows_of_each_workers_journey():
     trace = simulate(now_and_then, 3_000)
     assert trace.summary()["throughput"] == pytest.approx(rate.commits, rel=0.01)
     travelled = (trace.frame["arrive_time"] - trace.frame["send_time"]).to_numpy()
-    np.testing.assert_allclose(travelled, np.where((trace.frame["job"] + 1) % 4, 0.0, 0.5), atol=1e-9)
-    assert theory.queue_theory(Cluster(4, "exponential(1)", "exponential(1)", per_worker([0, 0, 1, 1]))) is None
-    barriers = theory.throughput_theory(Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, policy=barrier()))
+    np.testing.assert_allclose(
+        travelled, np.where((trace.frame["job"] + 1) % 4, 0.0, 0.5), atol=1e-9
+    )
+    assert (
+        theory.queue_theory(
+            Cluster(4, "exponential(1)", "exponential(1)", per_worker([0, 0, 1, 1]))
+        )
+        is None
+    )
+    barriers = theory.throughput_theory(
+        Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, policy=barrier())
+    )
     assert barriers.commits == pytest.approx(2) and not barriers.exact
     shared = Cluster(
-        4, 0.1, bandwidth=4, message_bytes=1, shared_bandwidth=True, sites=[2, 2], far_bandwidth=2, far_latency=1
+        4,
+        0.1,
+        bandwidth=4,
+        message_bytes=1,
+        shared_bandwidth=True,
+        sites=[2, 2],
+        far_bandwidth=2,
+        far_latency=1,
     )
-    rate, measured = theory.throughput_theory(shared), simulate(shared, 2_000).summary()["throughput"]
+    rate, measured = (
+        theory.throughput_theory(shared),
+        simulate(shared, 2_000).summary()["throughput"],
+    )
     assert measured <= rate.commits * 1.001 and measured > 3
 
 
 def test_a_sites_link_bounds_the_workers_of_that_site():
-    """By hand: 4 workers near the server take 1 + 2/100 s each; 8 far ones share a link that takes 1 s a message."""
-    two = dict(workers=12, compute=1.0, sites=[4, 8], bandwidth=100, message_bytes=1, far_bandwidth=1)
+    """By hand: 4 workers near the server take 1 + 2/100 s each; 8 far ones share a link that takes
+    1 s a message.
+    """
+    two = dict(
+        workers=12, compute=1.0, sites=[4, 8], bandwidth=100, message_bytes=1, far_bandwidth=1
+    )
     cluster = Cluster(**two, shared_bandwidth=True)
-    rate, measured = theory.throughput_theory(cluster), simulate(cluster, 4_000).summary()["throughput"]
+    rate, measured = (
+        theory.throughput_theory(cluster),
+        simulate(cluster, 4_000).summary()["throughput"],
+    )
     assert rate.commits == pytest.approx(4 / 1.02 + 1) and not rate.exact
     assert rate.commits * 0.99 < measured < rate.commits * 1.001
     own_links = theory.throughput_theory(Cluster(**two))
-    assert own_links.commits == pytest.approx(4 / 1.02 + 8 / 3)  # two messages of 1 s beside computing
+    assert own_links.commits == pytest.approx(
+        4 / 1.02 + 8 / 3
+    )  # two messages of 1 s beside computing
     # Nobody is ahead of the far workers for ever, each of whom has an eighth of their link.
     for policy, tightness in (("bounded_staleness(3)", 0.99), ("barrier()", 0.75)):
         cluster = Cluster(**two, shared_bandwidth=True, policy=policy)
-        rate, measured = theory.throughput_theory(cluster), simulate(cluster, 4_000).summary()["throughput"]
+        rate, measured = (
+            theory.throughput_theory(cluster),
+            simulate(cluster, 4_000).summary()["throughput"],
+        )
         assert rate.commits == pytest.approx(12 / 8)
         assert tightness * rate.commits < measured < rate.commits * 1.002
     # The two links of equal sites carry half of a version each: 2 s of messages, and not 4.
-    equal = dict(workers=4, compute=0.1, sites=[2, 2], bandwidth=1, far_bandwidth=1, message_bytes=1)
+    equal = dict(
+        workers=4, compute=0.1, sites=[2, 2], bandwidth=1, far_bandwidth=1, message_bytes=1
+    )
     for policy in ("barrier()", "barrier(count=3)"):
         cluster = Cluster(**equal, shared_bandwidth=True, policy=policy)
-        rate, measured = theory.throughput_theory(cluster), simulate(cluster, 4_000).summary()["throughput"]
+        rate, measured = (
+            theory.throughput_theory(cluster),
+            simulate(cluster, 4_000).summary()["throughput"],
+        )
         assert 0.6 * rate.commits < measured < rate.commits
 
 
 def test_all_reduces_know_of_sites():
-    near = dict(latency=0.1, bandwidth=8.0, message_bytes=4.0, policy=barrier(collective="two_level"))
+    near = dict(
+        latency=0.1, bandwidth=8.0, message_bytes=4.0, policy=barrier(collective="two_level")
+    )
     cluster = Cluster(4, 1.0, **near, sites=[2, 2], far_latency="1 s", far_bandwidth=2.0)
-    expected = collective_time("two_level", 4.0, 4, 8.0, 0.1, sites=[2, 2], far_bandwidth=2.0, far_latency=1.0)
-    assert cluster.latency_down == Constant(expected) and cluster.ways[0].latency[3] == Constant(0.0)
+    expected = collective_time(
+        "two_level", 4.0, 4, 8.0, 0.1, sites=[2, 2], far_bandwidth=2.0, far_latency=1.0
+    )
+    assert cluster.latency_down == Constant(expected) and cluster.ways[0].latency[3] == Constant(
+        0.0
+    )
     with pytest.raises(InputError, match=r"far_latency = exponential\(mean=1\): policy = barrier"):
         Cluster(4, 1.0, **near, sites=[2, 2], far_latency="exponential(1)")
 
@@ -175,7 +229,9 @@ def test_leaders_of_groups_talk_near_and_of_all_far():
     trace = simulate(meet(cluster, methods.lsgd(groups=2, global_every=3).timing), 240)
     frame = trace.frame
     pulled_to_all = (frame["job"] + 1) % 3 == 0
-    np.testing.assert_allclose(frame["arrive_time"] - frame["send_time"], np.where(pulled_to_all, 1.0, 0.0), atol=1e-9)
+    np.testing.assert_allclose(
+        frame["arrive_time"] - frame["send_time"], np.where(pulled_to_all, 1.0, 0.0), atol=1e-9
+    )
     assert trace.summary()["throughput"] == pytest.approx(8 / (1 + 2 / 3), rel=0.02)
 
 
@@ -186,5 +242,7 @@ def test_failures_have_units_and_sites():
     assert cluster.failures == (crash,) and Cluster.from_dict(cluster.to_dict()) == cluster
     often = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, failures=["crash(30, 5 s, site=1)"])
     assert set(simulate(often, 200).spells["worker"]) == {2, 3}
-    with pytest.raises(InputError, match=r"failure crash: detect = '3 sec': unknown unit 'sec'; choose from ns, us"):
+    with pytest.raises(
+        InputError, match=r"failure crash: detect = '3 sec': unknown unit 'sec'; choose from ns, us"
+    ):
         failures.crash(1, 1, detect="3 sec")

@@ -1,4 +1,5 @@
-"""Drawn traces, methods and problems, replayed in every form: the numbers of the slow replay, `event_loop`.
+"""Drawn traces, methods and problems, replayed in every form: the numbers of the slow replay,
+`event_loop`.
 
 Strategies draw only what can be replayed, so that nothing is skipped: an `InputError` fails a test.
 """
@@ -40,8 +41,14 @@ from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.study.cell import meet
 
-#: Form and number of devices; three divide neither the commits of a piece nor the parameters evenly.
-FORMS = {"single": ("single", 1), "batch": ("batch", 1), "two devices": ("batch", 2), "three devices": ("batch", 3)}
+#: Form and number of devices; three divide neither the commits of a piece nor the parameters
+#: evenly.
+FORMS = {
+    "single": ("single", 1),
+    "batch": ("batch", 1),
+    "two devices": ("batch", 2),
+    "three devices": ("batch", 3),
+}
 KINDS = ("server", "torn", "prescribed", "failures")
 BROKEN = [
     failures.crash("exponential(12)", "exponential(4)", detect=1.0),
@@ -58,8 +65,8 @@ def by_name(name):
 
 
 RULES = {
-    # Those without a server have traces of their own, see `test_gossip`; those that need several workers are in
-    # `test_byzantine`.
+    # Those without a server have traces of their own, see `test_gossip`; those that need several
+    # workers are in `test_byzantine`.
     **{
         name: functools.partial(by_name, name)
         for name, make in methods.METHODS.items()
@@ -73,17 +80,48 @@ RULES = {
     "combining": combining,
 }
 #: One of each mechanism; the others have their turn in a full run.
-DEFAULT = {"gem, paper", "dana_zero", "aeasgd", "lsgd, groups", "ringleader", "fedbuff", "draws", "lgd"}
+DEFAULT = {
+    "gem, paper",
+    "dana_zero",
+    "aeasgd",
+    "lsgd, groups",
+    "ringleader",
+    "fedbuff",
+    "draws",
+    "lgd",
+}
 #: Methods that scale each message by a number, as damping does, or are in the catalogue themselves.
-ALIKE = {"adaptive_staleness", "batch_sgd", "delay_adaptive", "dynsgd", "rennala", "ringmaster", "softsync"}
+ALIKE = {
+    "adaptive_staleness",
+    "batch_sgd",
+    "delay_adaptive",
+    "dynsgd",
+    "rennala",
+    "ringmaster",
+    "softsync",
+}
 ALIKE |= {"a reply before the commit", "an optimizer on the server", "server memory, backup"}
 ALIKE |= {"message with the central variable, and resume"}
 #: Methods whose replays go through crashes, outages and losses.
-WITH_FAILURES = ("gem", "downpour", "aeasgd", "fedbuff", "ringleader", "lsgd, groups", "averaging", "dana_zero", "adag")
+WITH_FAILURES = (
+    "gem",
+    "downpour",
+    "aeasgd",
+    "fedbuff",
+    "ringleader",
+    "lsgd, groups",
+    "averaging",
+    "dana_zero",
+    "adag",
+)
 #: Made for a number of workers, as each may have an objective of its own.
 TASKS = {
-    "least_squares": lambda workers: problems.least_squares(workers, 5, heterogeneity=1.0, dimension=6, examples=20),
-    "logistic": lambda workers: problems.logistic(workers, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "least_squares": lambda workers: problems.least_squares(
+        workers, 5, heterogeneity=1.0, dimension=6, examples=20
+    ),
+    "logistic": lambda workers: problems.logistic(
+        workers, 5, heterogeneity=1.0, dimension=6, examples=20
+    ),
     "quadratic": lambda workers: make_problem("quadratic"),
     "digits": lambda workers: problems.digits(batch_size=4, hidden=()),
     "stateful": lambda workers: stateful_problem(),
@@ -115,13 +153,22 @@ def traces(draw, kind, form, rule, seed):
     method, commits = RULES[rule](), draw(st.integers(160, 200))
     if kind == "prescribed":  # staler than there are workers: jobs of one worker overlap
         workers = draw(st.integers(2, 9))
-        return prescribed(Uniform(0, 3 * workers), commits, workers, draw(st.integers(1, 3)), seed % 1000)
+        return prescribed(
+            Uniform(0, 3 * workers), commits, workers, draw(st.integers(1, 3)), seed % 1000
+        )
     cluster = draw(clusters(sizes=(2, 9), locked=kind == "failures"))
     if kind == "torn":
         blocks = draw(st.integers(2, 4))
-        cluster = meet(cluster, Timing(protocol="write_then_read", discipline="lock_free", read_blocks=blocks))
+        cluster = meet(
+            cluster, Timing(protocol="write_then_read", discipline="lock_free", read_blocks=blocks)
+        )
     if kind == "failures":
-        times = {"compute": "gamma(mean=1, cv=0.5)", "service": 0.02, "latency": 0.05, "failures": BROKEN}
+        times = {
+            "compute": "gamma(mean=1, cv=0.5)",
+            "service": 0.02,
+            "latency": 0.05,
+            "failures": BROKEN,
+        }
         visits = {"protocol": cluster.protocol, "exclusive": cluster.exclusive}
         cluster = Cluster(5, window=draw(st.integers(1, 3)), **times, **visits)
     cluster = meet(cluster, method.timing)
@@ -129,7 +176,9 @@ def traces(draw, kind, form, rule, seed):
         if cluster.separate_reads or kind == "failures":
             cluster = meet(cluster, Timing(protocol="exchange"))
     elif not method.timing.policy:
-        cluster = dataclasses.replace(cluster, policy=draw(gates(cluster.workers, cluster.protocol)))
+        cluster = dataclasses.replace(
+            cluster, policy=draw(gates(cluster.workers, cluster.protocol))
+        )
     return simulate(cluster, commits, seed)
 
 
@@ -167,26 +216,41 @@ def anew():
 
 
 def assert_the_loop(combination):
-    """Replay a combination in its form: the method is made anew, so that nothing is compiled for it yet."""
+    """Replay a combination in its form: the method is made anew, so that nothing is compiled for it
+    yet.
+    """
     trace, (form, count) = combination.trace, FORMS[combination.form]
     commits = len(trace.accepted)
     stops = np.r_[EVERY:commits:EVERY, commits]
-    # A method that waits for a version does not move without one, and no deviation is relative to nothing.
+    # A method that waits for a version does not move without one, and no deviation is relative to
+    # nothing.
     assume(np.diff(np.r_[0, trace.accepted.frame["version"].to_numpy()[stops - 1]]).all())
     looks = [recorders.diagnostics(2)] if combination.looks else []
-    options = {"record": [recorders.energy(tensors=2 * combination.looks), *looks], "precision": "float64"}
+    options = {
+        "record": [recorders.energy(tensors=2 * combination.looks), *looks],
+        "precision": "float64",
+    }
     options |= {"stops": stops, "form": form, "devices": jax.devices()[:count]}
     # Batches of the sizes that accelerators have.
     with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):
-        running = Replay(trace, RULES[combination.rule](), TASKS[combination.task](trace.workers), **options)
+        running = Replay(
+            trace, RULES[combination.rule](), TASKS[combination.task](trace.workers), **options
+        )
         layout = running.running._plan.layout(running.method)
-        assert layout.form == form or layout.piece_size == 1  # a lone worker's commits cannot be batched
+        assert (
+            layout.form == form or layout.piece_size == 1
+        )  # a lone worker's commits cannot be batched
         found = forced_deviation(running, EVERY)
     assert max(found.values()) < FORCED, found
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param(r, marks=[pytest.mark.full] * (r not in DEFAULT)) for r in RULES if r not in ALIKE]
+    "rule",
+    [
+        pytest.param(r, marks=[pytest.mark.full] * (r not in DEFAULT))
+        for r in RULES
+        if r not in ALIKE
+    ],
 )
 @settings(max_examples=1)
 @given(data=st.data())
@@ -204,7 +268,12 @@ def test_each_kind_of_trace_is_the_slow_replay(kind, data):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("form", "kind"),
-    [(form, kind) for i, form in enumerate(FORMS) for j, kind in enumerate(KINDS) if (i + j // 2) % 2],
+    [
+        (form, kind)
+        for i, form in enumerate(FORMS)
+        for j, kind in enumerate(KINDS)
+        if (i + j // 2) % 2
+    ],
 )
 @settings(max_examples=1)
 @given(data=st.data())
@@ -217,7 +286,9 @@ def test_each_form_is_the_slow_replay(form, kind, data):
 def test_networks_are_the_slow_replay(name):
     """The problems that `TASKS` does not have. With large steps, convolutions diverge."""
     trace = make_trace("exchange", commits=2 * EVERY)
-    found = forced_deviation(stopping(trace, methods.downpour(learning_rate=0.001), make_problem(name)), EVERY)
+    found = forced_deviation(
+        stopping(trace, methods.downpour(learning_rate=0.001), make_problem(name)), EVERY
+    )
     assert max(found.values()) < FORCED, found
 
 
@@ -225,10 +296,20 @@ def test_networks_are_the_slow_replay(name):
 @pytest.mark.parametrize("protocol", ["exchange", "read_then_write, two visits", "prescribed"])
 def test_downpour_is_the_slow_replay_without_forcing(protocol):
     """A method that does not amplify round-off."""
-    trace, method, problem = make_trace(protocol), make_method("downpour"), make_problem("quadratic")
+    trace, method, problem = (
+        make_trace(protocol),
+        make_method("downpour"),
+        make_problem("quadratic"),
+    )
     replayed = Replay(trace, method, problem, precision="float64", record=[recorders.energy()])
     loop = EventLoop(trace, method, problem)
     replayed.advance(len(trace))
     expected, found = loop.run(0, len(trace)), replayed.result().commits
     central = np.asarray(replayed.state.central)
-    assert max(deviation(central, loop.central), *(deviation(found[name], expected[name]) for name in RECORDED)) < 1e-10
+    assert (
+        max(
+            deviation(central, loop.central),
+            *(deviation(found[name], expected[name]) for name in RECORDED),
+        )
+        < 1e-10
+    )

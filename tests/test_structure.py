@@ -1,4 +1,6 @@
-"""The structure of the package: imports point down, class names are unique, and nothing heavy is below the clusters."""
+"""The structure of the package: imports point down, class names are unique, and nothing heavy is
+below the clusters.
+"""
 
 import ast
 import functools
@@ -13,7 +15,9 @@ import asyncsim
 
 PACKAGE = Path(asyncsim.__file__).parent
 MODULES = {
-    ".".join(("asyncsim", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    ".".join(("asyncsim", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
     for path in PACKAGE.rglob("*.py")
 }
 #: Folders from the bottom up; a module imports from its own line and those above.
@@ -32,14 +36,19 @@ runs
 RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 #: A class and the functions of its summary, or its parts, name each other in annotations.
 FOR_TYPES = {
-    *((f"asyncsim.traces.{name}", "asyncsim.traces.trace") for name in ("archive", "rules", "tables", "trace_summary")),
+    *(
+        (f"asyncsim.traces.{name}", "asyncsim.traces.trace")
+        for name in ("archive", "rules", "tables", "trace_summary")
+    ),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
     ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }
 
 
 def imported(tree):
-    """Return the names of modules in a file: imports anywhere in it, also for type checkers, and texts."""
+    """Return the names of modules in a file: imports anywhere in it, also for type checkers, and
+    texts.
+    """
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -91,8 +100,12 @@ def test_there_are_no_circles_of_imports():
 
 
 def test_imports_point_down():
-    """Only the package itself, its command line and the modules that start it are above all folders."""
-    assert {folder_of(module) for module, path in MODULES.items() if path.parent != PACKAGE} == set(RANKS)
+    """Only the package itself, its command line and the modules that start it are above all
+    folders.
+    """
+    assert {folder_of(module) for module, path in MODULES.items() if path.parent != PACKAGE} == set(
+        RANKS
+    )
     upward = [
         (module, name)
         for module, names in imports().items()
@@ -113,7 +126,9 @@ def test_the_nouns_do_not_mix():
 
 def test_no_two_classes_have_one_name():
     trees = [ast.parse(path.read_text()) for path in MODULES.values()]
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -128,4 +143,9 @@ def test_no_two_classes_have_one_name():
 )
 def test_nothing_heavy_is_loaded(module, heavy):
     program = f"import {module}, sys; print(*(set({heavy.split()}) & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "\n"
+    )

@@ -1,4 +1,6 @@
-"""The command line and the study, end to end: lists, help, bad input, notes, interruptions, bytes, and the wheel."""
+"""The command line and the study, end to end: lists, help, bad input, notes, interruptions, bytes,
+and the wheel.
+"""
 
 import dataclasses
 import itertools
@@ -18,7 +20,18 @@ import pandas as pd
 import pytest
 from test_gem_studies import stop_at
 
-from asyncsim import Cluster, InputError, Run, Trace, methods, problems, recorders, replay, simulate, study
+from asyncsim import (
+    Cluster,
+    InputError,
+    Run,
+    Trace,
+    methods,
+    problems,
+    recorders,
+    replay,
+    simulate,
+    study,
+)
 from asyncsim.base.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.clusters.policy import WITHOUT_SERVER
@@ -50,8 +63,12 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"} | options.pop("environment", {})
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, **options)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"} | options.pop(
+        "environment", {}
+    )
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, **options
+    )
 
 
 def own_study(name: str, text: str) -> Path:
@@ -149,11 +166,18 @@ def test_help_fits_80_columns_and_describes_every_option(told, monkeypatch, name
         names = [match[1].replace("-", "_") for match in shown if match]
         texts = [" ".join(lines[i:end]) for i, end in itertools.pairwise([*starts, len(lines)])]
         assert [text for text in texts if len(text.split()) < 4] == []
-        # A paragraph or a description never ends with a line of one or two words, unless these are very long.
-        short = [line for line in lines if 0 < len(line.split()) < 3 and not line.endswith(":") and len(line) < 44]
+        # A paragraph or a description never ends with a line of one or two words, unless these are
+        # very long.
+        short = [
+            line
+            for line in lines
+            if 0 < len(line.split()) < 3 and not line.endswith(":") and len(line) < 44
+        ]
         assert [line for line in short if not line.startswith("  --")] == []
         assert not re.search(r"\b(INT|FLOAT|STR|None\}|PATH)\b", "\n".join(lines))
-        assert lines[0].startswith(f"example: asyncsim study {name}") and lines[1].startswith("usage: asyncsim study")
+        assert lines[0].startswith(f"example: asyncsim study {name}") and lines[1].startswith(
+            "usage: asyncsim study"
+        )
     assert sorted(names) == sorted(options_of(study.load(name).Config))
     study.configure(name, shlex.split(lines[0].partition(name)[2]))
 
@@ -167,8 +191,8 @@ def test_a_bad_option_is_refused_before_jax_is_imported():
     program = """
 import sys
 from asyncsim import study
-for options in (["--bogus", "3"], ["--seeds", "x"], ["--workers", "0"], ["--methods", "gme"], ["--problem", "mnits"]):
-    assert study.main(["staleness", *options]) == 2
+for options in ("--bogus 3", "--seeds x", "--workers 0", "--methods gme", "--problem mnits"):
+    assert study.main(["staleness", *options.split()]) == 2
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
     ended = python("-c", program)
@@ -213,7 +237,11 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
 @pytest.mark.parametrize("name", ["staleness", "throughput", "ensembles"])
 @pytest.mark.parametrize("option", [["--out", ""], ["--out="], ["--out", "", "--workers", "2"]])
 def test_an_empty_path_is_not_the_working_folder(told, empty_folder, name, option):
-    assert told(name, *option) == (2, [], ["error: out = '': is empty; give the name of a file or folder"])
+    assert told(name, *option) == (
+        2,
+        [],
+        ["error: out = '': is empty; give the name of a file or folder"],
+    )
     assert list(empty_folder.iterdir()) == []
 
 
@@ -229,14 +257,33 @@ def test_the_working_folder_is_a_path():
         ("--workers", "workers: has no value; write --workers integer"),
         ("--workers 2 3", "workers = '2 3': takes a single value; write --workers integer"),
         ("--sites 2 x", "sites = '2 x': must be an integer; write --sites integer ..."),
-        ("--learning-rate=x", "learning_rate = 'x': must be a number; write --learning-rate number"),
+        (
+            "--learning-rate=x",
+            "learning_rate = 'x': must be a number; write --learning-rate number",
+        ),
         ("--x64 True", "x64 = 'True': takes no value; write --x64 or --no-x64"),
-        ("--wokers 3", "--wokers: unknown option of the study staleness; did you mean --workers? asyncsim study"),
+        (
+            "--wokers 3",
+            "--wokers: unknown option of the study staleness; did you mean --workers? asyncsim "
+            "study",
+        ),
         ("--tuen 1", "--tuen: unknown option of the study staleness; asyncsim study"),
-        ("--no-workers", "--no-workers: unknown option of the study staleness; did you mean --workers? asyncsim"),
-        ("-w 3", "-w: unknown option of the study staleness; asyncsim study staleness --help lists"),
-        ("--device cqu", "device = 'cqu': unknown; did you mean 'cpu'? choose from default, cpu, gpu, tpu"),
-        ("extra", "'extra': belongs to no option; asyncsim study staleness --help lists the options"),
+        (
+            "--no-workers",
+            "--no-workers: unknown option of the study staleness; did you mean --workers? asyncsim",
+        ),
+        (
+            "-w 3",
+            "-w: unknown option of the study staleness; asyncsim study staleness --help lists",
+        ),
+        (
+            "--device cqu",
+            "device = 'cqu': unknown; did you mean 'cpu'? choose from default, cpu, gpu, tpu",
+        ),
+        (
+            "extra",
+            "'extra': belongs to no option; asyncsim study staleness --help lists the options",
+        ),
     ],
 )
 def test_options_that_cannot_be_read(told, empty_folder, arguments, message):
@@ -289,11 +336,15 @@ def test_device_that_is_not_there(told, empty_folder, monkeypatch):
 
 def test_methods_and_problems_of_another_kind():
     for given in ((3,), ("gem", METHODS["gem"])):
-        with pytest.raises(InputError, match=r"must be a name, or a Method that methods\.gem\(\) returns"):
+        with pytest.raises(
+            InputError, match=r"must be a name, or a Method that methods\.gem\(\) returns"
+        ):
             Config(methods=given).make_methods()
     with pytest.raises(InputError, match="method: name = 'a/b'"):
         Config(methods=(methods.downpour()._replace(name="a/b"),)).make_methods()
-    with pytest.raises(InputError, match=r"must be a name, or a Problem that problems\.digits\(\) returns"):
+    with pytest.raises(
+        InputError, match=r"must be a name, or a Problem that problems\.digits\(\) returns"
+    ):
         Config(problem=problems.digits).make_problem()
 
 
@@ -301,7 +352,8 @@ MINE = """
 from asyncsim.methods import Method, gradient_steps
 
 def damped(learning_rate=0.01, patience=10):
-    return Method("damped", {"learning_rate": learning_rate, "patience": patience}, gradient_steps(learning_rate))
+    hyperparameters = {"learning_rate": learning_rate, "patience": patience}
+    return Method("damped", hyperparameters, gradient_steps(learning_rate))
 
 def stepping(steps=3):
     return Method("stepping", {"steps": steps}, gradient_steps(0.1))
@@ -323,7 +375,10 @@ def test_a_method_of_an_own_file(capsys):
     Path("mine.py").write_text(MINE)
     (method,) = Config(methods="mine.py:damped").make_methods()
     assert method.hyperparameters == {"learning_rate": 0.01, "patience": 10}
-    assert capsys.readouterr().err == "note: mine.py:damped keeps its own learning_rate = 0.01 (the study's: 0.05)\n"
+    assert (
+        capsys.readouterr().err
+        == "note: mine.py:damped keeps its own learning_rate = 0.01 (the study's: 0.05)\n"
+    )
     (method,) = Config(methods="mine.py:damped").make_methods(swept={"learning_rate"})
     assert method.hyperparameters["learning_rate"] == 0.05
     # Only options that methods are made from.
@@ -340,17 +395,33 @@ def test_a_method_of_an_own_file(capsys):
 
 def test_entries_with_arguments_and_sweeps(capsys):
     def made(*entries, **options):
-        return {one.name: one.hyperparameters for one in Config(methods=entries, **options).make_methods()}
+        return {
+            one.name: one.hyperparameters
+            for one in Config(methods=entries, **options).make_methods()
+        }
 
     assert list(made("gem(kappa=2)")) == ["gem"]
     found = made("gem", "gem(kappa=[1, 2.5], momentum=0.5)", "downpour", learning_rate=0.1)
-    assert list(found) == ["gem", "gem(kappa=1,momentum=0.5)", "gem(kappa=2.5,momentum=0.5)", "downpour"]
+    assert list(found) == [
+        "gem",
+        "gem(kappa=1,momentum=0.5)",
+        "gem(kappa=2.5,momentum=0.5)",
+        "downpour",
+    ]
     assert [one.get("kappa") for one in found.values()] == [1.0, 1, 2.5, None]
     assert [one["learning_rate"] for one in found.values()] == [0.1] * 4
     # What all entries share sets none apart.
-    assert list(made("gem(kappa=[1, 2], momentum=0.5, variant=paper)")) == ["gem(kappa=1)", "gem(kappa=2)"]
-    found = made("downpour(optimizer=adam, learning_rate=0.002)", "easgd(policy=barrier(3))", optimizer="sgd")
-    assert found["downpour"] == {"learning_rate": 0.002, "optimizer": "adam"} and found["easgd"]["optimizer"] == "sgd"
+    assert list(made("gem(kappa=[1, 2], momentum=0.5, variant=paper)")) == [
+        "gem(kappa=1)",
+        "gem(kappa=2)",
+    ]
+    found = made(
+        "downpour(optimizer=adam, learning_rate=0.002)", "easgd(policy=barrier(3))", optimizer="sgd"
+    )
+    assert (
+        found["downpour"] == {"learning_rate": 0.002, "optimizer": "adam"}
+        and found["easgd"]["optimizer"] == "sgd"
+    )
     with pytest.raises(InputError, match="the same name twice"):
         made("gem(kappa=1)", "gem(kappa=1)")
     (method,) = Config(methods=("gem(0.2)",)).make_methods()
@@ -365,7 +436,9 @@ def test_cells_share_only_what_is_the_same():
     config = SweepConfig(methods=("downpour",), workers=(2,), seeds=1, steps=2)
     grid = [{"workers": n, "problem": problem} for n, problem in ((2, one), (3, other), (4, one))]
     assert [cell.problem for cell in sweep(config, grid)] == [one, other, one]
-    with pytest.raises(InputError, match=r"grid: two of its cells are called .workers-2_problem-Problem"):
+    with pytest.raises(
+        InputError, match=r"grid: two of its cells are called .workers-2_problem-Problem"
+    ):
         sweep(config, [{"workers": 2, "problem": problem} for problem in (one, other)])
 
 
@@ -378,9 +451,18 @@ def test_long_values_are_cut_in_the_names_of_folders():
 
 def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
     Path("mine.py").write_text(MINE)
-    config = SweepConfig(methods=("mine.py:damped",), workers=(2, 3), problem="quadratic", seeds=1, steps=2)
-    cells = sweep(config, [{"learning_rate": rate, "workers": n} for rate in (0.05, 0.2) for n in (2, 3)])
-    assert [cell.methods[0].hyperparameters["learning_rate"] for cell in cells] == [0.05, 0.05, 0.2, 0.2]
+    config = SweepConfig(
+        methods=("mine.py:damped",), workers=(2, 3), problem="quadratic", seeds=1, steps=2
+    )
+    cells = sweep(
+        config, [{"learning_rate": rate, "workers": n} for rate in (0.05, 0.2) for n in (2, 3)]
+    )
+    assert [cell.methods[0].hyperparameters["learning_rate"] for cell in cells] == [
+        0.05,
+        0.05,
+        0.2,
+        0.2,
+    ]
     assert not capsys.readouterr().err
     cells = sweep(config, [{"workers": n} for n in (2, 3)])
     assert {cell.methods[0].hyperparameters["learning_rate"] for cell in cells} == {0.01}
@@ -401,8 +483,9 @@ def moons(batch_size=8, noise=0.2, workers=1):
         return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
 
     data = {"x": x, "y": x[:, 0]}
-    return custom(lambda key: jnp.zeros(2), loss, data, data, batch_size, name=f"moons of {workers}",
-                  config={"noise": noise})
+    name = f"moons of {workers}"
+    config = {"noise": noise}
+    return custom(lambda key: jnp.zeros(2), loss, data, data, batch_size, name=name, config=config)
 
 def none():
     return None
@@ -452,20 +535,48 @@ def test_a_problem_of_an_own_file(capsys):
 @pytest.mark.parametrize(
     ("option", "entry", "message"),
     [
-        ("methods", "mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
+        (
+            "methods",
+            "mine.py",
+            "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION",
+        ),
         ("methods", "mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
-        ("methods", "mine.py:dampd", "mine.py has no function dampd; did you mean 'damped'? choose from damped"),
+        (
+            "methods",
+            "mine.py:dampd",
+            "mine.py has no function dampd; did you mean 'damped'? choose from damped",
+        ),
         ("methods", "mine.py:made", "made is a Method, must be a function that returns a Method"),
         ("methods", "mine.py:needs", "patience missing; write needs(patience)"),
         ("methods", "mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
-        ("methods", "mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
-        ("methods", "broken.py:damped", "cannot be imported: line 1: ZeroDivisionError: division by zero"),
-        ("problem", "moons.py", "problem = 'moons.py': is a file; name its function, too: moons.py:FUNCTION"),
+        (
+            "methods",
+            "mine.py:fails",
+            "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck",
+        ),
+        (
+            "methods",
+            "broken.py:damped",
+            "cannot be imported: line 1: ZeroDivisionError: division by zero",
+        ),
+        (
+            "problem",
+            "moons.py",
+            "problem = 'moons.py': is a file; name its function, too: moons.py:FUNCTION",
+        ),
         ("problem", "moons.py:moon", "problem = 'moons.py:moon': moons.py has no function moon"),
         ("problem", "moons.py:three", "three is a int, must be a function that returns a Problem"),
-        ("problem", "moons.py:none", "returned None; must return a Problem, as problems.custom() does"),
+        (
+            "problem",
+            "moons.py:none",
+            "returned None; must return a Problem, as problems.custom() does",
+        ),
         ("problem", "moons.py:fails", "init = 1: must be a function"),
-        ("problem", "moons.py:exits", "problem = 'moons.py:exits': cannot be made: line 25: SystemExit: 5"),
+        (
+            "problem",
+            "moons.py:exits",
+            "problem = 'moons.py:exits': cannot be made: line 25: SystemExit: 5",
+        ),
         ("problem", "yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
     ],
 )
@@ -481,8 +592,16 @@ def test_an_own_file_without_a_method_or_a_problem(option, entry, message):
     ("name", "problem", "message"),
     [
         ("windows", "moons", "problem = 'moons of 2': has no accuracy"),
-        ("speedup", "fixed", "problem = 'moons of 1': has minibatches of 8, but this study derives their size from"),
-        ("staleness", "nan", "problem: its train loss is nan at the initial parameters, before any commit"),
+        (
+            "speedup",
+            "fixed",
+            "problem = 'moons of 1': has minibatches of 8, but this study derives their size from",
+        ),
+        (
+            "staleness",
+            "nan",
+            "problem: its train loss is nan at the initial parameters, before any commit",
+        ),
     ],
 )
 def test_own_problems_that_a_study_cannot_take(told, name, problem, message):
@@ -499,7 +618,9 @@ def test_measures_of_ones_own_need_not_be_finite(unrendered_figures):
         Config(problem="mine.py:undefined", workers=2, seeds=1, steps=3, methods=("downpour",))
     )
     assert found.summary["status"].tolist() == ["finished"]
-    assert np.isnan(found.summary["test_share" if "test_share" in found.summary else "train_share"].item())
+    assert np.isnan(
+        found.summary["test_share" if "test_share" in found.summary else "train_share"].item()
+    )
 
 
 def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
@@ -521,20 +642,29 @@ def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
         ({"learning_rate": 0.1, "momentum": 0.5, "batch_size": 8}, []),
         ({"optimizer": "adam"}, ["--optimizer changes nothing for gem"]),
         ({"problem": "quadratic", "batch_size": 8}, ["--batch-size changes nothing for quadratic"]),
-        ({"problem": problems.quadratic([1.0]), "batch_size": 8}, ["--batch-size changes nothing for quadratic"]),
+        (
+            {"problem": problems.quadratic([1.0]), "batch_size": 8},
+            ["--batch-size changes nothing for quadratic"],
+        ),
         (
             {"methods": ("gem", methods.downpour()._replace(name="mine")), "learning_rate": 0.1},
             ["--learning-rate changes nothing for mine"],
         ),
         (
             {"workers": 2, "compute": "[constant(1)]*2"},
-            ["compute: one law per worker was given and all 2 are constant(value=1), which changes nothing; "],
+            [
+                "compute: one law per worker was given and all 2 are constant(value=1), which "
+                "changes nothing; "
+            ],
         ),
         (
             {"protocol": "write_then_read", "exclusive": False},
             ["--no-exclusive changes nothing: the visits of write_then_read are always separate"],
         ),
-        ({"dynamic_window": True}, ["--dynamic-window changes nothing with a window of 1: all workers have it"]),
+        (
+            {"dynamic_window": True},
+            ["--dynamic-window changes nothing with a window of 1: all workers have it"],
+        ),
         (
             {"workers": 2, "compute": "[1, 3]", "window": 2, "dynamic_window": True},
             [],
@@ -575,7 +705,9 @@ def test_own_study_is_listed_and_run_beside_the_shipped(told):
     own_study("mine", OWN)
     own_study("_helper", "raise ValueError")
     _, out, err = told()
-    assert [line.split()[0] for line in out[out.index("studies:") + 1 :]] == sorted(["mine", *SHIPPED])
+    assert [line.split()[0] for line in out[out.index("studies:") + 1 :]] == sorted(
+        ["mine", *SHIPPED]
+    )
     assert ["mine", "Say hello."] in [line.split(maxsplit=1) for line in out] and err == []
     assert told("mine", "--times", "2") == (0, ["hellohello"], [])
     own_study("needs", OWN.replace("times: int = 1", "times: int"))
@@ -599,7 +731,9 @@ def test_own_study_never_takes_the_place_of_a_shipped_one(told):
     note = f"note: {path} is not used: a shipped study is called staleness; rename yours"
     code, out, err = told()
     assert (code, err) == (0, [note])
-    assert sum("staleness" in line.split()[:1] for line in out) == 1 and not any("hello" in line for line in out)
+    assert sum("staleness" in line.split()[:1] for line in out) == 1 and not any(
+        "hello" in line for line in out
+    )
     assert study.load("staleness").__file__ == str(study.shipped("studies") / "staleness.py")
     code, _, err = told("staleness", "--workers", "0")
     assert (code, err) == (2, [note, f"error: workers = 0: must be at least 1; {HELP}"])
@@ -610,9 +744,17 @@ def test_own_study_never_takes_the_place_of_a_shipped_one(told):
     [
         ('"""Text."""\nimport (\n', "(cannot be read: line 2: ", "cannot be imported: line 2: "),
         ("\0", "(cannot be read: ", "cannot be imported: "),
-        ('"""Text."""\nimport no_such_module\n', "Text.", "cannot be imported: line 2: ModuleNotFoundError: No module"),
+        (
+            '"""Text."""\nimport no_such_module\n',
+            "Text.",
+            "cannot be imported: line 2: ModuleNotFoundError: No module",
+        ),
         ('"""Text."""\n\nexit(3)\n', "Text.", "cannot be imported: line 3: SystemExit: 3"),
-        ("x = 1\n", "(no docstring)", "has no Config and no run; a study is a dataclass Config and a function run"),
+        (
+            "x = 1\n",
+            "(no docstring)",
+            "has no Config and no run; a study is a dataclass Config and a function run",
+        ),
         ("class Config: pass\n", "(no docstring)", "has no run; a study is"),
     ],
 )
@@ -632,9 +774,22 @@ def test_broken_own_study_does_not_break_the_others(told, text, listed, error):
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory):
-    """Return the output of the staleness study of two workers, as a user starts it, and its folder."""
+    """Return the output of the staleness study of two workers, as a user starts it, and its
+    folder.
+    """
     folder = tmp_path_factory.mktemp("small")
-    ended = python("-m", "asyncsim.study", "staleness", "--workers", "2", "--steps", "20", "--seeds", "1", cwd=folder)
+    ended = python(
+        "-m",
+        "asyncsim.study",
+        "staleness",
+        "--workers",
+        "2",
+        "--steps",
+        "20",
+        "--seeds",
+        "1",
+        cwd=folder,
+    )
     return ended, folder / "results" / "staleness"
 
 
@@ -643,15 +798,21 @@ def test_study_says_and_writes_what_can_be_read(small_run):
     assert ended.returncode == 0, ended.stderr
     out = ended.stdout
     assert [
-        name for name in (*Config().methods, "staleness, mean", "test accuracy", "diverged") if name not in out
+        name
+        for name in (*Config().methods, "staleness, mean", "test accuracy", "diverged")
+        if name not in out
     ] == []
-    assert len(ended.stderr.splitlines()) == 3 and "] adaptive_staleness, seed 0: loss" in ended.stderr
+    assert (
+        len(ended.stderr.splitlines()) == 3 and "] adaptive_staleness, seed 0: loss" in ended.stderr
+    )
     named = out.splitlines()[-1].partition("wrote results/staleness: ")[2].split(", ")
     assert sorted(named) == sorted(path.name for path in folder.iterdir())
     config = json.loads((folder / "config.json").read_text())
     assert (config["study"], config["workers"], config["problem"]) == ("staleness", 2, "digits")
     summary = pd.read_csv(folder / "summary.csv")
-    assert list(summary["method"]) == list(Config().methods) and set(summary["status"]) == {"finished"}
+    assert list(summary["method"]) == list(Config().methods) and set(summary["status"]) == {
+        "finished"
+    }
     for row in summary.itertuples():
         trace, run = Trace.load(folder / row.trace_file), Run.load(folder / row.run_folder)
         assert len(trace) == len(run.commits) == 40
@@ -696,12 +857,21 @@ def test_study_from_python(tmp_path, capsys, unrendered_figures):
     assert list(result.summary["method"]) == ["mine", "downpour"] * 2
     assert set(result.summary["method.learning_rate"]) == {0.02, 0.05}
     summary = pd.read_csv(result.folder / "summary.csv")
-    pd.testing.assert_frame_equal(summary, result.summary.astype({"diverged_at": float}), check_dtype=False)
+    pd.testing.assert_frame_equal(
+        summary, result.summary.astype({"diverged_at": float}), check_dtype=False
+    )
     written = json.loads((result.folder / "config.json").read_text())
     assert written["compute"] == ["gamma(mean=1, cv=0.2)", "exponential(1)", 2.0]
-    assert (written["workers"], written["methods"], written["problem"]) == (3, ["mine", "downpour"], "quadratic")
+    assert (written["workers"], written["methods"], written["problem"]) == (
+        3,
+        ["mine", "downpour"],
+        "quadratic",
+    )
     assert written["problem_config"] == {"curvature": [1.0, 0.1], "noise": 0.0, "start": 1.0}
-    assert written["hyperparameters"] == {"mine": {"learning_rate": 0.02}, "downpour": {"learning_rate": 0.05}}
+    assert written["hyperparameters"] == {
+        "mine": {"learning_rate": 0.02},
+        "downpour": {"learning_rate": 0.05},
+    }
     assert written["versions"]["jax"] == jax.__version__ and "numpy" in written["versions"]
     # What these objects do not use is not written, least of all with its default.
     assert not {"out", "batch_size", "learning_rate"} & set(written)
@@ -724,13 +894,23 @@ def printed(told, *options: str) -> str:
     ],
 )
 def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
-    assert with_theory(TheoryValue(4.98, "a bound", exact), measured, 2, steps) == (f"{measured:.2f}", said)
+    assert with_theory(TheoryValue(4.98, "a bound", exact), measured, 2, steps) == (
+        f"{measured:.2f}",
+        said,
+    )
     assert with_theory(None, measured, 2, steps) == (f"{measured:.2f}", "")
 
 
 @pytest.mark.full
 def test_the_table_tells_apart_what_differs(told, unrendered_figures):
-    toy = ["--workers=9", "--steps=20", "--seeds=1", "--methods=downpour", "--service=0.3", "--discipline=lowest_rank"]
+    toy = [
+        "--workers=9",
+        "--steps=20",
+        "--seeds=1",
+        "--methods=downpour",
+        "--service=0.3",
+        "--discipline=lowest_rank",
+    ]
     assert "8 (conserved, counting workers that never commit)" in printed(told, *toy)
     shutil.rmtree("mine")
     # A shared link: a message of 4 parameters takes a second.
@@ -740,12 +920,19 @@ def test_the_table_tells_apart_what_differs(told, unrendered_figures):
     assert 0.9 < float(link[3]) <= 1
     shutil.rmtree("mine")
     # Each timing has a table that says whose.
-    out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem(variant=paper),sgd")
+    out = printed(
+        told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem(variant=paper),sgd"
+    )
     heads = [line.rpartition("; ")[2] for line in out.splitlines() if "; 1 trace" in line]
     assert heads == ["1 trace of downpour", "1 trace of gem", "1 trace of sgd"]
     assert out.count("staleness, mean") == out.count("throughput (commits/s)") == 3
     shutil.rmtree("mine")
-    options = ["--compute=[gamma(1,0.2)]*2+[constant(3)]", "--latency=[0.1,0.2]", "--window=2", "--bandwidth=1e3"]
+    options = [
+        "--compute=[gamma(1,0.2)]*2+[constant(3)]",
+        "--latency=[0.1,0.2]",
+        "--window=2",
+        "--bandwidth=1e3",
+    ]
     out = printed(told, *toy, *options)
     assert "compute 2 \u00d7 gamma(mean=1, cv=0.2) + 1 \u00d7 3 s, window 2" in out.splitlines()[0]
     assert re.search(r"throughput \(commits/s\) +\d", out)
@@ -756,9 +943,18 @@ def test_the_table_tells_apart_what_differs(told, unrendered_figures):
 def test_what_is_printed_to_a_full_disk(tmp_path):
     options = ["--workers=2", "--steps=5", "--seeds=1", "--methods=downpour", "--problem=quadratic"]
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "asyncsim.study", "staleness", *options, f"--out={tmp_path / 'mine'}"]
+        command = [
+            sys.executable,
+            "-m",
+            "asyncsim.study",
+            "staleness",
+            *options,
+            f"--out={tmp_path / 'mine'}",
+        ]
         buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered
+        )
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.endswith(
         "error: standard output cannot be written: No space left on device\nhint: free some space\n"
@@ -767,12 +963,20 @@ def test_what_is_printed_to_a_full_disk(tmp_path):
 
 def test_options_are_chosen_where_they_are_given(capsys):
     """Also at their defaults, on the command line; in Python where they have another value."""
-    _, given = study.configure("staleness", ["--momentum=0.9", "--no-exclusive", "--batch-size", "16"])
-    assert {name for name in vars(given) if given.changed(name)} == {"momentum", "exclusive", "batch_size"}
+    _, given = study.configure(
+        "staleness", ["--momentum=0.9", "--no-exclusive", "--batch-size", "16"]
+    )
+    assert {name for name in vars(given) if given.changed(name)} == {
+        "momentum",
+        "exclusive",
+        "batch_size",
+    }
     made = dataclasses.replace(given)
     assert {name for name in vars(made) if made.changed(name)} == {"exclusive", "batch_size"}
     _, scaled = study.configure("windows", ["--scale", "paper"])
-    assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == ["scale"]
+    assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == [
+        "scale"
+    ]
     _, ignored = study.configure("staleness", ["--problem", "quadratic", "--batch-size", "None"])
     ignored.make_problem()
     assert "note: --batch-size changes nothing for quadratic\n" in capsys.readouterr().err
@@ -780,7 +984,9 @@ def test_options_are_chosen_where_they_are_given(capsys):
 
 def test_means_are_of_the_seeds_that_finished():
     rows = {"status": ["finished", "finished", "diverged"], "final_loss": [1.0, 2.0, np.nan]}
-    summary = pd.DataFrame({"method": "downpour", "seed": range(3), **rows, "simulated_seconds": [200.0, 202.0, 20.0]})
+    summary = pd.DataFrame(
+        {"method": "downpour", "seed": range(3), **rows, "simulated_seconds": [200.0, 202.0, 20.0]}
+    )
     lines = outcome_table(summary).splitlines()
     assert lines[-1].split() == ["downpour", "1", "of", "3", "1.50", "201"]
 
@@ -795,7 +1001,9 @@ def test_means_are_of_the_seeds_that_finished():
     ],
 )
 def test_means_are_said_to_be_of_the_seeds_that_there_are(seeds, diverged, said):
-    methods = [(method, seed) for method, count in zip("ab", seeds, strict=True) for seed in range(count)]
+    methods = [
+        (method, seed) for method, count in zip("ab", seeds, strict=True) for seed in range(count)
+    ]
     summary = pd.DataFrame(methods, columns=["method", "seed"]).assign(status="finished")
     summary.loc[0, "status"] = "diverged" if diverged else "finished"
     assert averaged(summary) == said
@@ -803,8 +1011,12 @@ def test_means_are_said_to_be_of_the_seeds_that_there_are(seeds, diverged, said)
 
 @pytest.mark.parametrize("part", ["test", "train"])
 def test_a_table_shows_measures_of_ones_own(part):
-    measured = {f"{part}_{name}": [1.0, 3.0] for name in ("loss", "recall", "mae", "auc", "f1", "bias")}
-    summary = pd.DataFrame({"method": "gem", "seed": [0, 1], "status": "finished", "train_loss": 1.0, **measured})
+    measured = {
+        f"{part}_{name}": [1.0, 3.0] for name in ("loss", "recall", "mae", "auc", "f1", "bias")
+    }
+    summary = pd.DataFrame(
+        {"method": "gem", "seed": [0, 1], "status": "finished", "train_loss": 1.0, **measured}
+    )
     head, row, below = outcome_table(summary.assign(train_gap=5.0)).splitlines()
     shown = [f"{part} {name}" for name in ("recall", "mae", "auc", "f1")]
     assert re.split(r"\s{2,}", head.strip())[-4:] == shown and row.split()[-4:] == ["2.00"] * 4
@@ -819,7 +1031,11 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
         trace = simulate(Cluster(4, "gamma(1, 0.2)", policy="barrier()"), 4 * rounds, seed=0)
         run = replay(trace, method, problem, seed=0, record=[recorders.energy()])
         moved = run.commits[3::4]
-        assert (run.commits["central_energy"] > 0).sum() == rounds == (moved["central_energy"] > 0).sum()
+        assert (
+            (run.commits["central_energy"] > 0).sum()
+            == rounds
+            == (moved["central_energy"] > 0).sum()
+        )
         ratios = (moved["central_energy"] / moved["proxy_energy"]).tail(late)
         assert outcome(run, trace)["energy_ratio"] == pytest.approx(ratios.median())
 
@@ -828,7 +1044,11 @@ def test_final_losses_near_the_largest_number_are_averaged_in_silence(recwarn):
     """Losses grow by a tenth a commit, until the sum of the last ones is no number any more."""
     trace = simulate(Cluster(1, 1.0), 1000)
     run = replay(trace, methods.downpour(2.05), problems.quadratic([1.0]), seed=0)
-    assert run.status == "diverged" and np.isnan(outcome(run, trace)["final_loss"]) and not recwarn.list
+    assert (
+        run.status == "diverged"
+        and np.isnan(outcome(run, trace)["final_loss"])
+        and not recwarn.list
+    )
 
 
 # While a trace is simulated
@@ -836,21 +1056,30 @@ def test_final_losses_near_the_largest_number_are_averaged_in_silence(recwarn):
 
 def test_a_simulation_shows_how_far_it_is(capsys):
     trace = simulate(Cluster(2, "exponential(1)"), 45_000, progress=True)
-    assert "simulate" in (bar := capsys.readouterr().err) and "/45000" in bar.replace("45.0k", "45000")
+    assert "simulate" in (bar := capsys.readouterr().err) and "/45000" in bar.replace(
+        "45.0k", "45000"
+    )
     assert simulate(Cluster(2, "exponential(1)"), 45_000).frame.equals(trace.frame)
     assert capsys.readouterr().err == ""
 
 
 def test_a_trace_that_memory_cannot_hold():
-    message = rf"commits = {10**14}: a trace of so many by 2 workers needs at least .* GiB of memory"
+    message = (
+        rf"commits = {10**14}: a trace of so many by 2 workers needs at least .* GiB of memory"
+    )
     with pytest.raises(InputError, match=message):
         simulate(Cluster(2, 1.0), 10**14)
 
 
 @pytest.mark.parametrize("workers", [10**11, 10**400])
-@pytest.mark.parametrize("options", [{}, {"topology": "ring()"}, {"bandwidth": 1.0, "message_bytes": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"topology": "ring()"}, {"bandwidth": 1.0, "message_bytes": 1.0}]
+)
 def test_a_cluster_that_memory_cannot_hold(workers, options):
-    with pytest.raises(InputError, match=f"workers = {workers}: a cluster of so many needs at least .* GiB of memory"):
+    with pytest.raises(
+        InputError,
+        match=f"workers = {workers}: a cluster of so many needs at least .* GiB of memory",
+    ):
         Cluster(workers, 1.0, **options)
 
 
@@ -875,7 +1104,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from asyncsim import study
 sys.exit(study.main(sys.argv[1:]))
 """
-    command = [sys.executable, "-c", program, "staleness", "--workers=10", "--steps=2000", "--seeds=6"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "staleness",
+        "--workers=10",
+        "--steps=2000",
+        "--seeds=6",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, "--methods=downpour"],
@@ -890,7 +1127,10 @@ sys.exit(study.main(sys.argv[1:]))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "interrupted: the finished results are in results/staleness" in err and "Traceback" not in err
+    assert (
+        "interrupted: the finished results are in results/staleness" in err
+        and "Traceback" not in err
+    )
     folder = tmp_path / "results" / "staleness"
     finished = pd.read_csv(folder / "summary.csv")["run_folder"]
     assert len(finished) >= 1
@@ -907,20 +1147,36 @@ def test_wheel_carries_studies_and_figures(tmp_path):
     (wheel,) = tmp_path.glob("asyncsim-*.whl")
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     empty.mkdir()
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True)
-    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"asyncsim", "bin"}
-    assert {"staleness.py", "throughput.py"} <= {path.name for path in (installed / "asyncsim/studies").iterdir()}
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True
+    )
+    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
+        "asyncsim",
+        "bin",
+    }
+    assert {"staleness.py", "throughput.py"} <= {
+        path.name for path in (installed / "asyncsim/studies").iterdir()
+    }
     assert (installed / "asyncsim/problems/queues.txt").is_file()
 
     (scripts,) = installed.glob("asyncsim-*.dist-info/entry_points.txt")
-    assert scripts.read_text().split() == ["[console_scripts]", "asyncsim", "=", "asyncsim.__main__:main"]
+    assert scripts.read_text().split() == [
+        "[console_scripts]",
+        "asyncsim",
+        "=",
+        "asyncsim.__main__:main",
+    ]
 
     environment = {"PYTHONPATH": str(installed)}
-    where = python("-c", "import asyncsim; print(asyncsim.__file__)", cwd=empty, environment=environment)
+    where = python(
+        "-c", "import asyncsim; print(asyncsim.__file__)", cwd=empty, environment=environment
+    )
     assert where.stdout.strip() == str(installed / "asyncsim/__init__.py")
     listed = python("-m", "asyncsim.study", cwd=empty, environment=environment)
     assert "  staleness " in listed.stdout and "  throughput " in listed.stdout
     ended = python("-m", "asyncsim.study", "staleness", *TOY, cwd=empty, environment=environment)
     assert ended.returncode == 0, ended.stderr
-    drawn = python("-m", "asyncsim", "figures", "results/staleness", cwd=empty, environment=environment)
+    drawn = python(
+        "-m", "asyncsim", "figures", "results/staleness", cwd=empty, environment=environment
+    )
     assert drawn.returncode == 0, drawn.stderr

@@ -35,7 +35,9 @@ def test_more_digits():
 
 
 def test_tables():
-    text = table_text(pd.DataFrame({"method": ["gem", "sgd"], "loss": [0.5, np.nan], "commits": [3, 20_000]}))
+    text = table_text(
+        pd.DataFrame({"method": ["gem", "sgd"], "loss": [0.5, np.nan], "commits": [3, 20_000]})
+    )
     assert [line.split() for line in text.splitlines()] == [
         ["method", "loss", "commits"],
         ["gem", "0.500", "3"],
@@ -50,15 +52,28 @@ def test_on_a_narrow_terminal_the_last_columns_are_named_below(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     lines = table_text(table, file="table.csv").splitlines()
     assert max(map(len, lines)) <= 40 and lines[0].split()[1::2] == ["0", "1", "2", "3"]
-    assert " ".join(lines[2:]).startswith("also in table.csv: column 4, column 5") and "column 11" in lines[-1]
+    assert (
+        " ".join(lines[2:]).startswith("also in table.csv: column 4, column 5")
+        and "column 11" in lines[-1]
+    )
 
 
 def test_columns_are_printed_with_their_titles_and_parts_with_their_whole():
-    table = pd.DataFrame({"method": ["gem"], "seeds": [3], "reached": [2], "learning_rate": [0.1], "own_name": [1.0]})
-    assert list(with_titles(table)) == ["method", "reached", "rate", "own name"]  # seeds are in the reached ones
+    table = pd.DataFrame(
+        {"method": ["gem"], "seeds": [3], "reached": [2], "learning_rate": [0.1], "own_name": [1.0]}
+    )
+    assert list(with_titles(table)) == [
+        "method",
+        "reached",
+        "rate",
+        "own name",
+    ]  # seeds are in the reached ones
     shown = with_titles(table, ["reached", "not_there", Column("own_name", "mine"), "method"])
     assert shown.to_dict("list") == {"reached": ["2 of 3"], "mine": [1.0], "method": ["gem"]}
-    assert with_titles(table.assign(**{"": "~1"}), ["", "method"]).to_dict("list") == {"": ["~1"], "method": ["gem"]}
+    assert with_titles(table.assign(**{"": "~1"}), ["", "method"]).to_dict("list") == {
+        "": ["~1"],
+        "method": ["gem"],
+    }
     # Without the whole the part is a number.
     assert list(with_titles(table.drop(columns="seeds"), ["reached"])["reached"]) == [2]
     assert text_of(table, ["method", "learning_rate"]).split() == ["method", "rate", "gem", "0.100"]

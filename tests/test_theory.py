@@ -11,7 +11,17 @@ from scipy.special import gammainc
 
 from asyncsim import Cluster, theory
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
+from asyncsim.clusters.laws import (
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    LogNormal,
+    Mixture,
+    Pareto,
+    Uniform,
+    Weibull,
+)
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
@@ -26,7 +36,9 @@ def digits(count: int) -> float:
 
 
 def run_events(random, workers, events, rereads_at_once, drops):
-    """Play commits and reads in random order, counting by hand; return reads, consumptions and others."""
+    """Play commits and reads in random order, counting by hand; return reads, consumptions and
+    others.
+    """
     version, reads, others = 0, [], []
     holds = {worker: 0 for worker in range(workers)}
     for _ in range(events):
@@ -44,8 +56,16 @@ def run_events(random, workers, events, rereads_at_once, drops):
     return np.array(reads), np.array(others, dtype=np.int64), version
 
 
-@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(0, 60), st.sampled_from([0, 0.5, 1]), st.floats(0, 0.9))
-def test_other_open_reads_counts_what_an_event_loop_counts(seed, workers, events, rereads_at_once, drops):
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 8),
+    st.integers(0, 60),
+    st.sampled_from([0, 0.5, 1]),
+    st.floats(0, 0.9),
+)
+def test_other_open_reads_counts_what_an_event_loop_counts(
+    seed, workers, events, rereads_at_once, drops
+):
     random = np.random.default_rng(seed)
     reads, others, versions = run_events(random, workers, events, rereads_at_once, drops)
     counted = theory.other_open_reads(reads[:, 0], reads[:, 1], versions)
@@ -86,7 +106,9 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
     assert probability @ (staleness - mean) ** 2 == pytest.approx(
         theory.geometric_staleness_variance(workers), rel=1e-9, abs=1e-12
     )
-    assert probability @ (1 / (staleness + 1)) == pytest.approx(theory.expected_inverse_staleness(workers))
+    assert probability @ (1 / (staleness + 1)) == pytest.approx(
+        theory.expected_inverse_staleness(workers)
+    )
     assert theory.geometric_staleness(workers, -1) == 0
 
 
@@ -94,16 +116,38 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
     ("found", "published", "places"),
     [
         (lambda: theory.geometric_staleness(20, 10), 0.0299, 4),
-        (lambda: [theory.expected_inverse_staleness(n) for n in (2, 4, 8, 16)], [0.6931, 0.4621, 0.2971, 0.1848], 4),
-        (lambda: [theory.expected_inverse_staleness(n) for n in (32, 64, 100)], [0.1118, 0.0660, 0.0465], 4),
+        (
+            lambda: [theory.expected_inverse_staleness(n) for n in (2, 4, 8, 16)],
+            [0.6931, 0.4621, 0.2971, 0.1848],
+            4,
+        ),
+        (
+            lambda: [theory.expected_inverse_staleness(n) for n in (32, 64, 100)],
+            [0.1118, 0.0660, 0.0465],
+            4,
+        ),
         (lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).means, [7, 7, 3, 1], 9),
-        (lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).shares, [1 / 8, 1 / 8, 1 / 4, 1 / 2], 9),
+        (
+            lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).shares,
+            [1 / 8, 1 / 8, 1 / 4, 1 / 2],
+            9,
+        ),
         (lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4])[2:], [3.0, 4.5], 9),
-        (lambda: [theory.batch_staleness(30, m) for m in (1, 2, 5, 10, 30)], [29, 14.5, 5.8, 2.9, 0.967], 3),
+        (
+            lambda: [theory.batch_staleness(30, m) for m in (1, 2, 5, 10, 30)],
+            [29, 14.5, 5.8, 2.9, 0.967],
+            3,
+        ),
         (lambda: [theory.first_staleness(20, k) for k in (1, 5, 15, 20)], [19, 3, 1 / 3, 0], 9),
         (lambda: theory.renewal_staleness_variance(Gamma(1, 0.5), 20) ** 0.5, 9.90, 2),
         (lambda: theory.renewal_staleness_variance(Gamma(1, 0.2), 20) ** 0.5, 4.24, 2),
-        (lambda: theory.renewal_staleness_variance(LogNormal(1, math.expm1(0.25) ** 0.5), 20) ** 0.5, 10.5, 1),
+        (
+            lambda: (
+                theory.renewal_staleness_variance(LogNormal(1, math.expm1(0.25) ** 0.5), 20) ** 0.5
+            ),
+            10.5,
+            1,
+        ),
         # Throughput and population, of which there are as many as in the queue and in service.
         (lambda: theory.repairman(5, 1.0, 0.1)[:2], [4.36048, 0.63952], 5),
         (lambda: theory.repairman(10, 1.0, 0.1)[:2], [7.85418, 2.14582], 5),
@@ -113,8 +157,16 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
         (lambda: theory.repairman(10, 1.0, 0.01)[:2], [9.89153, 0.10847], 5),
         (lambda: theory.repairman(50, 1.0, 0.01)[:2], [49.06953, 0.93047], 5),
         (lambda: theory.repairman(100, 1.0, 0.01)[:2], [92.42995, 7.57005], 5),
-        (lambda: [theory.barrier_time(Exponential(1), n) for n in (2, 4, 8, 16)], [1.5, 2.0833, 2.7179, 3.3807], 4),
-        (lambda: [theory.barrier_time(Exponential(1), n) for n in (32, 64, 100)], [4.0585, 4.7439, 5.1874], 4),
+        (
+            lambda: [theory.barrier_time(Exponential(1), n) for n in (2, 4, 8, 16)],
+            [1.5, 2.0833, 2.7179, 3.3807],
+            4,
+        ),
+        (
+            lambda: [theory.barrier_time(Exponential(1), n) for n in (32, 64, 100)],
+            [4.0585, 4.7439, 5.1874],
+            4,
+        ),
         (lambda: theory.barrier_time(Pareto(1.5, 3), 32), 4.314, 3),
         (lambda: theory.barrier_time([Exponential(1 / rate) for rate in (1, 2, 3, 4)]), 1.236, 3),
         (lambda: theory.barrier_time(Exponential(1), 32, first=28), 1.975, 3),
@@ -123,7 +175,11 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
         (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 64), 16) / 64, 1.233, 3),
         (lambda: theory.barrier_time(Exponential(1), 20, first=5), 0.2795, 3),
         (lambda: theory.implicit_momentum_path(10, 0.2, 3), [1, 0.8, 0.604, 0.41552], 5),
-        (lambda: theory.implicit_momentum_path(10, 0.2, 7)[4:], [0.23758, 0.07268, -0.07719, -0.21052], 5),
+        (
+            lambda: theory.implicit_momentum_path(10, 0.2, 7)[4:],
+            [0.23758, 0.07268, -0.07719, -0.21052],
+            5,
+        ),
         (lambda: theory.implicit_momentum(10), 0.9, 12),
         (lambda: [theory.critical_step(10), theory.critical_step(20)], [0.0263, 0.0128], 4),
         (lambda: theory.stable_step(1, "mean"), 2, 12),
@@ -135,11 +191,12 @@ def test_published_numbers(found, published, places):
 
 
 def simulate_renewals(durations):
-    """Return each commit's worker and staleness, without a queue, from durations ``[workers, jobs]``.
+    """Return each commit's worker and staleness, without a queue, from durations
+    ``[workers, jobs]``.
 
-    The order is known until the first worker's last commit. Computations are chosen by their start, in
-    the last two thirds of that time (workers out of step by then) less its last twentieth: all of those
-    are complete, where choosing by the end would leave out the long ones.
+    The order is known until the first worker's last commit. Computations are chosen by their start,
+    in the last two thirds of that time (workers out of step by then) less its last twentieth: all
+    of those are complete, where choosing by the end would leave out the long ones.
     """
     times = np.cumsum(durations, axis=1)
     workers, jobs = times.shape
@@ -156,7 +213,12 @@ def simulate_renewals(durations):
 
 @pytest.mark.parametrize(
     "law",
-    [Gamma(2.0, 0.5), LogNormal(1.0, 0.6), Uniform(0.2, 1.0), Mixture([Gamma(1, 0.2), Constant(5)], [9, 1])],
+    [
+        Gamma(2.0, 0.5),
+        LogNormal(1.0, 0.6),
+        Uniform(0.2, 1.0),
+        Mixture([Gamma(1, 0.2), Constant(5)], [9, 1]),
+    ],
     ids=str,
 )
 def test_renewal_staleness_variance_against_a_simulation(law):
@@ -164,15 +226,22 @@ def test_renewal_staleness_variance_against_a_simulation(law):
     random = np.random.default_rng(5)
     workers, replications = 8, 60
     estimates = [
-        np.mean((np.concatenate(simulate_renewals(law.sample(random, (workers, 600)))) - (workers - 1)) ** 2)
+        np.mean(
+            (np.concatenate(simulate_renewals(law.sample(random, (workers, 600)))) - (workers - 1))
+            ** 2
+        )
         for _ in range(replications)
     ]
     tolerance = K_SIGMA * np.std(estimates, ddof=1) / math.sqrt(replications)
-    assert np.mean(estimates) == pytest.approx(theory.renewal_staleness_variance(law, workers), abs=tolerance)
+    assert np.mean(estimates) == pytest.approx(
+        theory.renewal_staleness_variance(law, workers), abs=tolerance
+    )
 
 
 def gamma_staleness_variance(cv, workers):
-    """The same integral for a gamma law of mean 1, its renewal function by summing convolutions exactly."""
+    """The same integral for a gamma law of mean 1, its renewal function by summing convolutions
+    exactly.
+    """
     shape, c = cv**-2, (cv**2 - 1) / 2
     x = np.linspace(0, 45 * cv + 1, 3001)  # the tail beyond is below 1e-15 for the cvs tested
     m = gammainc(np.arange(1, 400)[:, None] * shape, x * shape).sum(axis=0)
@@ -184,12 +253,16 @@ def gamma_staleness_variance(cv, workers):
 def test_renewal_staleness_variance_for_gamma(cv):
     # This grid errs by up to 2e-6 relative (seen by halving its step twice), the package's by less.
     expected = gamma_staleness_variance(cv, 20)
-    assert theory.renewal_staleness_variance(Gamma(3.0, cv), 20) == pytest.approx(expected, rel=5e-6)
+    assert theory.renewal_staleness_variance(Gamma(3.0, cv), 20) == pytest.approx(
+        expected, rel=5e-6
+    )
 
 
 def test_renewal_staleness_variance_limits():
     geometric = theory.geometric_staleness_variance(20)
-    assert theory.renewal_staleness_variance(Exponential(0.1), 20) == pytest.approx(geometric, rel=1e-6)
+    assert theory.renewal_staleness_variance(Exponential(0.1), 20) == pytest.approx(
+        geometric, rel=1e-6
+    )
     assert theory.renewal_staleness_variance(Constant(1), 20) == 0
     assert theory.renewal_staleness_variance(Gamma(1, 2), 1) == 0
     with pytest.raises(InputError, match="must have a mean above zero"):
@@ -203,7 +276,10 @@ def test_renewal_staleness_converges_with_the_grid():
     """The stated order: halving the step of a smooth law quarters the error."""
     law = Gamma(1.0, 0.5)
     exact = theory.renewal_staleness_variance(law, 20, points=8192)
-    errors = [abs(theory.renewal_staleness_variance(law, 20, points) - exact) for points in (256, 512, 1024)]
+    errors = [
+        abs(theory.renewal_staleness_variance(law, 20, points) - exact)
+        for points in (256, 512, 1024)
+    ]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
 
@@ -239,7 +315,9 @@ def test_repairman_recursion_and_probabilities_agree(workers, think, service):
 
 
 def test_repairman_probabilities_balance():
-    """Flow up equals flow down between neighbouring states: think ends at rate (N-k)/Z, service at 1/S."""
+    """Flow up equals flow down between neighbouring states: think ends at rate (N-k)/Z, service at
+    1/S.
+    """
     p = theory.repairman_probabilities(12, 2.0, 0.3)
     np.testing.assert_allclose(p[:-1] * (12 - np.arange(12)) / 2.0, p[1:] / 0.3)
 
@@ -263,15 +341,26 @@ def test_saturation():
 # Barriers
 
 
-CLOSED = [Exponential(0.3), Uniform(0, 2), Uniform(3, 3.1), Pareto(1, 1.5), Pareto(1, 3), Constant(2)]
+CLOSED = [
+    Exponential(0.3),
+    Uniform(0, 2),
+    Uniform(3, 3.1),
+    Pareto(1, 1.5),
+    Pareto(1, 3),
+    Constant(2),
+]
 
 
 @pytest.mark.parametrize("law", CLOSED, ids=str)
-@pytest.mark.parametrize(("workers", "first"), [(2, 2), (2, 1), (32, 32), (32, 28), (1000, 1000), (1000, 1)])
+@pytest.mark.parametrize(
+    ("workers", "first"), [(2, 2), (2, 1), (32, 32), (32, 28), (1000, 1000), (1000, 1)]
+)
 def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
     """A mixture of one law is that law, but has no closed form here."""
     closed = theory.barrier_time(law, workers, first)
-    assert theory.barrier_time(Mixture([law], [1]), workers, first) == pytest.approx(closed, rel=1e-8)
+    assert theory.barrier_time(Mixture([law], [1]), workers, first) == pytest.approx(
+        closed, rel=1e-8
+    )
 
 
 @pytest.mark.parametrize("first", [1, 3, 4])
@@ -286,23 +375,34 @@ def test_barrier_of_unlike_workers_against_enumeration(first):
 def test_barrier_of_unlike_exponentials_by_inclusion_and_exclusion():
     rates = [1, 2, 3, 4]
     exact = sum(
-        (-1) ** (size + 1) / sum(subset) for size in range(1, 5) for subset in itertools.combinations(rates, size)
+        (-1) ** (size + 1) / sum(subset)
+        for size in range(1, 5)
+        for subset in itertools.combinations(rates, size)
     )
-    assert theory.barrier_time([Exponential(1 / r) for r in rates]) == pytest.approx(exact, rel=1e-10)
+    assert theory.barrier_time([Exponential(1 / r) for r in rates]) == pytest.approx(
+        exact, rel=1e-10
+    )
 
 
 def test_barrier_of_weibulls_by_the_alternating_sum():
     shape, workers = 1.7, 10  # few enough workers for the sum's cancellation
-    total = sum((-1) ** (j + 1) * math.comb(workers, j) * j ** (-1 / shape) for j in range(1, workers + 1))
+    total = sum(
+        (-1) ** (j + 1) * math.comb(workers, j) * j ** (-1 / shape) for j in range(1, workers + 1)
+    )
     assert theory.barrier_time(Weibull(2.0, shape), workers) == pytest.approx(2.0 * total, rel=1e-8)
 
 
 @pytest.mark.parametrize("cv", [1e-2, 1e-3, 1e-6])
 def test_barrier_of_narrow_laws_far_apart(cv):
-    """All of ten are fast, or the barrier is the last of the slow: of these the mean of the maximum is known apart."""
+    """All of ten are fast, or the barrier is the last of the slow: of these the mean of the maximum
+    is known apart.
+    """
     law, workers, slow = Mixture([Gamma(1, cv), Gamma(9, cv)], [9, 1]), 10, 0.1
     exact = (1 - slow) ** workers * theory.barrier_time(Gamma(1, cv), workers) + sum(
-        math.comb(workers, k) * slow**k * (1 - slow) ** (workers - k) * theory.barrier_time(Gamma(9, cv), k)
+        math.comb(workers, k)
+        * slow**k
+        * (1 - slow) ** (workers - k)
+        * theory.barrier_time(Gamma(9, cv), k)
         for k in range(1, workers + 1)
     )
     assert theory.barrier_time(law, workers) == pytest.approx(exact, rel=1e-9)
@@ -322,7 +422,8 @@ def test_barrier_against_samples(first):
 
 
 def test_barrier_of_a_narrow_law():
-    # 2.0697 is the mean of the largest of 32 standard normals (Harter 1961); the gamma is normal to order cv.
+    # 2.0697 is the mean of the largest of 32 standard normals (Harter 1961); the gamma is normal to
+    # order cv.
     assert theory.barrier_time(Gamma(1.0, 1e-6), 32) == pytest.approx(1 + 2.0697e-6, abs=1e-10)
 
 
@@ -437,7 +538,9 @@ def test_short_paths():
 
 @pytest.mark.parametrize("workers", [2, 10, 20, 100])
 def test_critical_and_stable_steps_of_the_mean(workers):
-    """The recursion's roots meet at the critical step and leave the unit circle at the stable one."""
+    """The recursion's roots meet at the critical step and leave the unit circle at the stable
+    one.
+    """
     mu = theory.implicit_momentum(workers)
 
     def roots(step):
@@ -461,7 +564,9 @@ def visits(workers, step):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])
 def test_the_mean_square_is_stable_up_to_its_step(workers):
-    """The spectral radius of the map of all second moments, 64 by 64 for seven workers, is one at the limit."""
+    """The spectral radius of the map of all second moments, 64 by 64 for seven workers, is one at
+    the limit.
+    """
     limit = theory.stable_step(workers, "mean_square")
     for step, stable in ((0.98 * limit, True), (1.02 * limit, False)):
         moments = sum(np.kron(visit, visit) for visit in visits(workers, step)) / workers
@@ -470,10 +575,14 @@ def test_the_mean_square_is_stable_up_to_its_step(workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 10, 30])
 def test_a_run_is_stable_up_to_the_almost_sure_step(workers):
-    """The growth of one long run, of matrices multiplied one by one, changes its sign within 4 % of the limit."""
+    """The growth of one long run, of matrices multiplied one by one, changes its sign within 4 % of
+    the limit.
+    """
     limit = theory.stable_step(workers)
     assert limit == theory.stable_step(workers, "almost_sure")
-    assert theory.stable_step(workers, "mean_square") <= limit <= theory.stable_step(workers, "mean")
+    assert (
+        theory.stable_step(workers, "mean_square") <= limit <= theory.stable_step(workers, "mean")
+    )
     for step, stable in ((0.96 * limit, True), (1.04 * limit, False)):
         draw = np.random.default_rng(workers)
         state, growth = draw.normal(size=workers + 1), 0.0
@@ -487,7 +596,12 @@ def test_a_run_is_stable_up_to_the_almost_sure_step(workers):
 
 
 def test_the_limits_of_the_step_by_name():
-    found = [[theory.stable_step(n, sense) for sense in ("mean_square", "almost_sure", "mean")] for n in (2, 10)]
+    found = [
+        [theory.stable_step(n, sense) for sense in ("mean_square", "almost_sure", "mean")]
+        for n in (2, 10)
+    ]
     np.testing.assert_allclose(found, [[1.28, 1.52, 6], [0.5, 0.61, 38]], rtol=0.01)
-    with pytest.raises(InputError, match=r"sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"):
+    with pytest.raises(
+        InputError, match=r"sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"
+    ):
         theory.stable_step(2, "median")

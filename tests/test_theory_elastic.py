@@ -1,4 +1,6 @@
-"""Elastic averaging: the limits of stability against the maps of a round, and those against replays."""
+"""Elastic averaging: the limits of stability against the maps of a round, and those against
+replays.
+"""
 
 import jax
 import numpy as np
@@ -61,7 +63,10 @@ def test_replays_grow_and_shrink_as_the_maps_do(share, together):
     workers, step, rounds = 3, 0.5, 400
     if together:
         alpha = share * theory.elastic_stable_beta(workers, step) / workers
-        method, matrix = methods.easgd(step, alpha, policy=None), theory.elastic_synchronous(workers, step, alpha)
+        method, matrix = (
+            methods.easgd(step, alpha, policy=None),
+            theory.elastic_synchronous(workers, step, alpha),
+        )
     else:
         alpha = share * theory.elastic_stable_alpha(step)
         method, matrix = (
@@ -71,7 +76,9 @@ def test_replays_grow_and_shrink_as_the_maps_do(share, together):
     trace = in_turn(workers, rounds, together)
     with jax.enable_x64(True):
         stops = np.array([rounds - 40, rounds]) * workers
-        running = Replay(trace, method, problems.quadratic([1.0], start=1.0), precision="float64", stops=stops)
+        running = Replay(
+            trace, method, problems.quadratic([1.0], start=1.0), precision="float64", stops=stops
+        )
         found = []
         for stop in stops:
             running.advance(int(stop))
@@ -82,7 +89,8 @@ def test_replays_grow_and_shrink_as_the_maps_do(share, together):
 
 @pytest.mark.parametrize("of_round", [theory.elastic_round_robin, theory.elastic_synchronous])
 @pytest.mark.parametrize(
-    ("given", "named"), [((0, 0.1, 0.1), "workers"), ((2, -1, 0.1), "step"), ((2, 0.1, -1), "alpha")]
+    ("given", "named"),
+    [((0, 0.1, 0.1), "workers"), ((2, -1, 0.1), "step"), ((2, 0.1, -1), "alpha")],
 )
 def test_maps_of_what_cannot_be(of_round, given, named):
     with pytest.raises(InputError, match=f"{named} = "):

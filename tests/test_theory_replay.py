@@ -8,7 +8,8 @@ from asyncsim.replays.replay import replay
 
 WORKERS, STEP, COMMITS = 10, 0.2, 60
 SEEDS = 150
-#: So many standard errors: the largest of 60 correlated normal deviations is beyond 5 in fewer than 1 in 25,000 runs.
+#: So many standard errors: the largest of 60 correlated normal deviations is beyond 5 in fewer than
+#: 1 in 25,000 runs.
 ERRORS = 5
 
 
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def central_path(seed, method, problem):
-    """The central variable after 0, 1, ... commits: with exchanges every version is read by its committer."""
+    """The central variable after 0, 1, ... commits: with exchanges every version is read by its
+    committer.
+    """
     # So many more commits that every worker has come again, and all reads of interest are consumed.
     trace = simulate(Cluster(WORKERS, Exponential(1.0)), COMMITS + 200, seed)
     run = replay(trace, method, problem, precision="float64", evaluate_every=1000, progress=False)
@@ -28,7 +31,10 @@ def central_path(seed, method, problem):
 
 @pytest.mark.full
 def test_mean_path_has_implicit_momentum():
-    method, problem = methods.downpour(learning_rate=STEP), study.load("momentum").revealing_quadratic()
+    method, problem = (
+        methods.downpour(learning_rate=STEP),
+        study.load("momentum").revealing_quadratic(),
+    )
     paths = np.array([central_path(seed, method, problem) for seed in range(SEEDS)])
     assert np.isfinite(paths).all()
     expected = theory.implicit_momentum_path(WORKERS, STEP, COMMITS)
@@ -42,7 +48,9 @@ def test_mean_path_has_implicit_momentum():
 
 
 def test_one_gem_worker_spends_the_energy_of_its_proxy():
-    """Eq. 13, compliance: where the server's move and the update have one sign, the two energies are equal."""
+    """Eq. 13, compliance: where the server's move and the update have one sign, the two energies
+    are equal.
+    """
     trace = simulate(Cluster(1, Exponential(1.0), protocol="read_then_write"), 40)
     problem = problems.quadratic([0.01], start=[100.0])  # the gradient never changes its sign
     run = replay(
@@ -53,4 +61,6 @@ def test_one_gem_worker_spends_the_energy_of_its_proxy():
         record=[recorders.energy()],
         progress=False,
     )
-    np.testing.assert_allclose(run.commits["central_energy"], run.commits["proxy_energy"], rtol=1e-10)
+    np.testing.assert_allclose(
+        run.commits["central_energy"], run.commits["proxy_energy"], rtol=1e-10
+    )

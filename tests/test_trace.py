@@ -27,10 +27,17 @@ BY_HAND = Cluster(2, [2.0, 3.0], service=1.0)
 TRACES = {
     "exchange": simulate(Cluster(5, Gamma(1, 0.5), service=0.1), 60, seed=3),
     "separate reads": simulate(
-        Cluster(5, [1, 2, 3, 4, Uniform(1, 2)], 0.3, (0.1, 0.2), protocol="write_then_read", window=2), 60, seed=1
+        Cluster(
+            5, [1, 2, 3, 4, Uniform(1, 2)], 0.3, (0.1, 0.2), protocol="write_then_read", window=2
+        ),
+        60,
+        seed=1,
     ),
     "torn": simulate(
-        Cluster(5, Gamma(1, 0.5), 0.3, protocol="write_then_read", discipline="lock_free", read_blocks=3), 50
+        Cluster(
+            5, Gamma(1, 0.5), 0.3, protocol="write_then_read", discipline="lock_free", read_blocks=3
+        ),
+        50,
     ),
     "more workers than commits": simulate(Cluster(50, Gamma(1, 0.2), service=1.0), 7),
     "prescribed": prescribed("exponential(5)", commits=50, workers=4, seed=2),
@@ -69,12 +76,16 @@ def test_the_file_is_ordinary_parquet_with_units_inside(trace, tmp_path):
 
 
 def test_a_frame_without_its_columns():
-    with pytest.raises(InputError, match=r"frame: misses staleness; such a trace has all of commit, worker"):
+    with pytest.raises(
+        InputError, match=r"frame: misses staleness; such a trace has all of commit, worker"
+    ):
         Trace.of(TRACES["exchange"].frame.drop(columns="staleness"), Source(5, "exchange"))
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(InputError, match=r"nowhere.parquet': no such file; give one that Trace.save wrote"):
+    with pytest.raises(
+        InputError, match=r"nowhere.parquet': no such file; give one that Trace.save wrote"
+    ):
         Trace.load(tmp_path / "nowhere.parquet")
 
 
@@ -83,25 +94,33 @@ def test_truncated_file(trace, tmp_path, keep):
     path = trace.save(tmp_path / "trace.parquet")
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(InputError, match=r"trace.parquet': cannot be read as parquet .* may be damaged, truncated"):
+    with pytest.raises(
+        InputError, match=r"trace.parquet': cannot be read as parquet .* may be damaged, truncated"
+    ):
         Trace.load(path)
 
 
 def test_not_parquet(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("no trace at all\n" * 100)
-    with pytest.raises(InputError, match=r"notes.txt': cannot be read as parquet .* give a file that Trace.save"):
+    with pytest.raises(
+        InputError, match=r"notes.txt': cannot be read as parquet .* give a file that Trace.save"
+    ):
         Trace.load(path)
     with pytest.raises(InputError, match=r"cannot be read as parquet"):
         Trace.load(tmp_path)
 
 
-@pytest.mark.parametrize("header", [None, b"{}", b"not json", b'{"kind": "run", "format": 1}', b"[1]"])
+@pytest.mark.parametrize(
+    "header", [None, b"{}", b"not json", b'{"kind": "run", "format": 1}', b"[1]"]
+)
 def test_parquet_but_not_a_trace(tmp_path, header):
     path = tmp_path / "other.parquet"
     metadata = None if header is None else {b"asyncsim": header}
     pq.write_table(pa.table({"x": [1, 2]}).replace_schema_metadata(metadata), path)
-    with pytest.raises(InputError, match=r"other.parquet': not a trace; give a file that Trace.save wrote"):
+    with pytest.raises(
+        InputError, match=r"other.parquet': not a trace; give a file that Trace.save wrote"
+    ):
         Trace.load(path)
 
 
@@ -116,7 +135,8 @@ def test_another_format(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     rewrite_header(path, lambda header: header.update(format=FORMAT + 1))
     with pytest.raises(
-        InputError, match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads formats 1 to {FORMAT}"
+        InputError,
+        match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads formats 1 to {FORMAT}",
     ):
         Trace.load(path)
 
@@ -135,7 +155,9 @@ def test_another_format(trace, tmp_path):
 def test_a_damaged_header(trace, tmp_path, change):
     path = trace.save(tmp_path / "trace.parquet")
     rewrite_header(path, change)
-    with pytest.raises(InputError, match=r"trace.parquet': a damaged trace .*; copy it again or make it again"):
+    with pytest.raises(
+        InputError, match=r"trace.parquet': a damaged trace .*; copy it again or make it again"
+    ):
         Trace.load(path)
 
 
@@ -147,7 +169,9 @@ def test_a_failed_or_interrupted_save_leaves_nothing(trace, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(pq, "write_table", half)
-        with pytest.raises((InputError, KeyboardInterrupt), match=r"trace.parquet.*No space left on device|^$"):
+        with pytest.raises(
+            (InputError, KeyboardInterrupt), match=r"trace.parquet.*No space left on device|^$"
+        ):
             trace.save(tmp_path / "trace.parquet")
     assert list(tmp_path.iterdir()) == []
     trace.save(tmp_path / "trace.parquet")
@@ -157,7 +181,9 @@ def test_a_bit_that_changes_in_a_file_is_found(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     whole = path.read_bytes()
     found = 0
-    for place in range(100, len(whole) // 2, len(whole) // 100):  # among the pages; the rest describes them
+    for place in range(
+        100, len(whole) // 2, len(whole) // 100
+    ):  # among the pages; the rest describes them
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
         try:
             again = Trace.load(path)
@@ -188,7 +214,9 @@ def test_traces_are_never_written_over(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     before = path.read_bytes()
     for there in (path, tmp_path):
-        with pytest.raises(InputError, match=r"path = .*: exists already; give another, or remove it first"):
+        with pytest.raises(
+            InputError, match=r"path = .*: exists already; give another, or remove it first"
+        ):
             TRACES["exchange"].save(there)
     assert path.read_bytes() == before
 
@@ -270,11 +298,19 @@ def test_files_of_format_3_hold_what_the_same_simulation_gives(kind, tmp_path):
     new = simulate(old.cluster, len(old.accepted), old.seed)
     for trace, expected in ((old, new), (Trace.load(old.save(tmp_path / "new.parquet")), old)):
         for name in ("frame", "open_reads", "present", "in_flight", "spells"):
-            pd.testing.assert_frame_equal(getattr(trace, name), getattr(expected, name), check_exact=True)
-        pd.testing.assert_frame_equal(trace.accepted.frame, expected.accepted.frame, check_exact=True)
-    if kind == "failures":  # versions that a death completed are in the record, and so are restored ones
+            pd.testing.assert_frame_equal(
+                getattr(trace, name), getattr(expected, name), check_exact=True
+            )
+        pd.testing.assert_frame_equal(
+            trace.accepted.frame, expected.accepted.frame, check_exact=True
+        )
+    if (
+        kind == "failures"
+    ):  # versions that a death completed are in the record, and so are restored ones
         buffered = new.frame["outcome"].isin(["applied", "buffered"])
-        assert (new.accepted.frame["outcome"].to_numpy() != new.frame["outcome"][buffered].to_numpy()).any()
+        assert (
+            new.accepted.frame["outcome"].to_numpy() != new.frame["outcome"][buffered].to_numpy()
+        ).any()
         assert new.frame["restores"].sum() > 1
 
 
@@ -288,18 +324,33 @@ def test_a_file_of_format_1_does_not_tell_when_messages_set_off(tmp_path):
     pq.write_table(older, tmp_path / "older.parquet")
     read = Trace.load(tmp_path / "older.parquet")
     assert read.frame["send_time"].isna().all()
-    pd.testing.assert_frame_equal(read.frame.drop(columns="send_time"), trace.frame.drop(columns="send_time"))
+    pd.testing.assert_frame_equal(
+        read.frame.drop(columns="send_time"), trace.frame.drop(columns="send_time")
+    )
 
 
 def test_parts_of_the_workers_time_by_hand():
-    # Worker 0 computes 0-2, sends 2-3, is served 3-4, gets its reply at 6; worker 1 computes 0-3, arrives at 4, is
-    # served 4-5, gets its reply at 7. The reads of worker 0 are followed by 6-8 (computing), 8-9, 9-10.
+    # Worker 0 computes 0-2, sends 2-3, is served 3-4, gets its reply at 6; worker 1 computes 0-3,
+    # arrives at 4, is served 4-5, gets its reply at 7. The reads of worker 0 are followed by 6-8
+    # (computing), 8-9, 9-10.
     trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, latency=(1.0, 2.0)), 3)
-    assert trace.frame[["send_time", "arrive_time"]].to_numpy().tolist() == [[2.0, 3.0], [3.0, 4.0], [8.0, 9.0]]
+    assert trace.frame[["send_time", "arrive_time"]].to_numpy().tolist() == [
+        [2.0, 3.0],
+        [3.0, 4.0],
+        [8.0, 9.0],
+    ]
     summary = trace.summary(warm_up=0)
     spent = {what: 20 * summary[f"{what}_share"] for what in Phases._fields}
     # Worker 1 computes from 7 on, to the end at 10.
-    expected = {"computing": 10, "sending": 3, "waiting": 0, "served": 3, "held": 0, "returning": 4, "away": 0}
+    expected = {
+        "computing": 10,
+        "sending": 3,
+        "waiting": 0,
+        "served": 3,
+        "held": 0,
+        "returning": 4,
+        "away": 0,
+    }
     assert spent == pytest.approx(expected)
 
 
@@ -313,7 +364,8 @@ def test_summary_leaves_the_warm_up_out():
 
 
 def test_waiting_and_queue_by_hand():
-    # Three arrive at 1, services 1-3, 3-5, 5-7; the first is back at 4, the second at 6, the third at 8.
+    # Three arrive at 1, services 1-3, 3-5, 5-7; the first is back at 4, the second at 6, the third
+    # at 8.
     trace = simulate(Cluster(3, 1.0, service=2.0), 3)
     summary = trace.summary(warm_up=0)
     assert trace.present["worker"].tolist() == [0, 1]
@@ -368,8 +420,8 @@ def test_no_duration_is_no_rate():
 def test_slow_workers_raise_the_mean_over_workers_only():
     times = np.array([1.0, 1.1, 1.2, 10.0])
     summary = simulate(Cluster(4, list(times)), 2_000).summary()
-    # Conservation: 3 over commits, less the ages of the reads open at the end. A worker's own mean is
-    # the commits of all in one of its rounds, less its own: within one commit a round.
+    # Conservation: 3 over commits, less the ages of the reads open at the end. A worker's own mean
+    # is the commits of all in one of its rounds, less its own: within one commit a round.
     assert 2.95 < summary["staleness_mean"] <= 3 * 2_000 / 1_996
     own = np.sum(1 / times) * times - 1
     assert summary["staleness_mean_over_workers"] == pytest.approx(own.mean(), abs=0.25)
@@ -377,7 +429,14 @@ def test_slow_workers_raise_the_mean_over_workers_only():
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("commit", 7), ("worker", 99), ("read_version", 50), ("staleness", 2), ("commit_time", -1.0), ("version", 0)],
+    [
+        ("commit", 7),
+        ("worker", 99),
+        ("read_version", 50),
+        ("staleness", 2),
+        ("commit_time", -1.0),
+        ("version", 0),
+    ],
 )
 def test_rows_that_contradict_each_other(column, value):
     trace = simulate(Cluster(workers=4, compute=1.0), commits=20)

@@ -53,7 +53,9 @@ def test_losses(loss, message):
 
 def test_what_is_computed_outside_of_jax_has_another_remedy():
     for loss in (looks_at_values, not_in_jax):
-        with pytest.raises(InputError, match=r"; compute with jax\.numpy, without float\(\) and int\(\) \(test_"):
+        with pytest.raises(
+            InputError, match=r"; compute with jax\.numpy, without float\(\) and int\(\) \(test_"
+        ):
             problems.custom(lambda key: jnp.zeros(4), loss, X, batch_size=2)
 
 
@@ -69,10 +71,14 @@ def test_other_functions_of_a_problem():
 
     with pytest.raises(InputError, match=r"^init\(key\): failed: NameError"):
         problems.custom(init, good, X, batch_size=2)
-    with pytest.raises(InputError, match=r"^loss of all examples, as there is no evaluate: failed: TypeError"):
+    with pytest.raises(
+        InputError, match=r"^loss of all examples, as there is no evaluate: failed: TypeError"
+    ):
         problems.custom(lambda key: jnp.zeros(4), loss, X, batch_size=2)
     with pytest.raises(InputError, match=r"^evaluate\(params, data\): failed: AttributeError"):
-        problems.custom(lambda key: jnp.zeros(4), good, X, batch_size=2, evaluate=lambda p, d: jnp.nope(p))
+        problems.custom(
+            lambda key: jnp.zeros(4), good, X, batch_size=2, evaluate=lambda p, d: jnp.nope(p)
+        )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,9 @@ def test_whose_file_it_is(file, own):
 
 def test_a_cell_has_no_name():
     scope = {}
-    exec(compile("def fail():\n    raise ValueError('no')", "/tmp/ipykernel_1/123.py", "exec"), scope)
+    exec(
+        compile("def fail():\n    raise ValueError('no')", "/tmp/ipykernel_1/123.py", "exec"), scope
+    )
     message = r"^fail\(\): failed: ValueError: no \(a cell, line 2\)$"
     with pytest.raises(InputError, match=message), tracing.naming_failures("fail()"):
         scope["fail"]()
@@ -106,11 +114,16 @@ def test_methods():
     method = Method("mine", {}, gradient_steps(0.1), message=unknown)
     with pytest.raises(InputError) as error:
         check_method(method, {"x": jnp.zeros(3)})
-    assert str(error.value).endswith(f"failed: NameError: name 'nowhere' is not defined {line_of(unknown)}")
+    assert str(error.value).endswith(
+        f"failed: NameError: name 'nowhere' is not defined {line_of(unknown)}"
+    )
 
 
 def test_trees_are_told_by_kinds_and_shapes():
-    assert tracing.tree_text({"a": jnp.zeros((2, 3), jnp.float32), "b": None}) == "{'a': float32[2, 3], 'b': None}"
+    assert (
+        tracing.tree_text({"a": jnp.zeros((2, 3), jnp.float32), "b": None})
+        == "{'a': float32[2, 3], 'b': None}"
+    )
 
 
 def test_what_is_drawn_or_counted_outside_of_jax_is_told():
@@ -128,8 +141,14 @@ def test_what_is_drawn_or_counted_outside_of_jax_is_told():
         key = jax.random.fold_in(jax.random.key(0), visit.commit)
         return update + jax.nn.relu(jax.random.normal(key, update.shape)), worker, {}
 
-    with pytest.raises(InputError, match=r"loss\(params, batch, key\): computes something else when .* from the key"):
+    with pytest.raises(
+        InputError,
+        match=r"loss\(params, batch, key\): computes something else when .* from the key",
+    ):
         problems.custom(lambda key: jnp.zeros(4), counts, X, batch_size=2)
-    with pytest.raises(InputError, match=r"message\(.*\): .* something else .* from visit\.key, with needs_key=True"):
+    with pytest.raises(
+        InputError,
+        match=r"message\(.*\): .* something else .* from visit\.key, with needs_key=True",
+    ):
         check_method(Method("own", {}, gradient_steps(0.1), message=draws), jnp.zeros(4))
     check_method(Method("own", {}, gradient_steps(0.1), message=draws_with_jax), jnp.zeros(4))

@@ -83,7 +83,10 @@ def test_drawing_imports_only_what_is_shipped(told, name):
         (["--methods", "gem,t/../t/evil.py:f"], "lies inside the results"),
         (["--problem=t/evil.py:f"], "give --problem again if you trust it"),
         (["--methods", "studies/evil.py:f"], "studies/evil.py has no hash in config.json"),
-        (["--executor", "ray", "--address", "evil:1"], "'--executor' among the options, which no study records"),
+        (
+            ["--executor", "ray", "--address", "evil:1"],
+            "'--executor' among the options, which no study records",
+        ),
         (["--address=evil:1"], "no study records"),
         (["--cpus_per_run=9"], "no study records"),
         (["--out", "t/more"], "no study records"),
@@ -110,7 +113,9 @@ def test_a_file_inside_the_results_is_not_run_whatever_its_hash(told, file):
 
 
 @pytest.mark.parametrize("name", ["fairness", "validate"])
-@pytest.mark.parametrize("option", ["--methods=t/evil.py:f", "--problem=t/evil.py:f", "--address=x"])
+@pytest.mark.parametrize(
+    "option", ["--methods=t/evil.py:f", "--problem=t/evil.py:f", "--address=x"]
+)
 def test_recordings_that_go_on_run_nothing_either(told, name, option):
     strange(study=name, command=[option])
     code, err = told("study", name, "--resume", "t")
@@ -126,7 +131,11 @@ def test_an_own_file_runs_again_as_it_was_or_where_it_is_typed(told):
     assert told("study", "staleness", "--resume=t")[0] == 0
     Path("mine.py").write_text(MINE.replace("0.01", "0.02"))
     code, err = told("study", "staleness", "--resume=t")
-    assert code == 2 and "mine.py is not the file that it was; restore the file, or begin again with --out" in err
+    assert (
+        code == 2
+        and "mine.py is not the file that it was; restore the file, or begin again with --out"
+        in err
+    )
     code, err = told("study", "staleness", "--resume=t", "--methods=mine.py:f")
     assert code == 2 and "another configuration" in err
     # With another comment only it is not the same either.
@@ -139,7 +148,13 @@ def test_what_is_in_no_file_cannot_be_gone_on_with(tmp_path):
     scope: dict = {}
     exec(compile(MINE, "<cell>", "exec"), scope)
     staleness = study.load("staleness")
-    options = {"workers": 2, "steps": 2, "seeds": 1, "problem": "quadratic", "methods": (scope["f"](),)}
+    options = {
+        "workers": 2,
+        "steps": 2,
+        "seeds": 1,
+        "problem": "quadratic",
+        "methods": (scope["f"](),),
+    }
     staleness.run(staleness.Config(**options, out=Path("t")))
     with pytest.raises(InputError, match=r"resume = 't': the code of f may have changed"):
         staleness.run(staleness.Config(**options, resume=Path("t")))
@@ -148,9 +163,13 @@ def test_what_is_in_no_file_cannot_be_gone_on_with(tmp_path):
 def test_an_own_study_that_has_changed_is_said(told):
     strange()
     text = (
-        "from asyncsim.study.config import StudyConfig as Config\nfrom asyncsim.study.sweep import run_cells, sweep\n"
+        "from asyncsim.study.config import StudyConfig as Config\nfrom asyncsim.study.sweep import "
+        "run_cells, sweep\n"
     )
-    text += "def run(config):\n    return run_cells('own', config, sweep(config, [{}]), lambda folder, summary: None)\n"
+    text += (
+        "def run(config):\n    return run_cells('own', config, sweep(config, [{}]), lambda folder, "
+        "summary: None)\n"
+    )
     Path("studies/own.py").write_text(text)
     assert told("study", "own", *TOY[1:], "--methods=downpour", "--out=o")[0] == 0
     assert json.loads(Path("o/config.json").read_text())["files"].keys() == {"studies/own.py"}
@@ -202,7 +221,9 @@ def test_what_is_recognised(one, other, same):
 
 def test_what_an_own_file_imports_from_its_folder_counts(monkeypatch):
     monkeypatch.syspath_prepend(".")
-    Path("mine_a.py").write_text("import mine_b\nfrom mine_c import c\ndef f():\n    return mine_b.b() + c()\n")
+    Path("mine_a.py").write_text(
+        "import mine_b\nfrom mine_c import c\ndef f():\n    return mine_b.b() + c()\n"
+    )
     files = {name: f"def {name[-1]}():\n    return 1\n" for name in ("mine_b", "mine_c")}
     found = set()
     for changed in ("", "mine_b", "mine_c"):
@@ -218,17 +239,24 @@ def test_what_an_own_file_imports_from_its_folder_counts(monkeypatch):
 def test_all_that_is_shipped_is_told_apart_in_every_process():
     code = (
         "from asyncsim import methods, problems; from asyncsim.study.loading import recognised; "
-        "print(*(recognised(make()) for make in methods.METHODS.values()), recognised(problems.digits()))"
+        "print(*(recognised(make()) for make in methods.METHODS.values()), "
+        "recognised(problems.digits()))"
     )
-    own = [recognised(make()) for make in methods.METHODS.values()] + [recognised(problems.digits())]
+    own = [recognised(make()) for make in methods.METHODS.values()] + [
+        recognised(problems.digits())
+    ]
     assert len(set(own)) == len(own) and None not in own
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert ended.stdout.split() == own
 
 
 def test_a_link_to_a_known_file_runs_nothing_that_lies_beside_it(told):
-    """The folder knows the hash of the package's own file, to which it links, and brings a module that this imports."""
+    """The folder knows the hash of the package's own file, to which it links, and brings a module
+    that this imports.
+    """
     known = Path(methods.downpour.__code__.co_filename)
     hashes = {"t/m.py": hashlib.sha256(known.read_bytes()).hexdigest()}
     strange(study="staleness", command=[*TOY[1:], "--methods=t/m.py:downpour"], files=hashes)
@@ -237,7 +265,11 @@ def test_a_link_to_a_known_file_runs_nothing_that_lies_beside_it(told):
     path = list(sys.path)
     for again in ((), ("--methods=t/m.py:downpour",)):
         code, err = told("study", "staleness", "--resume=t", *again)
-        assert code == 2 and "'" + str(Path("t/m.py").absolute()) + "': is a link" in err and sys.path == path
+        assert (
+            code == 2
+            and "'" + str(Path("t/m.py").absolute()) + "': is a link" in err
+            and sys.path == path
+        )
     assert not Path("ran").exists()
 
 
@@ -248,7 +280,9 @@ def test_imports_come_from_beside_an_own_file_last_and_never_from_results(told, 
     Path("own/mine.py").write_text(MINE)
     Path("link.py").symlink_to("own/mine.py")
     path = list(sys.path)
-    assert told("study", *TOY, "--methods=t/evil.py:f", "--out=a")[0] == 0 and Path("ran").exists()  # it was typed
+    assert (
+        told("study", *TOY, "--methods=t/evil.py:f", "--out=a")[0] == 0 and Path("ran").exists()
+    )  # it was typed
     assert sys.path == path
     assert told("study", *TOY, "--methods=link.py:f", "--out=b")[0] == 0
     assert sys.path == [*path, str(Path("own").resolve())]
@@ -283,20 +317,33 @@ def test_names_of_ordinary_folders_stay(name):
 
 
 def test_a_cell_called_as_a_path_writes_inside_and_removes_nothing():
-    (cell,) = sweep(StudyConfig(workers=2, steps=2, seeds=1, problem="quadratic", methods=("downpour",)), [{}])
+    (cell,) = sweep(
+        StudyConfig(workers=2, steps=2, seeds=1, problem="quadratic", methods=("downpour",)), [{}]
+    )
     cell = cell._replace(name="alie()#/../../../victim")
     Path("victim/downpour-seed0").mkdir(parents=True)
     Path("victim/downpour-seed0/run.json").write_text("mine")
     Path("victim/seed0.parquet").write_text("mine")
     before = state(Path("victim"))
     for where in ({"out": Path("s")}, {"resume": Path("s")}):
-        run_cells("toy", dataclasses.replace(cell.config, **where), [cell], lambda folder, summary: None)
-    assert sorted(path.name for path in Path().iterdir()) == ["s", "victim"] and state(Path("victim")) == before
-    assert len(list(Path("s").glob("runs/*/*/run.json"))) == len(list(Path("s").glob("traces/*/*.parquet"))) == 1
+        run_cells(
+            "toy", dataclasses.replace(cell.config, **where), [cell], lambda folder, summary: None
+        )
+    assert (
+        sorted(path.name for path in Path().iterdir()) == ["s", "victim"]
+        and state(Path("victim")) == before
+    )
+    assert (
+        len(list(Path("s").glob("runs/*/*/run.json")))
+        == len(list(Path("s").glob("traces/*/*.parquet")))
+        == 1
+    )
 
 
 @pytest.mark.parametrize("column", ["run_folder", "trace_file"])
-@pytest.mark.parametrize("name", ["../other/runs/downpour-seed0", "/dev/stdin", "a\0b", "runs/../../other"])
+@pytest.mark.parametrize(
+    "name", ["../other/runs/downpour-seed0", "/dev/stdin", "a\0b", "runs/../../other"]
+)
 def test_a_summary_names_files_inside_only(column, name):
     write_sealed(Path("config.json"), {"study": "staleness"})
     finished = Finished(Path(), {"study": "staleness"}, None)
@@ -309,7 +356,9 @@ OPTIONS = (*TOY, "--methods", "downpour", "sgd")
 
 @pytest.fixture(scope="module")
 def results_of_two(tmp_path_factory):
-    """Two finished studies, of which the first has a tag: all files that the project writes into a folder."""
+    """Two finished studies, of which the first has a tag: all files that the project writes into a
+    folder.
+    """
     base = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(base)
@@ -321,13 +370,29 @@ def results_of_two(tmp_path_factory):
 
 
 def places(folder: Path) -> list[str]:
-    """All files and folders in a folder of results, those made on the way, and their former names on the way."""
+    """All files and folders in a folder of results, those made on the way, and their former names
+    on the way.
+    """
     below = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    assert {"config.json", "runs/sgd-seed0/run.json", "traces", "tags/good.json", "loss.pdf", "report.html"} <= {
-        str(path) for path in below
-    }
+    assert {
+        "config.json",
+        "runs/sgd-seed0/run.json",
+        "traces",
+        "tags/good.json",
+        "loss.pdf",
+        "report.html",
+    } <= {str(path) for path in below}
     partials = [path.with_name(f".{path.stem}.partial{path.suffix}") for path in below]
-    return [str(path) for path in (*below, *partials, Path("aside"), Path("s-animation.html"), Path("tags/new.json"))]
+    return [
+        str(path)
+        for path in (
+            *below,
+            *partials,
+            Path("aside"),
+            Path("s-animation.html"),
+            Path("tags/new.json"),
+        )
+    ]
 
 
 def whole(place: Path, victim: Path) -> None:
@@ -356,7 +421,14 @@ def absent(place: Path, victim: Path) -> None:
 def a_folder(place: Path, victim: Path) -> None:
     """Link to a folder with files of the names that the project uses."""
     absent(place, victim)
-    for name in ("sgd-seed0/run.json", "run.json", "seed0.parquet", "good.json", "commits.parquet", "runs/sgd-seed0"):
+    for name in (
+        "sgd-seed0/run.json",
+        "run.json",
+        "seed0.parquet",
+        "good.json",
+        "commits.parquet",
+        "runs/sgd-seed0",
+    ):
         (victim / name).parent.mkdir(parents=True, exist_ok=True)
         (victim / name).write_text("{}")
 
@@ -378,8 +450,11 @@ def state(folder: Path) -> dict[str, object]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs of POSIX")
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_no_link_in_a_folder_of_results_is_followed(results_of_two, tmp_path, monkeypatch, told, everywhere):
-    """In each place of a folder a link, or a FIFO: whatever is done with the folder, it stays, and so does its target.
+def test_no_link_in_a_folder_of_results_is_followed(
+    results_of_two, tmp_path, monkeypatch, told, everywhere
+):
+    """In each place of a folder a link, or a FIFO: whatever is done with the folder, it stays, and
+    so does its target.
 
     A waiting command ends after a minute.
     """
@@ -398,8 +473,22 @@ def test_no_link_in_a_folder_of_results_is_followed(results_of_two, tmp_path, mo
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     names = places(results_of_two / "s")[::2]
     if not everywhere:
-        few = ["config.json", "runs", "runs/sgd-seed0", "traces", "tags", "summary.csv", "report.html", "aside"]
-        few += [".report.partial.html", ".loss.partial.pdf", ".made.partial.json", "tags/.good.partial.json"]
+        few = [
+            "config.json",
+            "runs",
+            "runs/sgd-seed0",
+            "traces",
+            "tags",
+            "summary.csv",
+            "report.html",
+            "aside",
+        ]
+        few += [
+            ".report.partial.html",
+            ".loss.partial.pdf",
+            ".made.partial.json",
+            "tags/.good.partial.json",
+        ]
         assert set(few) <= set(places(results_of_two / "s"))
         names = few
     kinds_of_links = (whole, damaged, absent, a_folder, fifo) if everywhere else (damaged, fifo)
@@ -421,7 +510,11 @@ def test_no_link_in_a_folder_of_results_is_followed(results_of_two, tmp_path, mo
             signal.alarm(0)
             assert code in (0, 2) and "Traceback" not in err, (name, command, err)
             assert state(here / "victims") == before, (name, command)
-            kinds = [os.lstat(path).st_mode for path in (place, here / "s" / "aside" / name) if os.path.lexists(path)]
+            kinds = [
+                os.lstat(path).st_mode
+                for path in (place, here / "s" / "aside" / name)
+                if os.path.lexists(path)
+            ]
             assert kind in kinds, (name, command)
         shutil.rmtree(here)
 
@@ -432,19 +525,34 @@ def test_no_link_in_a_folder_of_results_is_followed(results_of_two, tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["staleness", "--workers", "3"], "'staleness': did you mean 'study staleness'? unknown; choose"),
+        (
+            ["staleness", "--workers", "3"],
+            "'staleness': did you mean 'study staleness'? unknown; choose",
+        ),
         (["figurs", "x"], "did you mean 'figures'?"),
         (["--version", "x"], "takes no argument 'x'"),
         (["study", "--version", "x"], "study = '--version': unknown"),
-        (["study", *TOY, "--window", "1000000000"], "window = 1000000000: must be at most 100,000; give fewer"),
+        (
+            ["study", *TOY, "--window", "1000000000"],
+            "window = 1000000000: must be at most 100,000; give fewer",
+        ),
         (["study", *TOY, "--seeds", "1000000000"], "seeds = 1000000000: must be at most 100,000"),
-        (["study", *TOY, "--problem", "characters(text='/dev/zero')"], "text = '/dev/zero': not a file"),
-        (["study", *TOY, "--out", "a\udcff"], "out = 'a\\udcff': its name is not UTF-8; give another"),
+        (
+            ["study", *TOY, "--problem", "characters(text='/dev/zero')"],
+            "text = '/dev/zero': not a file",
+        ),
+        (
+            ["study", *TOY, "--out", "a\udcff"],
+            "out = 'a\\udcff': its name is not UTF-8; give another",
+        ),
         (["study", *TOY, "--out", "x" * 3_000], "xxx...': has 3000 bytes, at most 2000; give less"),
         (["study", *TOY, "--out", "x" * 300], "': cannot be written: File name too long"),
         (["study", *TOY, "--compute", f"gama({'x' * 9_000})"], "did you mean 'gamma'?"),
         (["study", *TOY, "--compute", "+".join("1" * 30_000)], "not a law; write"),
-        (["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"], "9000 parameters given; write gamma(mean="),
+        (
+            ["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"],
+            "9000 parameters given; write gamma(mean=",
+        ),
         (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
         (["study", *TOY, "--policy", "x" * 9_000], "unknown; choose from asynchronous()"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
@@ -464,7 +572,9 @@ def test_each_mistake_is_one_line(told, arguments, message):
 def test_commands_and_the_version(told, capsys):
     assert main(["study", "--version"]) == main(["--version"]) == 0
     assert len(set(capsys.readouterr().out.splitlines())) == 1
-    assert main([]) == 0 and {"staleness", "figures"} <= set(re.findall(r"\w+", capsys.readouterr().out))
+    assert main([]) == 0 and {"staleness", "figures"} <= set(
+        re.findall(r"\w+", capsys.readouterr().out)
+    )
     assert main(["figures"]) == 0 and "gem" in capsys.readouterr().out
 
 
@@ -474,5 +584,7 @@ def test_a_field_that_cannot_be_an_option(told, kind):
     text = f"import dataclasses\n@dataclasses.dataclass\nclass Config:\n    a: {kind} = (1.0,)\n"
     Path("studies/own.py").write_text(text + "def run(config):\n    assert config.a is not None\n")
     code, err = told("study", "own")
-    assert "Traceback" not in err and (code, err.count("\n")) == ((0, 0) if kind == "list[float]" else (2, 1)), err
+    assert "Traceback" not in err and (code, err.count("\n")) == (
+        (0, 0) if kind == "list[float]" else (2, 1)
+    ), err
     assert kind == "list[float]" or "study = 'own': its Config cannot be made into options" in err

@@ -1,4 +1,6 @@
-"""Recorded visits: a log gives the trace that a simulation of the same visits gives, and wrong logs are told."""
+"""Recorded visits: a log gives the trace that a simulation of the same visits gives, and wrong logs
+are told.
+"""
 
 import dataclasses
 
@@ -19,7 +21,12 @@ PROTOCOLS = {
 READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
 SMALLEST = [name for name in COMMIT_RECORD if name != "send_time"]
 LOG = pd.DataFrame(
-    [(0, 0.0, 2.0, 2.0, 2.5), (1, 0.0, 2.1, 2.5, 3.0), (0, 2.5, 4.0, 4.0, 4.5), (1, 3.0, 4.2, 4.5, 5.0)],
+    [
+        (0, 0.0, 2.0, 2.0, 2.5),
+        (1, 0.0, 2.1, 2.5, 3.0),
+        (0, 2.5, 4.0, 4.0, 4.5),
+        (1, 3.0, 4.2, 4.5, 5.0),
+    ],
     columns=SMALLEST,
 )
 
@@ -28,27 +35,42 @@ READS = pd.DataFrame({"worker": [0, 1, 0]}).assign(**{name: [2.5, 3.0, 4.5] for 
 
 
 def simulated(**options):
-    return simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.1)", "exponential(0.1)", **options), 300, seed=1)
+    return simulate(
+        Cluster(5, "gamma(1, 0.5)", "exponential(0.1)", "exponential(0.1)", **options), 300, seed=1
+    )
 
 
 def all_reads(trace):
-    tables = [table.loc[table["job"] > 0, ["worker", *READ_TIMES]] for table in (trace.frame, trace.open_reads)]
+    tables = [
+        table.loc[table["job"] > 0, ["worker", *READ_TIMES]]
+        for table in (trace.frame, trace.open_reads)
+    ]
     return pd.concat(tables)
 
 
 @pytest.mark.parametrize("with_reads", [False, True])
 @pytest.mark.parametrize("options", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_the_log_of_a_simulation_gives_its_trace(options, with_reads):
-    """In any order, on a clock that does not begin at zero, and whether reads are told or follow from the commits."""
+    """In any order, on a clock that does not begin at zero, and whether reads are told or follow
+    from the commits.
+    """
     trace = simulated(**options)
     if trace.source.separate_reads > with_reads:
         pytest.skip("reads of their own must be told")
     log = trace.frame[list(COMMIT_RECORD)].sample(frac=1, random_state=0)
-    made = recorded(log, reads=all_reads(trace) if with_reads else None, present=trace.present, seed=1, **options)
+    made = recorded(
+        log,
+        reads=all_reads(trace) if with_reads else None,
+        present=trace.present,
+        seed=1,
+        **options,
+    )
     for name in ("frame", "open_reads", "present"):
         tables = [getattr(made, name), getattr(trace, name)]
         if name == "open_reads":
-            tables = [table.sort_values(["worker", "job"]).reset_index(drop=True) for table in tables]
+            tables = [
+                table.sort_values(["worker", "job"]).reset_index(drop=True) for table in tables
+            ]
         pd.testing.assert_frame_equal(*tables, check_exact=True)
     assert made.source == dataclasses.replace(trace.source, cluster=None)
 
@@ -56,7 +78,9 @@ def test_the_log_of_a_simulation_gives_its_trace(options, with_reads):
 def test_the_clock_begins_anywhere():
     times = [name for name in LOG if name != "worker"]
     later = LOG.assign(**{name: LOG[name] + 1024.0 for name in times})
-    pd.testing.assert_frame_equal(recorded(later.to_dict("list")).frame, recorded(LOG.to_dict("records")).frame)
+    pd.testing.assert_frame_equal(
+        recorded(later.to_dict("list")).frame, recorded(LOG.to_dict("records")).frame
+    )
     assert recorded(later, begin=1023.0).frame["start_time"].iloc[0] == 1.0
 
 
@@ -95,18 +119,36 @@ def test_when_messages_set_off_may_be_told():
     assert recorded(LOG).frame["send_time"].isna().all()
     shares = [recorded(visits).summary(warm_up=0) for visits in (log, LOG)]
     for told, summary in zip((True, False), shares, strict=True):
-        spent = 10 * np.array([summary[f"{what}_share"] for what in ("computing", "sending", "waiting", "served")])
+        spent = 10 * np.array(
+            [summary[f"{what}_share"] for what in ("computing", "sending", "waiting", "served")]
+        )
         assert spent == pytest.approx([5.3, 2.0, 0.7, 2.0] if told else [7.3, 0.0, 0.7, 2.0])
-    with pytest.raises(InputError, match=r"arrive_time of row 1 is 2\.1; it must not be before send_time"):
+    with pytest.raises(
+        InputError, match=r"arrive_time of row 1 is 2\.1; it must not be before send_time"
+    ):
         recorded(LOG.assign(send_time=[1.5, 2.2, 3.5, 4.2]))
 
 
 def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):
     """Its lost computation is a row; what it commits next was computed from the fresh read."""
     log = LOG.assign(outcome="applied")
-    lost = {"worker": 0, "start_time": 4.5, "arrive_time": 4.7, "serve_time": 4.7, "commit_time": 4.7}
-    after = {"worker": 0, "start_time": 6.0, "arrive_time": 7.0, "serve_time": 7.0, "commit_time": 7.5}
-    log = pd.concat([log, pd.DataFrame([{**lost, "outcome": "cancelled"}, {**after, "outcome": "applied"}])])
+    lost = {
+        "worker": 0,
+        "start_time": 4.5,
+        "arrive_time": 4.7,
+        "serve_time": 4.7,
+        "commit_time": 4.7,
+    }
+    after = {
+        "worker": 0,
+        "start_time": 6.0,
+        "arrive_time": 7.0,
+        "serve_time": 7.0,
+        "commit_time": 7.5,
+    }
+    log = pd.concat(
+        [log, pd.DataFrame([{**lost, "outcome": "cancelled"}, {**after, "outcome": "applied"}])]
+    )
     reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
     reads = reads.assign(read_time=reads["commit_time"], version=0)
     reads.loc[reads["outcome"] == "cancelled", READ_TIMES] = 5.8
@@ -117,28 +159,40 @@ def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):
     assert worker_0["read_version"].tolist() == [0, 1, 3, 4]
     assert worker_0["staleness"].tolist() == [0, 1, 0, 0]
     assert len(trace.accepted) == 5
-    assert Trace.load(trace.save(tmp_path / "trace.parquet")).frame["outcome"].tolist()[3] == "cancelled"
+    assert (
+        Trace.load(trace.save(tmp_path / "trace.parquet")).frame["outcome"].tolist()[3]
+        == "cancelled"
+    )
 
 
 def test_a_recorded_trace_replays():
-    run = asyncsim.replay(recorded(LOG), asyncsim.methods.downpour(), asyncsim.problems.quadratic([1.0]), seed=0)
+    run = asyncsim.replay(
+        recorded(LOG), asyncsim.methods.downpour(), asyncsim.problems.quadratic([1.0]), seed=0
+    )
     assert np.isfinite(run.commits["loss"]).all()
 
 
 def changed(row, **values):
-    return LOG.assign(**{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()})
+    return LOG.assign(
+        **{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()}
+    )
 
 
 def test_reads_that_are_missing():
     trace = simulated(protocol="write_then_read")
     reads = all_reads(trace)
     reads = reads[reads["worker"] != 3]
-    with pytest.raises(InputError, match=r"reads: worker 3 has 0 for its \d+ computations; .* must have \d+ or \d+"):
+    with pytest.raises(
+        InputError, match=r"reads: worker 3 has 0 for its \d+ computations; .* must have \d+ or \d+"
+    ):
         recorded(trace.frame[list(COMMIT_RECORD)], reads=reads, protocol="write_then_read")
 
 
 def test_workers_are_numbered_from_zero():
     later = LOG.assign(worker=LOG["worker"] + 1)
-    with pytest.raises(InputError, match=r"worker 0 has none, though there is a worker 2; number the workers from 0"):
+    with pytest.raises(
+        InputError,
+        match=r"worker 0 has none, though there is a worker 2; number the workers from 0",
+    ):
         recorded(later)
     assert recorded(later, workers=3).workers == 3

@@ -17,14 +17,18 @@ short = st.sampled_from([Constant(0.0), Constant(0.1), Exponential(0.1), Exponen
 
 
 def simulated(routes=ROUTES):
-    return st.builds(simulate, clusters(sizes=(1, 9), routes=routes), st.integers(1, 120), st.integers(0, 2**20))
+    return st.builds(
+        simulate, clusters(sizes=(1, 9), routes=routes), st.integers(1, 120), st.integers(0, 2**20)
+    )
 
 
 @st.composite
 def stated(draw):
     commits, workers = draw(st.integers(1, 120)), draw(st.integers(1, 9))
     listed = st.lists(st.integers(0, 12), min_size=commits, max_size=commits)
-    staleness = draw(st.one_of(st.integers(0, 30), listed, st.sampled_from([Exponential(4.0), Gamma(6.0, 0.2)])))
+    staleness = draw(
+        st.one_of(st.integers(0, 30), listed, st.sampled_from([Exponential(4.0), Gamma(6.0, 0.2)]))
+    )
     return prescribed(staleness, commits, workers, seed=draw(st.integers(0, 100)))
 
 
@@ -49,8 +53,12 @@ class Cut:
     def __init__(self, trace, piece_size, starts=()):
         self.trace, self.waves = trace, find_waves(trace)
         waves = self.waves
-        self.reads = separate_reads(waves.read, waves.slot) if waves.reads == "separate" else NO_READS
-        self.forms = separate_reads(waves.push, waves.push_slot) if waves.separate_pushes else NO_READS
+        self.reads = (
+            separate_reads(waves.read, waves.slot) if waves.reads == "separate" else NO_READS
+        )
+        self.forms = (
+            separate_reads(waves.push, waves.push_slot) if waves.separate_pushes else NO_READS
+        )
         kinds = tuple(kind for kind in (self.reads, self.forms) if len(kind.position))
         self.room = max(piece_size, *(most_at_one_position(kind) for kind in kinds), 1)
         self.cuts = cut(waves, piece_size, kinds, self.room, np.array(starts, int))
@@ -89,7 +97,9 @@ def test_pieces_hold_only_commits_that_can_be_computed_at_once(trace, piece_size
 @given(traces)
 @settings(max_examples=66)
 def test_no_fewer_waves_are_possible(trace):
-    """Every commit needs all those before its read, and its worker's one before, in earlier waves."""
+    """Every commit needs all those before its read, and its worker's one before, in earlier
+    waves.
+    """
     made = Cut(trace, piece_size=len(trace))
     if len(made.reads.position) or len(made.forms.position):
         # Room for any number of reads: a cut is then made for a dependency only.
@@ -116,10 +126,15 @@ def test_waves_of_exchanges_are_the_longest_runs_without_a_worker_coming_twice(t
 @given(traces, sizes)
 @settings(max_examples=100)
 def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
-    """Slots are filled at a piece's end and looked into at its start, or for messages as soon as they are filled."""
+    """Slots are filled at a piece's end and looked into at its start, or for messages as soon as
+    they are filled.
+    """
     made = Cut(trace, piece_size)
     waves = made.waves
-    slots, form_slots = dict.fromkeys(range(waves.slots), 0), dict.fromkeys(range(waves.push_slots), 0)
+    slots, form_slots = (
+        dict.fromkeys(range(waves.slots), 0),
+        dict.fromkeys(range(waves.push_slots), 0),
+    )
     for begin, end in made.pieces():
         assert [slots[waves.slot[k]] for k in range(begin, end)] == made.read[begin:end]
         if waves.separate_pushes:
@@ -136,7 +151,9 @@ def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
 
 def fill(slots, reads, begin, end):
     made = (reads.position > begin) & (reads.position <= end)
-    for position, slot in zip(reads.position[made].tolist(), reads.slot[made].tolist(), strict=True):
+    for position, slot in zip(
+        reads.position[made].tolist(), reads.slot[made].tolist(), strict=True
+    ):
         slots[slot] = position
 
 
@@ -144,7 +161,9 @@ def fill(slots, reads, begin, end):
 @settings(max_examples=40)
 def test_torn_reads_find_each_block_in_its_slot(workers, blocks, service, piece_size, seed):
     options = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": blocks}
-    cluster = Cluster(workers, Exponential(1.0), service=service, latency=Exponential(0.2), **options)
+    cluster = Cluster(
+        workers, Exponential(1.0), service=service, latency=Exponential(0.2), **options
+    )
     waves = find_waves(simulate(cluster, 80, seed))
     assert waves.blocks.shape == (80, blocks)
     reads = separate_reads(waves.blocks, waves.slot)
@@ -171,7 +190,11 @@ def test_pieces_make_every_separate_read_once(trace, piece_size):
             for position, at in zip(kind.position.tolist(), kind.slot.tolist(), strict=True)
             if begin < position <= end
         ]
-        wanted = {(p, s) for p, s in zip(positions, slot.tolist(), strict=True) if p > 0} if separate else []
+        wanted = (
+            {(p, s) for p, s in zip(positions, slot.tolist(), strict=True) if p > 0}
+            if separate
+            else []
+        )
         assert sorted(found) == sorted(wanted)
 
 
@@ -185,7 +208,9 @@ def test_pieces_make_every_separate_read_once(trace, piece_size):
     ],
 )
 def test_protocols_are_told_apart(options, reads, separate_forms):
-    cluster = Cluster(5, Exponential(1.0), service=Exponential(0.2), latency=Exponential(0.2), **options)
+    cluster = Cluster(
+        5, Exponential(1.0), service=Exponential(0.2), latency=Exponential(0.2), **options
+    )
     waves = find_waves(simulate(cluster, 200))
     assert (waves.reads, waves.separate_pushes) == (reads, separate_forms)
     assert waves.slots == 5 or reads == "separate"

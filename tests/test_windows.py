@@ -1,4 +1,6 @@
-"""Windows that differ by worker: their times, their gradients, and those in proportion to the speed."""
+"""Windows that differ by worker: their times, their gradients, and those in proportion to the
+speed.
+"""
 
 import dataclasses
 import itertools
@@ -7,7 +9,16 @@ import numpy as np
 import pytest
 from cases import make_dynamic, make_problem
 
-from asyncsim import Cluster, Gamma, InputError, methods, problems, proportional_windows, replay, simulate
+from asyncsim import (
+    Cluster,
+    Gamma,
+    InputError,
+    methods,
+    problems,
+    proportional_windows,
+    replay,
+    simulate,
+)
 from asyncsim.study.cell import meet, same_gradients
 
 SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' toy
@@ -24,7 +35,9 @@ def test_windows_in_proportion_to_the_speed():
     assert proportional_windows(np.array([1.0, 2.0]), 4) == (4, 2)
     with pytest.raises(InputError, match=r"compute = \[0\.0\]"):
         proportional_windows([0.0], 5)
-    with pytest.raises(InputError, match="must be a list of laws; with one for all, give one window"):
+    with pytest.raises(
+        InputError, match="must be a list of laws; with one for all, give one window"
+    ):
         proportional_windows(Gamma(1.0, 0.2), 5)
     with pytest.raises(InputError, match="window = 0"):
         proportional_windows([1.0], 0)
@@ -37,7 +50,9 @@ def test_a_cluster_takes_one_window_or_one_each():
     assert Cluster.from_dict(cluster.to_dict()) == cluster and cluster.windows == (6, 3, 2)
     assert cluster.mean_window == pytest.approx(11 / 3)  # all commit equally often
     assert Cluster(2, [1.0, 3.0], window=[2, 2]).mean_window == 2
-    with pytest.raises(InputError, match=r"window = a list of 2: must hold one per worker, and there are 3"):
+    with pytest.raises(
+        InputError, match=r"window = a list of 2: must hold one per worker, and there are 3"
+    ):
         Cluster(3, 1.0, window=[1, 2])
     with pytest.raises(InputError, match=r"window\[1\] = 0"):
         Cluster(3, 1.0, window=[1, 0, 2])
@@ -54,7 +69,9 @@ def test_they_are_as_often_at_the_server():
     shares = make_dynamic(window=20, commits=2000).per_worker()["share"]
     # 500 commits each; floors of 20 s / 3.33 s and so on leave them apart by up to a seventh.
     assert shares.max() / shares.min() < 1.25
-    unequal = simulate(Cluster(4, [Gamma(time, 0.3) for time in SECONDS], window=20), 2000).per_worker()["share"]
+    unequal = simulate(
+        Cluster(4, [Gamma(time, 0.3) for time in SECONDS], window=20), 2000
+    ).per_worker()["share"]
     assert unequal.max() / unequal.min() > 4
 
 
@@ -69,7 +86,12 @@ def test_the_same_cluster_has_as_many_commits():
     """Whose mean window is a quotient."""
     for windows in itertools.product(range(1, 9), repeat=2):
         cluster = Cluster(2, [1.0, 3.0], window=windows)
-        assert [same_gradients(commits, cluster, cluster) for commits in (1, 7, 20, 20_000)] == [1, 7, 20, 20_000]
+        assert [same_gradients(commits, cluster, cluster) for commits in (1, 7, 20, 20_000)] == [
+            1,
+            7,
+            20,
+            20_000,
+        ]
 
 
 def test_a_needed_window_and_the_same_gradients():
@@ -80,7 +102,9 @@ def test_a_needed_window_and_the_same_gradients():
     assert meet(cluster, eighth) == cluster  # without a bandwidth
     linked = dataclasses.replace(cluster, bandwidth=100, message_bytes=400)
     lighter = meet(linked, eighth)
-    assert (lighter.transfer_up, lighter.transfer_down) == (0.5, 4.0) and meet(lighter, eighth) == lighter
+    assert (lighter.transfer_up, lighter.transfer_down) == (0.5, 4.0) and meet(
+        lighter, eighth
+    ) == lighter
     assert same_gradients(90, cluster, meet(cluster, methods.Timing(window=1))) == 270
     with pytest.raises(InputError, match=r"needs a trace with window = 4, this one has \(2, 4\)"):
         replay(
@@ -94,9 +118,9 @@ def test_the_window_of_one_worker_changes_no_numbers_of_another():
     """A gradient's noise is the job's: of a window of one as of a first step."""
     task = problems.quadratic([0.1, 1.0], noise=0.5)
     first = [
-        replay(simulate(Cluster(2, [1.0, 5.0], window=window), 4), methods.qsgd(), task, progress=False).commits[
-            "loss"
-        ][0]
+        replay(
+            simulate(Cluster(2, [1.0, 5.0], window=window), 4), methods.qsgd(), task, progress=False
+        ).commits["loss"][0]
         for window in ((1, 1), (1, 2))
     ]
     assert len(set(first)) == 1

@@ -1,4 +1,6 @@
-"""Traces of drawn clusters: what holds of every one, the rows of slow engines, and what may change nobody's times."""
+"""Traces of drawn clusters: what holds of every one, the rows of slow engines, and what may change
+nobody's times.
+"""
 
 import dataclasses
 
@@ -67,7 +69,8 @@ def test_all_that_holds_of_many_more(kind, path):
 
 def assert_usual(cluster, commits, seed):
     trace, usual = simulate(cluster, commits, seed), UsualModel(cluster, commits, seed)
-    # The last event may leave more rows in the trace: computations that its version cancelled, interrupted later.
+    # The last event may leave more rows in the trace: computations that its version cancelled,
+    # interrupted later.
     assert len(trace) - len(usual.rows) <= cluster.workers
     assert (trace.frame["outcome"][len(usual.rows) :] == "cancelled").all()
     columns = dict(zip(COLUMNS, zip(*usual.rows, strict=True), strict=True))
@@ -75,7 +78,9 @@ def assert_usual(cluster, commits, seed):
         assert trace.frame[name][: len(usual.rows)].tolist() == list(columns[name]), name
     if cluster.policy.name == "asynchronous":
         held = trace.open_reads[["worker", "read_version", "read_time"]].itertuples(index=False)
-        assert sorted(map(tuple, held)) == [(i, *read) for i, reads in enumerate(usual.reads) for read in sorted(reads)]
+        assert sorted(map(tuple, held)) == [
+            (i, *read) for i, reads in enumerate(usual.reads) for read in sorted(reads)
+        ]
         # The general staleness identity; the right-hand side is counted one increment at a time.
         ages = commits - trace.open_reads["read_version"]
         assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
@@ -88,9 +93,14 @@ def test_the_usual_model_has_the_same_events(cluster, commits, seed):
 
 
 @settings(max_examples=100)
-@given(cluster=clusters(CONTINUOUS, [Exponential(0.02), Exponential(0.5)], (4, 6), governed=True), seed=SEEDS)
+@given(
+    cluster=clusters(CONTINUOUS, [Exponential(0.02), Exponential(0.5)], (4, 6), governed=True),
+    seed=SEEDS,
+)
 def test_the_usual_model_has_the_same_rows_under_policies(cluster, seed):
-    """Of simultaneous events only the order at a new version is defined, and so all times are continuous."""
+    """Of simultaneous events only the order at a new version is defined, and so all times are
+    continuous.
+    """
     assert_usual(dataclasses.replace(cluster, **NO_LINK, discipline="fifo"), 60, seed)
 
 
@@ -160,20 +170,27 @@ def test_many_workers_have_the_same_events(cluster, commits, seed, per_period):
 def test_nobody_elses_times_change(cluster, kind, protocol, seed):
     """At a server that takes no time: a worker more, or a failure of the last one."""
     n = cluster.workers
-    cluster = dataclasses.replace(cluster, service=0.0, protocol=protocol, exclusive=True, discipline="fifo", **NO_LINK)
+    cluster = dataclasses.replace(
+        cluster, service=0.0, protocol=protocol, exclusive=True, discipline="fifo", **NO_LINK
+    )
     spared = n
     if kind == "another worker":
         law, window = (*cluster.compute_laws, Exponential(0.7)), (*cluster.windows, 2)
         other = dataclasses.replace(cluster, workers=n + 1, compute=law, window=window)
     else:
-        cluster, spared = dataclasses.replace(cluster, failures=["crash(exponential(9), 2, workers=0)"]), n - 1
+        cluster, spared = (
+            dataclasses.replace(cluster, failures=["crash(exponential(9), 2, workers=0)"]),
+            n - 1,
+        )
         more = [f"crash(exponential(5), 1, workers={spared})", f"loss(0.2, 1, workers={spared})"]
         other = dataclasses.replace(cluster, failures=[*cluster.failures[: spared > 0], *more])
     frames = [simulate(one, 40 * n, seed).frame for one in (cluster, other)]
     end = min(frame["commit_time"].iloc[-1] for frame in frames)
     names = ["worker", "start_time", "arrive_time", "commit_time", "outcome"]
     first, second = (
-        frame.loc[(frame["worker"] < spared) & (frame["commit_time"] < end), names].sort_values(names[:2]).to_numpy()
+        frame.loc[(frame["worker"] < spared) & (frame["commit_time"] < end), names]
+        .sort_values(names[:2])
+        .to_numpy()
         for frame in frames
     )
     assert len(first) > 10 and np.array_equal(first, second)

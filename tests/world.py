@@ -1,7 +1,8 @@
 """The world of the tests: clusters drawn axis by axis, and the list of what holds of every trace.
 
-The axes of a cluster are its route (what a visit is), its gate (the policy), the discipline, the network, the weather
-(what fails) and, without a server, the topology. Each is drawn by itself, so that all of them meet.
+The axes of a cluster are its route (what a visit is), its gate (the policy), the discipline, the
+network, the weather (what fails) and, without a server, the topology. Each is drawn by itself, so
+that all of them meet.
 """
 
 import dataclasses
@@ -35,8 +36,16 @@ SHORT = [Constant(0.0), Constant(1.0), Exponential(0.1), Uniform(0.0, 0.5), Empi
 CROWDED = [Constant(1.0), Constant(2.0), Empirical([0.0, 1.0]), Empirical([0.0, 1.0, 2.0, 3.0])]
 #: No two events in one instant.
 CONTINUOUS = [Exponential(1.0), Gamma(1.0, 0.2), Uniform(0.5, 2.0)]
-ROUTES = [("exchange", True), ("read_then_write", True), ("read_then_write", False), ("write_then_read", True)]
-NETWORKS = [{}, *({"bandwidth": b, "message_bytes": size} for b, size in ((4.0, 2.0), (1, 1), (2, (1, 4))))]
+ROUTES = [
+    ("exchange", True),
+    ("read_then_write", True),
+    ("read_then_write", False),
+    ("write_then_read", True),
+]
+NETWORKS = [
+    {},
+    *({"bandwidth": b, "message_bytes": size} for b, size in ((4.0, 2.0), (1, 1), (2, (1, 4)))),
+]
 MESSAGES = ["asynchronous()", "neighbours()", "neighbours(beside)", "overlap(1)", "overlap(3)"]
 SEEDS = st.integers(0, 2**32)
 
@@ -65,7 +74,16 @@ def gates(workers: int, protocol: str = "exchange"):
 
 
 @st.composite
-def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6), routes=ROUTES, governed=False, failing=False, locked=True):
+def clusters(
+    draw,
+    laws=LAWS,
+    short=SHORT,
+    sizes=(1, 6),
+    routes=ROUTES,
+    governed=False,
+    failing=False,
+    locked=True,
+):
     """A cluster with a server."""
     workers = draw(st.integers(*sizes))
     law, brief = st.sampled_from(laws), st.sampled_from(short)
@@ -84,7 +102,9 @@ def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6), routes=ROUTES, governed
         window=draw(st.integers(1, 3) | windows),
         protocol=protocol,
         exclusive=exclusive,
-        discipline=draw(st.sampled_from(["fifo", "lowest_rank", "random"] + ["lock_free"] * (not locked))),
+        discipline=draw(
+            st.sampled_from(["fifo", "lowest_rank", "random"] + ["lock_free"] * (not locked))
+        ),
         policy=draw(gates(workers, protocol)) if governed else policy.asynchronous(),
         failures=draw(weather()) if failing else (),
         **network,
@@ -94,17 +114,33 @@ def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6), routes=ROUTES, governed
 @st.composite
 def weather(draw):
     """Up to four failures among at least four workers."""
-    spells = st.sampled_from([Exponential(1.0), Exponential(5.0), Gamma(3.0, 0.5), Uniform(0.5, 20.0), 7.0])
+    spells = st.sampled_from(
+        [Exponential(1.0), Exponential(5.0), Gamma(3.0, 0.5), Uniform(0.5, 20.0), 7.0]
+    )
     # The last worker is spared, so that some computations end.
-    hit = draw(st.sampled_from([{"workers": (0,)}, {"workers": (1, 2)}, {"workers": (0, 1, 2), "together": True}]))
+    hit = draw(
+        st.sampled_from(
+            [{"workers": (0,)}, {"workers": (1, 2)}, {"workers": (0, 1, 2), "together": True}]
+        )
+    )
     rare = st.sampled_from([Exponential(8.0), Uniform(2.0, 30.0), 11.0])
     detect = draw(st.sampled_from([0.0, 0.5, 4.0]))
     kinds = {
-        "crash": st.builds(lambda every, lasts: failures.crash(every, lasts, detect, **hit), rare, spells),
-        "pause": st.builds(lambda every, lasts: failures.pause(every, lasts, **hit), spells, spells),
-        "slow": st.builds(lambda every, lasts: failures.slow(every, lasts, 0.3, **hit), spells, spells),
-        "outage": st.builds(failures.outage, rare, spells, st.integers(1, 4), st.sampled_from([0.0, 0.3])),
-        "loss": st.builds(failures.loss, st.sampled_from([0.1, 0.6]), st.sampled_from([0.7, 3.0]), st.booleans()),
+        "crash": st.builds(
+            lambda every, lasts: failures.crash(every, lasts, detect, **hit), rare, spells
+        ),
+        "pause": st.builds(
+            lambda every, lasts: failures.pause(every, lasts, **hit), spells, spells
+        ),
+        "slow": st.builds(
+            lambda every, lasts: failures.slow(every, lasts, 0.3, **hit), spells, spells
+        ),
+        "outage": st.builds(
+            failures.outage, rare, spells, st.integers(1, 4), st.sampled_from([0.0, 0.3])
+        ),
+        "loss": st.builds(
+            failures.loss, st.sampled_from([0.1, 0.6]), st.sampled_from([0.7, 3.0]), st.booleans()
+        ),
         "leave": st.builds(failures.leave, st.sampled_from([0.0, 2.5, 9.0]), st.just((1,))),
         "join": st.builds(failures.join, st.sampled_from([1.0, 6.0]), st.just((2, 3))),
     }
@@ -139,12 +175,23 @@ def before(frame: pd.DataFrame) -> np.ndarray:
 def times_are_in_order(trace: Trace) -> None:
     frame, cluster = trace.frame, trace.cluster
     assert frame["commit"].tolist() == list(range(len(frame)))
-    order = ["read_arrive_time", "read_serve_time", "read_time", "start_time", "arrive_time", "serve_time"]
+    order = [
+        "read_arrive_time",
+        "read_serve_time",
+        "read_time",
+        "start_time",
+        "arrive_time",
+        "serve_time",
+    ]
     if cluster.protocol == "read_then_write" and not cluster.exclusive:
-        order.remove("start_time")  # the read visit of this job comes between its start and its write
+        order.remove(
+            "start_time"
+        )  # the read visit of this job comes between its start and its write
         ended = frame[frame["outcome"] != "cancelled"]
         visits = np.diff(ended[["start_time", "push_time", "arrive_time"]], axis=1)
-        assert trace.has_failures or (visits >= 0).all()  # a message that is sent again has one read
+        assert (
+            trace.has_failures or (visits >= 0).all()
+        )  # a message that is sent again has one read
     assert (np.diff(frame[[*order, "commit_time"]], axis=1) >= 0).all()
     assert (np.diff(frame["commit_time"]) >= 0).all()
     again = frame["failed_by"] == "resent" if trace.has_failures else np.zeros(len(frame), bool)
@@ -166,7 +213,9 @@ def versions_are_counted(trace: Trace) -> None:
     np.testing.assert_array_equal(frame["staleness"], met - frame["read_version"])
     assert (frame["staleness"] >= 0).all()
     if trace.protocol == "gossip" or (trace.protocol == "exchange" and not may_wait(trace)):
-        assert (frame["read_version"] == frame.groupby("worker")["version"].shift(fill_value=0)).all()
+        assert (
+            frame["read_version"] == frame.groupby("worker")["version"].shift(fill_value=0)
+        ).all()
     if trace.protocol == "gossip":
         return
     ends, versions = frame["commit_time"].to_numpy(), np.r_[0, frame["version"]]
@@ -186,7 +235,9 @@ def may_wait(trace: Trace) -> bool:
 
 
 def staleness_is_conserved(trace: Trace) -> None:
-    """algorithms.md, L1: with each version every read ages that is open and not the one just consumed."""
+    """algorithms.md, L1: with each version every read ages that is open and not the one just
+    consumed.
+    """
     cluster, gate, n = trace.cluster, trace.policy, trace.workers
     # How many reads are open changes where workers wait for clocks, read apart, or are away.
     apart = trace.protocol == "write_then_read" or not cluster.exclusive
@@ -213,9 +264,13 @@ def messages_are_taken_up_by_the_policy(trace: Trace) -> None:
     else:
         lost = frame[~frame.index.isin(taken.index)]
         assert (taken["staleness"] < gate.staleness_limit).all()
-        assert (np.r_[0, frame["version"]][lost.index] - lost["read_version"] >= gate.staleness_limit).all()
+        assert (
+            np.r_[0, frame["version"]][lost.index] - lost["read_version"] >= gate.staleness_limit
+        ).all()
     if gate.name == "buckets":
-        for _, part in [*(taken["worker"] % gate.count).groupby(before(taken))][: taken["version"].iloc[-1]]:
+        for _, part in [*(taken["worker"] % gate.count).groupby(before(taken))][
+            : taken["version"].iloc[-1]
+        ]:
             assert part.nunique() == gate.count and part.iloc[:-1].nunique() == gate.count - 1
     elif gate.name == "rounds":
         makers = taken.loc[taken["outcome"] == "applied", "worker"].to_numpy()
@@ -224,14 +279,16 @@ def messages_are_taken_up_by_the_policy(trace: Trace) -> None:
         # The paper's bound on the delay; it has workers read in the visit of their gradient.
         assert trace.protocol != "exchange" or frame["staleness"].max() <= 2 * n - 2
     else:
-        assert taken["version"].tolist() == [k // gate.per_version(n) for k in range(1, len(taken) + 1)]
+        assert taken["version"].tolist() == [
+            k // gate.per_version(n) for k in range(1, len(taken) + 1)
+        ]
     if gate.waits_for_version:
         assert taken.groupby(before(taken))["worker"].apply(lambda workers: workers.is_unique).all()
     if gate.bound is not None:
         clocks = np.cumsum(frame["worker"].to_numpy()[:, None] == np.arange(n), axis=0)
         assert np.ptp(clocks, axis=1).max() <= gate.bound + 1
-        # Another worker is at least at this one's clock less the bound when it reads, and at most at its clock and
-        # the bound and one more when it commits.
+        # Another worker is at least at this one's clock less the bound when it reads, and at most
+        # at its clock and the bound and one more when it commits.
         assert frame["staleness"].max() <= (n - 1) * (2 * gate.bound + 1)
 
 
@@ -244,7 +301,9 @@ def shares_are_conserved(trace: Trace) -> None:
     assert trace.takes_up == ("commit" if beside else "read")
     weight, sent, last = np.ones(n), np.zeros(len(frame)), np.full(n, -1)
     for row in frame.itertuples():
-        inbox = sum(share * sent[source] for source, share in zip(row.sources, row.weights, strict=True))
+        inbox = sum(
+            share * sent[source] for source, share in zip(row.sources, row.weights, strict=True)
+        )
         weight[row.worker] = sent[row.commit] = row.kept * weight[row.worker] + inbox
         last[row.worker] = row.commit
     kept = np.where(last >= 0, trace.kept_after[last], 1.0)
@@ -266,7 +325,9 @@ def shares_of_time_sum_to_one(trace: Trace) -> None:
         if trace.has_failures:
             lost = [value for name, value in numbers.items() if name.startswith("lost_to_")]
             parts = [numbers["counted_share"], *lost]
-        assert math.isnan(parts[0]) or (sum(parts) == pytest.approx(1, abs=1e-9) and min(parts) > -1e-9)
+        assert math.isnan(parts[0]) or (
+            sum(parts) == pytest.approx(1, abs=1e-9) and min(parts) > -1e-9
+        )
 
 
 def a_longer_trace_begins_like_it(trace: Trace) -> None:
@@ -312,16 +373,26 @@ def said_otherwise(cluster: Cluster) -> dict[str, Cluster]:
         each = {"latency": per_worker([pair] * n), "bandwidth": per_worker([cluster.bandwidth] * n)}
         same["a network of each worker"] = dataclasses.replace(cluster, **each)
     if n > 1 and not cluster.shared_bandwidth:
-        often = {} if cluster.topology is not None else {"far_every": 3, "far_bandwidth": cluster.bandwidth}
+        often = (
+            {}
+            if cluster.topology is not None
+            else {"far_every": 3, "far_bandwidth": cluster.bandwidth}
+        )
         sites = {"sites": [1, n - 1], "far_latency": pair, **often}
         same["sites as near as far"] = dataclasses.replace(cluster, **sites)
     if cluster.topology is None and not cluster.failures:
-        never = [f"{kind}(every=1e9, lasts=1)" for kind in ("crash", "pause", "outage")] + ["slow(1e9, 1, 0.5)"]
+        never = [f"{kind}(every=1e9, lasts=1)" for kind in ("crash", "pause", "outage")] + [
+            "slow(1e9, 1, 0.5)"
+        ]
         same["failures that never come"] = dataclasses.replace(cluster, failures=never)
     if cluster.topology is None and cluster.policy == policy.asynchronous():
         gentle = [policy.buffered(1), policy.discard_stale(10**9)]
         if cluster.protocol != "read_then_write":
-            gentle += [policy.bounded_staleness(10**9), policy.first_of(1), policy.cancel_stale(10**9)]
+            gentle += [
+                policy.bounded_staleness(10**9),
+                policy.first_of(1),
+                policy.cancel_stale(10**9),
+            ]
         same |= {str(one): dataclasses.replace(cluster, policy=one) for one in gentle}
     return same
 
@@ -333,5 +404,7 @@ def assert_same_events(found: Trace, expected: Trace) -> None:
 
 
 def for_many_workers(per_period: float):
-    """Let any cluster have the environment of large ones, with periods of this length against the times."""
+    """Let any cluster have the environment of large ones, with periods of this length against the
+    times.
+    """
     return mock.patch.multiple(clock, _SMALL_CLUSTER=0, _PER_PERIOD=per_period)

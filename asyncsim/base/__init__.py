@@ -1,1 +1,3 @@
-"""Base: errors, call syntax, files, random streams and the console, which know nothing of asyncsim."""
+"""Base: errors, call syntax, files, random streams and the console, which know nothing of
+asyncsim.
+"""

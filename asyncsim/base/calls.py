@@ -1,4 +1,5 @@
-"""The call syntax of laws, policies, methods and problems: ``name(argument=value, ...)``, nested where needed.
+"""The call syntax of laws, policies, methods and problems: ``name(argument=value, ...)``, nested
+where needed.
 
 `read` parses a text into numbers, texts, lists and calls; `bind` assigns the arguments of a call to
 the parameters of a function. No text is ever executed.
@@ -34,7 +35,10 @@ class Call(NamedTuple):
     brackets: bool = False
 
     def __str__(self) -> str:
-        arguments = [*map(write, self.positional), *(f"{name}={write(value)}" for name, value in self.named)]
+        arguments = [
+            *map(write, self.positional),
+            *(f"{name}={write(value)}" for name, value in self.named),
+        ]
         return f"{self.name}({', '.join(arguments)})" if self.brackets else self.name
 
 
@@ -51,16 +55,24 @@ def read(text: str, expected: str, example: str, units: bool = False) -> Any:
         If the text is anything else.
     """
     try:
-        return _value(ast.parse(quoted(text.strip()) if units else text.strip(), mode="eval").body, expected)
+        return _value(
+            ast.parse(quoted(text.strip()) if units else text.strip(), mode="eval").body, expected
+        )
     except InputError:
         raise
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         unit = "; numbers have no unit here" if not units and _UNIT.search(text) else ""
-        raise InputError(f"{shown(text)}: not {expected}; write for example {example}{unit}") from None
+        raise InputError(
+            f"{shown(text)}: not {expected}; write for example {example}{unit}"
+        ) from None
 
 
 def called(
-    argument: str, text: str, functions: Mapping[str, Callable[..., Any]], units: bool = False, prefixed: bool = False
+    argument: str,
+    text: str,
+    functions: Mapping[str, Callable[..., Any]],
+    units: bool = False,
+    prefixed: bool = False,
 ) -> Any:
     """Call the function that a text names, among ``functions`` by name; return its result.
 
@@ -80,13 +92,18 @@ def called(
         call = None
     name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
     if name not in functions:
-        raise InputError(f"{subject}: unknown; {choices_like(name, map(form_of, functions.values()))}")
+        raise InputError(
+            f"{subject}: unknown; {choices_like(name, map(form_of, functions.values()))}"
+        )
     if not isinstance(call, Call):
         raise InputError(f"{subject}: cannot be read; write {form_of(functions[name])}")
     parameters = bind(call, functions[name], subject)
     try:
         return functions[name](
-            **{key: str(value) if isinstance(value, Call) else value for key, value in parameters.items()}
+            **{
+                key: str(value) if isinstance(value, Call) else value
+                for key, value in parameters.items()
+            }
         )
     except InputError as error:
         if not prefixed:
@@ -95,7 +112,12 @@ def called(
 
 
 def from_text(
-    argument: str, value: Any, kind: type, functions: Mapping[str, Callable[..., Any]], module: str, example: str
+    argument: str,
+    value: Any,
+    kind: type,
+    functions: Mapping[str, Callable[..., Any]],
+    module: str,
+    example: str,
 ) -> Any:
     """Return a value of a kind as it is, or call the function that a text names.
 
@@ -114,7 +136,9 @@ def bind(call: Call, target: Any, subject: str, complete: bool = True) -> dict[s
     """Map the arguments of a call to the parameters of a function or a dataclass."""
     parameters = parameters_of(target)
     if len(call.positional) > len(parameters):
-        raise InputError(f"{subject}: {len(call.positional)} parameters given; write {form_of(target)}")
+        raise InputError(
+            f"{subject}: {len(call.positional)} parameters given; write {form_of(target)}"
+        )
     arguments = dict(zip(parameters, call.positional, strict=False))
     for name, value in call.named:
         require_choice(f"{subject}: parameter", name, parameters)
@@ -129,7 +153,9 @@ def bind(call: Call, target: Any, subject: str, complete: bool = True) -> dict[s
 def require_all(arguments: dict[str, Any], target: Any, subject: str) -> None:
     """Raise InputError if an argument without a default is missing."""
     parameters = parameters_of(target)
-    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    required = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
     missing = [name for name in required if name not in arguments]
     if missing:
         raise InputError(f"{subject}: {' and '.join(missing)} missing; write {form_of(target)}")
@@ -145,7 +171,8 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
 def form_of(target: Any) -> str:
     """Describe a call: ``gamma(mean=..., cv=...)``, ``discard_stale(limit, count=1)``."""
     if dataclasses.is_dataclass(target):
-        return f"{name_of(target)}({', '.join(f'{parameter}=...' for parameter in parameters_of(target))})"
+        parameters = ", ".join(f"{parameter}=..." for parameter in parameters_of(target))
+        return f"{name_of(target)}({parameters})"
     shown_defaults = (
         f'{name}="{parameter.default}"'
         if isinstance(parameter.default, str)
@@ -159,7 +186,9 @@ def form_of(target: Any) -> str:
 
 
 def write(value: Any) -> str:
-    """Return the text of a number, a dataclass or a sequence; floats in their shortest exact form."""
+    """Return the text of a number, a dataclass or a sequence; floats in their shortest exact
+    form.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (f"{f.name}={write(getattr(value, f.name))}" for f in dataclasses.fields(value))
         return f"{name_of(type(value))}({', '.join(fields)})"
@@ -225,8 +254,13 @@ def _value(node: ast.expr, expected: str) -> Any:
                 return list(itertools.chain.from_iterable(parts))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             # ``f(**values)`` has no name; the two stars make `bind` refuse it as a parameter.
-            named = [(word.arg, _value(word.value, expected)) if word.arg else ("**", None) for word in keywords]
-            return Call(name, tuple(_value(arg, expected) for arg in args), tuple(named), brackets=True)
+            named = [
+                (word.arg, _value(word.value, expected)) if word.arg else ("**", None)
+                for word in keywords
+            ]
+            return Call(
+                name, tuple(_value(arg, expected) for arg in args), tuple(named), brackets=True
+            )
     raise not_a(expected, _unparsed(node))
 
 
@@ -234,7 +268,8 @@ def not_a(expected: str, part: str) -> InputError:
     """Build the error for a part of a text of the wrong kind."""
     kind = expected.removeprefix("a ")
     return InputError(
-        f"{part}: not {expected}; write a number, name(parameter=value, ...) or [{kind}] * count + [{kind}] * count"
+        f"{part}: not {expected}; write a number, name(parameter=value, ...) or [{kind}] * count + "
+        f"[{kind}] * count"
     )
 
 
@@ -259,7 +294,9 @@ def _repeat(first: Any, second: Any, node: ast.expr, expected: str) -> list[Any]
             f"[{expected.removeprefix('a ')}] * 10"
         )
     if count * len(entries) > _LONGEST_LIST:
-        raise InputError(f"{_unparsed(node)}: more than {_LONGEST_LIST} entries; repeat fewer times")
+        raise InputError(
+            f"{_unparsed(node)}: more than {_LONGEST_LIST} entries; repeat fewer times"
+        )
     return entries * int(count)
 
 

@@ -42,7 +42,10 @@ def wrapped(text: str, width: float) -> str:
     ``width`` is in characters; a number and its noun stay together.
     """
     lines = _lines(text, int(width))
-    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
+    even = (
+        _lines(text, narrow)
+        for narrow in range(max(1, len(text) // max(1, len(lines))), int(width))
+    )
     lines = max([*(trial for trial in even if len(trial) == len(lines)), lines], key=_parted)
     return "\n".join(lines)
 
@@ -90,12 +93,20 @@ def table_text(table: Any, digits: int = 3, file: str = "") -> str:
     width = shutil.get_terminal_size().columns if terminal else None
     while True:
         part = table.iloc[:, :count]
-        text = str(part.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-"))
+        text = str(
+            part.to_string(
+                index=False, float_format=lambda value: number_text(value, digits), na_rep="-"
+            )
+        )
         if width is None or count <= 2 or max(map(len, text.splitlines())) <= width:
             break
         count -= 1
     left_out = ", ".join(table.columns[count:])
-    return "\n".join([text, *textwrap.wrap(f"also in {file}: {left_out}", width or 80)]) if left_out else text
+    return (
+        "\n".join([text, *textwrap.wrap(f"also in {file}: {left_out}", width or 80)])
+        if left_out
+        else text
+    )
 
 
 #: The printed notes, inside `each_note_once`.
@@ -114,7 +125,9 @@ def tell(text: str) -> None:
 
 
 def tell_error(error: object, hint: str = "") -> None:
-    """Print an error and its remedy to standard error, a line each; see `asyncsim.base.errors.error_lines`."""
+    """Print an error and its remedy to standard error, a line each; see
+    `asyncsim.base.errors.error_lines`.
+    """
     tell(error_lines(str(error), hint))
 
 

@@ -48,7 +48,8 @@ def reading_results(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise InputError(
-            f"folder = {str(folder)!r}: its results cannot be read ({type(error).__name__}: {shown(str(error))}); they "
+            f"folder = {str(folder)!r}: its results cannot be read ({type(error).__name__}: "
+            f"{shown(str(error))}); they "
             "were damaged, or changed by hand; run the study again"
         ) from error
 
@@ -105,7 +106,9 @@ def require_share(argument: str, value: Any) -> float:
 
 
 def require_count(argument: str, value: Any, minimum: int = 1) -> int:
-    """Return ``value`` as an int; raise InputError unless it is a whole number of at least ``minimum``."""
+    """Return ``value`` as an int; raise InputError unless it is a whole number of at least
+    ``minimum``.
+    """
     try:
         count = operator.index(value)  # accepts an array only without axes
     except TypeError:
@@ -125,7 +128,9 @@ def require_switch(argument: str, value: Any) -> None:
 
 
 def require_list(argument: str, value: Any) -> list[Any]:
-    """Return the entries of ``value``; raise InputError unless it is a non-empty list or the like."""
+    """Return the entries of ``value``; raise InputError unless it is a non-empty list or the
+    like.
+    """
     try:
         entries = None if isinstance(value, str | bytes) else list(value)
     except TypeError:  # also for an array without axes
@@ -167,9 +172,11 @@ def nearest(value: Any, choices: Iterable[str]) -> str:
 
 
 def error_lines(message: str, hint: str = "") -> str:
-    """Return an error as the command line prints it: a line that says what is wrong, and a line with the remedy.
+    """Return an error as the command line prints it: a line that says what is wrong, and a line
+    with the remedy.
 
-    The remedy is the message's part after its first semicolon outside quotes; of a message without one, ``hint``.
+    The remedy is the message's part after its first semicolon outside quotes; of a message without
+    one, ``hint``.
     """
     message = " ".join(message.splitlines())
     message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
@@ -189,7 +196,9 @@ def require_name(noun: str, name: Any) -> str:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise InputError(f"{noun}: name = {name!r}: must be a text of one line")
     if name.startswith(".") or set(name) & set('/\\:*?"<>|'):
-        raise InputError(f'{noun}: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
+        raise InputError(
+            f'{noun}: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |'
+        )
     return name
 
 
@@ -201,11 +210,18 @@ def require_path(argument: str, value: Any) -> Path:
         path = Path(value)
         name = str(path).encode()
     except TypeError:
-        raise InputError(f"{argument} = {value!r}: must be a path; give text or a pathlib.Path") from None
+        raise InputError(
+            f"{argument} = {value!r}: must be a path; give text or a pathlib.Path"
+        ) from None
     except UnicodeEncodeError:  # bytes from the shell, which no table can store
-        raise InputError(f"{argument} = {str(value)!r}: its name is not UTF-8; give another") from None
+        raise InputError(
+            f"{argument} = {str(value)!r}: its name is not UTF-8; give another"
+        ) from None
     if len(name) > LONGEST_PATH:
-        raise InputError(f"{argument} = {shown(str(path))}: has {len(name)} bytes, at most {LONGEST_PATH}; give less")
+        raise InputError(
+            f"{argument} = {shown(str(path))}: has {len(name)} bytes, at most {LONGEST_PATH}; give "
+            "less"
+        )
     return path
 
 
@@ -213,7 +229,9 @@ def require_free(argument: str, value: Any) -> Path:
     """Return ``value`` as a path; raise InputError if it exists: nothing is overwritten."""
     path = require_path(argument, value)
     if path.exists():
-        raise InputError(f"{argument} = {str(path)!r}: exists already; give another, or remove it first")
+        raise InputError(
+            f"{argument} = {str(path)!r}: exists already; give another, or remove it first"
+        )
     return path
 
 
@@ -226,7 +244,8 @@ def require_memory(argument: str, subject: str, size: float) -> None:
     if size > memory > 0:
         size = min(size, 1e300)  # an int may be too large for a float
         raise InputError(
-            f"{argument}: {subject} needs at least {size / 2**30:.3g} GiB of memory and this machine has "
+            f"{argument}: {subject} needs at least {size / 2**30:.3g} GiB of memory and this "
+            "machine has "
             f"{memory / 2**30:.3g}; simulate fewer"
         )
 

@@ -1,9 +1,9 @@
 """Files and folders of results: written whole or not at all, and never through a link.
 
 A folder of results may come from a stranger. So inside one, only plain files and folders are
-followed, read, written, moved or removed: no link, FIFO or device. `require_plain` is this rule, and
-every function here that takes a path applies it. A write goes to a new file with a random name, which
-is renamed when it is complete.
+followed, read, written, moved or removed: no link, FIFO or device. `require_plain` is this rule,
+and every function here that takes a path applies it. A write goes to a new file with a random name,
+which is renamed when it is complete.
 """
 
 import contextlib
@@ -59,7 +59,9 @@ def results_of(path: Path) -> Path | None:
 
 
 def require_plain(path: Path) -> Path:
-    """Return a path; raise InputError if it is or crosses a link or a device inside a folder of results."""
+    """Return a path; raise InputError if it is or crosses a link or a device inside a folder of
+    results.
+    """
     folder = results_of(path)
     if folder is None:
         return path
@@ -73,7 +75,8 @@ def require_plain(path: Path) -> Path:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
             raise InputError(
-                f"{str(place)!r}: is {kind}, and only files and folders are used inside the folder of "
+                f"{str(place)!r}: is {kind}, and only files and folders are used inside the folder "
+                "of "
                 f"results {folder.name!r}; replace it by a copy, or remove it"
             )
     return path
@@ -83,7 +86,9 @@ def within(folder: Path, name: Any) -> Path:
     """Return a path that a table names; raise InputError if it is outside ``folder``."""
     path = Path(str(name))
     if path.is_absolute() or ".." in path.parts or not str(name).isprintable():
-        raise InputError(f"folder = {str(folder)!r}: names {shown(str(name))}, which is not inside; mistrust it")
+        raise InputError(
+            f"folder = {str(folder)!r}: names {shown(str(name))}, which is not inside; mistrust it"
+        )
     return folder / path
 
 
@@ -112,7 +117,9 @@ def _is_results(folder: Path) -> bool:
             mark = os.lstat(file)
         except (OSError, ValueError):
             continue
-        if not stat.S_ISREG(mark.st_mode) or _has_entry(entry, file, mark.st_ino, mark.st_mtime_ns, mark.st_size):
+        if not stat.S_ISREG(mark.st_mode) or _has_entry(
+            entry, file, mark.st_ino, mark.st_mtime_ns, mark.st_size
+        ):
             return True
     return False
 
@@ -154,12 +161,15 @@ class LockedFolder:
         """Raise InputError if its path leads nowhere, or to another folder."""
         if not self.is_there:
             raise InputError(
-                f"{self._argument} = {str(self.folder)!r}: was removed, or replaced by another folder, while this "
+                f"{self._argument} = {str(self.folder)!r}: was removed, or replaced by another "
+                "folder, while this "
                 "ran; nothing more is written; start again with a folder that stays"
             )
 
     def remove_written(self) -> None:
-        """Remove the listed files and folders only: neither files of others nor the folder itself."""
+        """Remove the listed files and folders only: neither files of others nor the folder
+        itself.
+        """
         for path in reversed(self.written) if self.is_there else ():
             with contextlib.suppress(OSError, InputError):  # folders with foreign files
                 require_plain(path)
@@ -172,9 +182,11 @@ _locked: list[LockedFolder] = []
 
 @contextlib.contextmanager
 def alone_in(folder: Path, argument: str) -> Iterator[LockedFolder]:
-    """Lock a folder against other processes and threads; ``argument`` is the argument that named it.
+    """Lock a folder against other processes and threads; ``argument`` is the argument that named
+    it.
 
-    Files that this module writes there are listed; writing is an InputError once the folder was removed or replaced.
+    Files that this module writes there are listed; writing is an InputError once the folder was
+    removed or replaced.
 
     Raises
     ------
@@ -183,14 +195,19 @@ def alone_in(folder: Path, argument: str) -> Iterator[LockedFolder]:
     """
     try:
         # Windows cannot open folders.
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if sys.platform != "win32" else None
+        descriptor = (
+            os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if sys.platform != "win32" else None
+        )
         locked = LockedFolder(folder, argument)
     except OSError as error:
-        raise InputError(f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another") from error
+        raise InputError(
+            f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another"
+        ) from error
     try:
         if descriptor is not None and not lock(descriptor):
             raise InputError(
-                f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or give another folder"
+                f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or "
+                "give another folder"
             )
         _locked.append(locked)
         yield locked
@@ -253,7 +270,9 @@ def write_whole(path: Path, write: Callable[[Path], Any], mode: int = 0o666) -> 
         with contextlib.suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError):
-            raise InputError(f"{str(path)!r}: cannot be written: {error.strerror or error}") from error
+            raise InputError(
+                f"{str(path)!r}: cannot be written: {error.strerror or error}"
+            ) from error
         raise
     return path
 
@@ -321,7 +340,9 @@ def files_below(folder: Path) -> list[Path]:
     InputError
         If the folder is, or crosses, a link inside a folder of results.
     """
-    inside = (Path(place, name) for place, _, names in os.walk(require_plain(folder)) for name in names)
+    inside = (
+        Path(place, name) for place, _, names in os.walk(require_plain(folder)) for name in names
+    )
     return sorted(path for path in inside if stat.S_ISREG(os.lstat(path).st_mode))
 
 
@@ -446,7 +467,9 @@ def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("no table in JSON")
         if version is not None and values.get("format") != version:
-            raise ValueError(f"of format {values.get('format')!r}, this asyncsim reads {version}; make it again")
+            raise ValueError(
+                f"of format {values.get('format')!r}, this asyncsim reads {version}; make it again"
+            )
         if sealed(values) != text:
             raise ValueError("its checksum is of other values: it was damaged, or changed by hand")
     except RecursionError:

@@ -25,7 +25,11 @@ def interruptible() -> Iterator[None]:
     unchanged.
     """
     is_possible = threading.current_thread() is threading.main_thread() and sys.platform != "win32"
-    before = {n: handler for n, handler in _USUAL.items() if is_possible and signal.getsignal(n) is handler}
+    before = {
+        n: handler
+        for n, handler in _USUAL.items()
+        if is_possible and signal.getsignal(n) is handler
+    }
     for number in before:
         signal.signal(number, _interrupt)
     try:
@@ -76,7 +80,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _is_deaf(frame: FrameType) -> bool:
     """Return whether an interrupt in such a function would be lost or do harm."""
     # Python prints and drops exceptions while an object is finalized.
-    finalizes = frame.f_code.co_name in (_GC_CALLBACK, "__del__") or frame.f_globals.get("__name__") == "weakref"
+    finalizes = (
+        frame.f_code.co_name in (_GC_CALLBACK, "__del__")
+        or frame.f_globals.get("__name__") == "weakref"
+    )
     # An interrupt during the import of a compiled module becomes an error or a crash.
     return finalizes or isinstance(frame.f_locals.get("self"), ExtensionFileLoader)
 

@@ -43,7 +43,8 @@ def require_threads() -> None:
     """Raise InputError in a forked child of a process that used JAX, where JAX would hang."""
     if _forked:
         raise InputError(
-            f"process {os.getpid()}: was forked from one that had used JAX, whose threads a fork leaves behind; start "
+            f"process {os.getpid()}: was forked from one that had used JAX, whose threads a fork "
+            "leaves behind; start "
             'processes with multiprocessing.get_context("spawn"), or "forkserver"'
         )
 
@@ -80,7 +81,9 @@ def naming_failures(call: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = (str(error).splitlines() or [""])[0]
-        raise InputError(f"{call}: failed: {type(error).__name__}: {text}{_remedy(error)}{_place(error)}") from error
+        raise InputError(
+            f"{call}: failed: {type(error).__name__}: {text}{_remedy(error)}{_place(error)}"
+        ) from error
 
 
 def shapes_of(call: str, function: Callable[..., Any], *arguments: Any, key: str) -> Any:
@@ -90,13 +93,18 @@ def shapes_of(call: str, function: Callable[..., Any], *arguments: Any, key: str
     """
     _precisions.add(jax.config.read("jax_enable_x64"))
     # Each trace needs a new function, because JAX caches its traces.
-    traced = [jax.make_jaxpr(lambda *values: function(*values), return_shape=True)(*arguments) for _ in range(2)]
+    traced = [
+        jax.make_jaxpr(lambda *values: function(*values), return_shape=True)(*arguments)
+        for _ in range(2)
+    ]
     (first, shapes), (second, _) = traced
     is_same = _ADDRESS.sub("", str(first)) == _ADDRESS.sub("", str(second))
     if not is_same or list(map(_bytes, first.consts)) != list(map(_bytes, second.consts)):
         raise InputError(
-            f"{call}: computes something else when it is traced again: values that it draws, counts or stores outside "
-            f"of JAX are the same all through a run; draw with jax.random, {key}; keep values in a state"
+            f"{call}: computes something else when it is traced again: values that it draws, "
+            "counts or stores outside "
+            f"of JAX are the same all through a run; draw with jax.random, {key}; keep values in a "
+            "state"
         )
     return shapes
 
@@ -120,17 +128,25 @@ def tree_text(tree: Any) -> str:
 def _remedy(error: Exception) -> str:
     if isinstance(error, jax.errors.TracerBoolConversionError):
         return "; choose between values with jax.numpy.where"
-    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+    if isinstance(
+        error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
+    ):
         return "; compute with jax.numpy, without float() and int()"
     return ""
 
 
 def _place(error: Exception) -> str:
     """Return the last line of the user's code, in brackets; empty without one."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)
+    ]
     if not frames:
         return ""
-    file = "a cell" if any(name in frames[-1].filename for name in _CELLS) else Path(frames[-1].filename).name
+    file = (
+        "a cell"
+        if any(name in frames[-1].filename for name in _CELLS)
+        else Path(frames[-1].filename).name
+    )
     return f" ({file}, line {frames[-1].lineno})"
 
 

@@ -1,4 +1,6 @@
-"""Quantities with a unit, ``"40 ms"``, ``"100 Mbit/s"`` or ``"25 MB"``, as numbers of seconds, bytes/s and bytes."""
+"""Quantities with a unit, ``"40 ms"``, ``"100 Mbit/s"`` or ``"25 MB"``, as numbers of seconds,
+bytes/s and bytes.
+"""
 
 import math
 import re
@@ -58,7 +60,9 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
     subject = f"{argument} = {shown(value)}"
     match = _QUANTITY.fullmatch(value)
     if match is None:
-        raise InputError(f"{subject}: must be a number, or one with a unit such as {units.example!r}")
+        raise InputError(
+            f"{subject}: must be a number, or one with a unit such as {units.example!r}"
+        )
     number, unit = match.groups()
     if unit is None or unit in units.factors:
         try:

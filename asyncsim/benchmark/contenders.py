@@ -1,4 +1,6 @@
-"""The contenders of the benchmark: the replay, the gradients alone, and the usual hand-written loop in JAX."""
+"""The contenders of the benchmark: the replay, the gradients alone, and the usual hand-written loop
+in JAX.
+"""
 
 import heapq
 import os
@@ -29,14 +31,18 @@ from asyncsim.study.cell import meet
 USUAL = ("downpour", "gem")
 #: Number of random images that replace MNIST: timing does not depend on their content.
 _IMAGES = 60_000
-#: Sizes of pieces to try for the gradients alone; gradients whose minibatches are planned beforehand.
+#: Sizes of pieces to try for the gradients alone; gradients whose minibatches are planned
+#: beforehand.
 _PIECES, _PLANNED = (1, 8, 64), 256
-#: Commits per second that no replay reaches: it limits a turn's length where gradients cost nothing.
+#: Commits per second that no replay reaches: it limits a turn's length where gradients cost
+#: nothing.
 _MOST_COMMITS = 300_000
 
 
 def make_problem(task: str) -> Problem:
-    """Return a task's problem: the quadratic, digits, or a network (cnn, mlp) on images of MNIST's shape."""
+    """Return a task's problem: the quadratic, digits, or a network (cnn, mlp) on images of MNIST's
+    shape.
+    """
     if task == "quadratic":
         return quadratic(curvature=np.geomspace(0.01, 1, 16), noise=0.1)
     if task == "digits":
@@ -48,20 +54,31 @@ def make_problem(task: str) -> Problem:
 
 
 def contenders(
-    case: Case, problem: Problem, gradients: "GradientsAlone", seconds: float, torch_loop: Any = None
+    case: Case,
+    problem: Problem,
+    gradients: "GradientsAlone",
+    seconds: float,
+    torch_loop: Any = None,
 ) -> list[Contender]:
-    """Build the contenders: the replay, the gradients alone and, for the methods in `USUAL`, the usual loops.
+    """Build the contenders: the replay, the gradients alone and, for the methods in `USUAL`, the
+    usual loops.
 
-    ``gradients``: already tuned. ``seconds``: approximate length of a turn. ``torch_loop``: the class
-    ``TorchLoop`` of `pytorch`, if PyTorch is installed.
+    ``gradients``: already tuned. ``seconds``: approximate length of a turn. ``torch_loop``: the
+    class ``TorchLoop`` of `pytorch`, if PyTorch is installed.
     """
     # At this rate the quadratic does not diverge with this number of workers.
     method = METHODS[case.method](learning_rate=0.5 / max(100, case.workers))
     cluster = Cluster(case.workers, Gamma(mean=1.0, cv=0.2), service=Constant(0.0))
     commits = max(1, round(seconds / (1 / gradients.per_second + 1 / _MOST_COMMITS)))
     entries = [
-        Contender("replay", commits, replaying(case, meet(cluster, method.timing), method, problem, commits)),
-        Contender("gradients alone", gradients.rounded(gradients.per_second * seconds), gradients.run),
+        Contender(
+            "replay",
+            commits,
+            replaying(case, meet(cluster, method.timing), method, problem, commits),
+        ),
+        Contender(
+            "gradients alone", gradients.rounded(gradients.per_second * seconds), gradients.run
+        ),
     ]
     for name, kind in (("usual loop, JAX", UsualLoop), ("usual loop, PyTorch", torch_loop)):
         if case.method in USUAL and kind is not None:
@@ -70,20 +87,29 @@ def contenders(
     return entries
 
 
-def replaying(case: Case, cluster: Cluster, method: Method, problem: Problem, commits: int) -> Callable[[int], float]:
-    """Build the timed replay of one trace, repeated in every turn, on one device and without evaluations.
+def replaying(
+    case: Case, cluster: Cluster, method: Method, problem: Problem, commits: int
+) -> Callable[[int], float]:
+    """Build the timed replay of one trace, repeated in every turn, on one device and without
+    evaluations.
 
     A turn samples a long run, so costs that occur once a run are excluded: compilation, the initial
-    state, and each worker's first commit, at which it draws its first epoch. Planning the trace grows
-    with its length and is included.
+    state, and each worker's first commit, at which it draws its first epoch. Planning the trace
+    grows with its length and is included.
     """
     first, device = cluster.workers, jax.local_devices()[:1]
 
     def make(trace: Any, problem: Problem) -> Replay:
-        return Replay(trace, method, problem, stops=np.unique([first, len(trace.accepted)]), devices=device)
+        return Replay(
+            trace, method, problem, stops=np.unique([first, len(trace.accepted)]), devices=device
+        )
 
-    # The cost of planning: how much longer a replay of one parameter takes to build for the long trace.
-    toy, traces = quadratic([1.0]), [simulate(cluster, length) for length in (first + commits, first)]
+    # The cost of planning: how much longer a replay of one parameter takes to build for the long
+    # trace.
+    toy, traces = (
+        quadratic([1.0]),
+        [simulate(cluster, length) for length in (first + commits, first)],
+    )
     long, short = (min(timed(make, trace, toy) for _ in range(3)) for trace in traces)
 
     def run(commits: int) -> float:
@@ -96,7 +122,9 @@ def replaying(case: Case, cluster: Cluster, method: Method, problem: Problem, co
         advance(first)
         seconds = timed(advance, first + commits)
         if replay.position < first + commits:
-            raise InputError(f"methods: {case}: the replay diverged at commit {replay.position}; leave it out")
+            raise InputError(
+                f"methods: {case}: the replay diverged at commit {replay.position}; leave it out"
+            )
         return seconds + max(0.0, long - short)
 
     return run
@@ -105,16 +133,18 @@ def replaying(case: Case, cluster: Cluster, method: Method, problem: Problem, co
 class GradientsAlone:
     """Gradients at the parameters of distinct workers, without updates, in the fastest batching.
 
-    A batching is (size, way, threads). ``size``: workers whose gradients form a piece. ``way``: within a
-    compiled loop over pieces, sequential (``"map"``) or one batch (``"vmap"``); or one call per gradient
-    (``"call"``: a CPU splits a long gradient among its cores only outside loops). ``threads``: threads
-    that compute concurrently. Loss, minibatches and parameter rows are those of a replay. `tune` sets
-    ``best``, the fastest batching, and ``per_second``, its rate.
+    A batching is (size, way, threads). ``size``: workers whose gradients form a piece. ``way``:
+    within a compiled loop over pieces, sequential (``"map"``) or one batch (``"vmap"``); or one
+    call per gradient (``"call"``: a CPU splits a long gradient among its cores only outside loops).
+    ``threads``: threads that compute concurrently. Loss, minibatches and parameter rows are those
+    of a replay. `tune` sets ``best``, the fastest batching, and ``per_second``, its rate.
     """
 
     def __init__(self, problem: Problem, workers: int, seed: int = 0):
         self._problem, self._workers, self._seed = problem, workers, seed
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
+        params = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed))
+        )
         start, self._unravel = ravel_pytree(params)
         # One row per worker, so that caches behave as in a replay.
         self._params, self._key = jnp.tile(start, (workers, 1)), jax.random.key(seed)
@@ -131,7 +161,9 @@ class GradientsAlone:
         def part(thread: int) -> None:
             arguments, begin = (self._params, self._data, self._key, jobs), thread * pieces
             if way == "call":
-                jax.block_until_ready([program(*arguments, np.int32(begin + index))[0] for index in range(pieces)])
+                jax.block_until_ready(
+                    [program(*arguments, np.int32(begin + index))[0] for index in range(pieces)]
+                )
             else:
                 program(*arguments, np.int32(begin), np.int32(pieces)).block_until_ready()
 
@@ -156,15 +188,23 @@ class GradientsAlone:
                         self.best, self.per_second = batching, rate
 
     def _program(self, size: int, way: str) -> tuple[Any, Any]:
-        """Compile a loop over pieces; return it with the workers, job numbers and rows of the planned pieces."""
+        """Compile a loop over pieces; return it with the workers, job numbers and rows of the
+        planned pieces.
+        """
         if (size, way) in self._programs:
             return self._programs[size, way]
         # Pieces of distinct workers, cycling through all workers in random order.
         pieces = -(-max(_PLANNED, self._workers) // size)
         shuffled = Streams(self._seed, "gradients").generator(0).permutation(self._workers)
         worker, job = np.resize(shuffled, pieces * size), np.arange(pieces * size) // self._workers
-        flat = worker.astype(np.int32), job.astype(np.int32), minibatches(self._problem, self._workers)(worker, job)
-        jobs = jax.tree.map(lambda leaf: jnp.asarray(leaf.reshape(pieces, size, *leaf.shape[1:])), flat)
+        flat = (
+            worker.astype(np.int32),
+            job.astype(np.int32),
+            minibatches(self._problem, self._workers)(worker, job),
+        )
+        jobs = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf.reshape(pieces, size, *leaf.shape[1:])), flat
+        )
 
         def piece_gradients(params, data, key, jobs, index):
             piece_jobs = jax.tree.map(lambda leaf: leaf[index % leaf.shape[0]], jobs)
@@ -174,8 +214,8 @@ class GradientsAlone:
             def piece(index, carry):
                 total, before = carry
                 losses, gradients = piece_gradients(params, data, key, jobs, begin + index)
-                # A value from the previous piece, too small to change the sum. The compiler cannot know
-                # that, so it must compute and store the whole piece.
+                # A value from the previous piece, too small to change the sum. The compiler cannot
+                # know that, so it must compute and store the whole piece.
                 dependency = sum(leaf.reshape(-1)[-1] for leaf in jax.tree.leaves(before))
                 return total + jnp.sum(losses) + 1e-30 * dependency, gradients
 
@@ -183,7 +223,9 @@ class GradientsAlone:
             nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), shapes)
             return jax.lax.fori_loop(0, count, piece, (jnp.zeros((), params.dtype), nothing))[0]
 
-        return self._programs.setdefault((size, way), (jax.jit(piece_gradients if way == "call" else loop), jobs))
+        return self._programs.setdefault(
+            (size, way), (jax.jit(piece_gradients if way == "call" else loop), jobs)
+        )
 
     @whole_products()
     def _piece(self, way: str, params: Any, data: Any, key: Any, jobs: Any) -> tuple[Any, Any]:
@@ -219,7 +261,9 @@ def events(cluster: Cluster, commits: int, seed: int = 0) -> Iterator[tuple[int,
 
 
 def minibatches(problem: Problem, workers: int, seed: int = 0) -> Callable[[Any, Any], np.ndarray]:
-    """Return a function from workers and jobs to the rows of their minibatches; empty without data."""
+    """Return a function from workers and jobs to the rows of their minibatches; empty without
+    data.
+    """
     batches = problem.batch_indices(seed, workers)
     if batches is None:
         return lambda worker, job: np.zeros((len(worker), 0), np.int32)
@@ -227,7 +271,8 @@ def minibatches(problem: Problem, workers: int, seed: int = 0) -> Callable[[Any,
 
 
 class UsualLoop:
-    """A heap of events, one jitted gradient and one jitted update per event, separate arrays per worker.
+    """A heap of events, one jitted gradient and one jitted update per event, separate arrays per
+    worker.
 
     It records only losses; ``central`` and ``losses`` are the results of the last run.
     """
@@ -235,14 +280,23 @@ class UsualLoop:
     def __init__(self, method: Method, problem: Problem, cluster: Cluster, seed: int = 0):
         self._method, self._cluster, self._seed = method, cluster, seed
         self._rows = minibatches(problem, cluster.workers, seed)
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
+        params = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed))
+        )
         self.central, unravel = ravel_pytree(params)
         self._start, self._data = self.central, jax.tree.map(jnp.asarray, problem.train)
         self.losses: list[jax.Array] = []
 
         # One array for all fields of a visit: every further argument costs a transfer per event.
         def visit_of(facts):
-            return Visit(facts[0], facts[1], facts[2], facts[3], time=jnp.float32(0), local_steps=jnp.int32(1))
+            return Visit(
+                facts[0],
+                facts[1],
+                facts[2],
+                facts[3],
+                time=jnp.float32(0),
+                local_steps=jnp.int32(1),
+            )
 
         @jax.jit
         @whole_products()
@@ -251,7 +305,9 @@ class UsualLoop:
             batch = jax.tree.map(lambda array: array[rows], data)
             key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
             loss, gradients = jax.value_and_grad(problem.loss)(unravel(x), batch, key)
-            step, _ = method.optimizer.update(gradients, method.optimizer.init(params), None, visit=visit)
+            step, _ = method.optimizer.update(
+                gradients, method.optimizer.init(params), None, visit=visit
+            )
             return loss, ravel_pytree(step)[0]
 
         @jax.jit
@@ -280,7 +336,9 @@ class UsualLoop:
         workers, memories = [method.init_worker(central)] * n, [method.init_memory(central)] * n
         for commit, (i, job) in enumerate(events(self._cluster, commits, self._seed)):
             facts = np.array([commit - reads[i], i, job, commit], np.int32)
-            loss, step = self._gradient(starts[i], self._data, self._rows([i], [job])[0], key, facts)
+            loss, step = self._gradient(
+                starts[i], self._data, self._rows([i], [job])[0], key, facts
+            )
             central, server, workers[i], memories[i] = self._update(
                 central, server, workers[i], memories[i], step, starts[i], facts
             )

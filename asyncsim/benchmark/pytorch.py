@@ -15,12 +15,14 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
 
-#: A network's parameters: bias and weight of each layer in turn, or the one vector of the quadratic.
+#: A network's parameters: bias and weight of each layer in turn, or the one vector of the
+#: quadratic.
 Tensors = list[torch.Tensor]
 
 
 class TorchLoop:
-    """A heap of events, autograd, and updates in place on separate tensors per worker: DOWNPOUR or GEM.
+    """A heap of events, autograd, and updates in place on separate tensors per worker: DOWNPOUR or
+    GEM.
 
     Computes on a GPU if JAX does and this build of PyTorch can. ``central`` and ``losses`` are the
     results of the last run.
@@ -34,16 +36,22 @@ class TorchLoop:
         self._cluster, self._seed, self._loss = cluster, seed, _loss(problem)
         self._rows = minibatches(problem, cluster.workers, seed)
         leaves = jax.tree.leaves(problem.init(jax.random.key(seed)))
-        self.central: Tensors = [to_torch(np.asarray(leaf, np.float32)).to(device) for leaf in leaves]
+        self.central: Tensors = [
+            to_torch(np.asarray(leaf, np.float32)).to(device) for leaf in leaves
+        ]
         self._start, self.losses = self.central, np.zeros(0)
         self._data = {
             # Its cross-entropy takes labels of 64 bits only.
-            name: torch.tensor(array, dtype=torch.int64 if name == "label" else torch.float32, device=device)
+            name: torch.tensor(
+                array, dtype=torch.int64 if name == "label" else torch.float32, device=device
+            )
             for name, array in (problem.train or {}).items()
         }
 
     def tune(self, seconds: float) -> int:
-        """Use one thread or all processors, whichever is faster; return the commits that take ``seconds``."""
+        """Use one thread or all processors, whichever is faster; return the commits that take
+        ``seconds``.
+        """
         amounts = {}
         for count in {1, os.cpu_count() or 1}:
             torch.set_num_threads(count)
@@ -73,7 +81,10 @@ class TorchLoop:
                 for parameter, value in zip(params, central, strict=True):
                     parameter.copy_(value)
             losses.append(loss.detach())
-        self.central, self.losses = central, torch.stack(losses).cpu().numpy()  # which waits for the device
+        self.central, self.losses = (
+            central,
+            torch.stack(losses).cpu().numpy(),
+        )  # which waits for the device
 
 
 def to_torch(leaf: np.ndarray) -> torch.Tensor:

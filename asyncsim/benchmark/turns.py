@@ -11,13 +11,24 @@ from asyncsim.base.console import tell
 
 #: Columns of the summary; a ratio is the first contender's rate over this one's, in the same turn.
 COLUMNS = (
-    *("task", "workers", "method", "contender", "amount", "per_second", "per_second_min", "per_second_max"),
+    *(
+        "task",
+        "workers",
+        "method",
+        "contender",
+        "amount",
+        "per_second",
+        "per_second_min",
+        "per_second_max",
+    ),
     *("ratio", "ratio_min", "ratio_max"),
 )
 
 
 class Case(NamedTuple):
-    """A benchmarked case: a task, a number of workers and a method (empty for a timing without one)."""
+    """A benchmarked case: a task, a number of workers and a method (empty for a timing without
+    one).
+    """
 
     task: str
     workers: int
@@ -28,7 +39,9 @@ class Case(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """One side of a comparison: ``run(amount)`` returns the seconds of ``amount`` visits or commits."""
+    """One side of a comparison: ``run(amount)`` returns the seconds of ``amount`` visits or
+    commits.
+    """
 
     name: str
     amount: int

@@ -1,7 +1,8 @@
 """The usual SimPy model of a cluster: a process for each worker and a Resource for the server.
 
-Written as SimPy's own examples are. Benchmarks compare `asyncsim.simulate` with its speed, tests with its events, which
-must be the same. Only the delays and the description of the cluster come from the package.
+Written as SimPy's own examples are. Benchmarks compare `asyncsim.simulate` with its speed, tests
+with its events, which must be the same. Only the delays and the description of the cluster come
+from the package.
 """
 
 from collections import deque
@@ -14,8 +15,8 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Uniform
 from asyncsim.simulation.delays import delays
 
-#: Columns of `UsualModel.rows`. ``version``: after the visit. ``others``: number of other open reads at
-#: that instant. The rest is as in a trace's frame.
+#: Columns of `UsualModel.rows`. ``version``: after the visit. ``others``: number of other open
+#: reads at that instant. The rest is as in a trace's frame.
 COLUMNS = (
     *("worker", "start_time", "arrive_time", "serve_time", "commit_time"),
     *("read_version", "read_time", "version", "outcome", "others"),
@@ -25,31 +26,39 @@ COLUMNS = (
 class UsualModel:
     """One run of a cluster, until the server has accepted ``commits`` messages.
 
-    Covers all protocols, networks, timing policies and disciplines except ``lock_free``. Under a policy
-    the laws must be continuous: among simultaneous events only the order at a new version is defined.
-    ``rows``: the commits in order, including discarded and cancelled ones (see `COLUMNS`). ``reads``:
-    each worker's open reads at the end, as pairs of version and time.
+    Covers all protocols, networks, timing policies and disciplines except ``lock_free``. Under a
+    policy the laws must be continuous: among simultaneous events only the order at a new version is
+    defined. ``rows``: the commits in order, including discarded and cancelled ones (see `COLUMNS`).
+    ``reads``: each worker's open reads at the end, as pairs of version and time.
 
     Several servers share a clock ``env``, which the caller runs; ``stream`` ends the names of this
     server's random streams.
     """
 
     def __init__(
-        self, cluster: Cluster, commits: int, seed: int = 0, env: simpy.Environment | None = None, stream: str = ""
+        self,
+        cluster: Cluster,
+        commits: int,
+        seed: int = 0,
+        env: simpy.Environment | None = None,
+        stream: str = "",
     ):
         self.cluster, self.policy, n = cluster, cluster.policy, cluster.workers
         self.env = env or simpy.Environment()
         self.compute = delays(cluster.compute_laws, seed, "compute", cluster.windows)
         self.service = delays([cluster.service] * n, seed, f"service{stream}")
         self.up = self._way(cluster.latency_up, cluster.transfer_up, f"latency up{stream}", seed)
-        self.down = self._way(cluster.latency_down, cluster.transfer_down, f"latency down{stream}", seed)
+        self.down = self._way(
+            cluster.latency_down, cluster.transfer_down, f"latency down{stream}", seed
+        )
         at_random = partial(RandomResource, seed=seed, stream=stream)
         kinds: dict[str, Any] = {"lowest_rank": simpy.PriorityResource, "random": at_random}
         self.server = kinds.get(cluster.discipline, simpy.Resource)(self.env)
         self.version, self.taken, self.open = 0, 0, n
         self.rows: list[tuple[Any, ...]] = []
         self.reads = [deque([(0, 0.0)]) for _ in range(n)]
-        # Of the policy: how stale is too stale, messages per version, and whether computations are stopped.
+        # Of the policy: how stale is too stale, messages per version, and whether computations are
+        # stopped.
         self.limit = {"barrier": 1}.get(self.policy.name, self.policy.limit)
         self.batch = self.policy.count or (n if self.policy.name == "barrier" else 1)
         self.stops = self.policy.name in ("barrier", "cancel_stale")
@@ -164,7 +173,8 @@ class UsualModel:
             self.buffered = 0
         else:
             self.taken += 1
-        # Wake the waiting workers only when it may be their turn; earlier wake-ups would change their order.
+        # Wake the waiting workers only when it may be their turn; earlier wake-ups would change
+        # their order.
         if min(self.clock) > slowest if self.policy.name == "bounded_staleness" else complete:
             changed, self.changed = self.changed, self.env.event()
             changed.succeed()
@@ -174,7 +184,9 @@ class UsualModel:
         return self.limit is not None and self.version - read_version >= self.limit
 
     def _round(self, i):
-        """Algorithm 1 of Ringleader as sets: who contributed in the first phase, who was updated in the second."""
+        """Algorithm 1 of Ringleader as sets: who contributed in the first phase, who was updated in
+        the second.
+        """
         everyone = set(range(self.cluster.workers))
         if not self.updated:
             self.contributed.add(i)
@@ -203,7 +215,10 @@ class UsualModel:
                     self.processes[worker].interrupt()
 
     def _ahead(self, i):
-        return self.policy.name == "bounded_staleness" and self.clock[i] - min(self.clock) > self.policy.bound
+        return (
+            self.policy.name == "bounded_staleness"
+            and self.clock[i] - min(self.clock) > self.policy.bound
+        )
 
 
 class RandomResource(simpy.Resource):

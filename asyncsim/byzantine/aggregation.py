@@ -99,7 +99,11 @@ class Rule(NamedTuple):
         """Raise InputError if the rule's ``f`` is too large for ``n`` messages."""
         f = self.f or 0
         if (limit := self.largest(n)) < f:
-            remark = f"the largest for {n} messages is f = {limit}" if limit >= 0 else f"{n} messages are too few"
+            remark = (
+                f"the largest for {n} messages is f = {limit}"
+                if limit >= 0
+                else f"{n} messages are too few"
+            )
             raise InputError(f"rule = {self.text!r}: f = {f} is too large: {remark}")
 
 
@@ -122,7 +126,8 @@ def median(lower: bool = False) -> Rule:
 
     References
     ----------
-    Yin, Chen, Ramchandran and Bartlett 2018, "Byzantine-robust distributed learning", arXiv 1803.01498, definition 1.
+    Yin, Chen, Ramchandran and Bartlett 2018, "Byzantine-robust distributed learning", arXiv
+    1803.01498, definition 1.
     """
     require_switch("lower", lower)
 
@@ -149,7 +154,9 @@ def trimmed_mean(f: int) -> Rule:
         if mask is None and n > 2 * f:
             middle_rows = _sorted(_entries(messages, None))[f : n - f]
             vector = sum(middle_rows[1:], middle_rows[0]) / len(middle_rows)
-            return Aggregated(vector, _share_between(messages, None, middle_rows[0], middle_rows[-1]))
+            return Aggregated(
+                vector, _share_between(messages, None, middle_rows[0], middle_rows[-1])
+            )
         if n <= 2 * f:
             return middle.aggregate(state, messages, mask, key)
 
@@ -157,7 +164,9 @@ def trimmed_mean(f: int) -> Rule:
             # A missing message is above the f-th smallest, and below the f-th largest.
             values, present = _entries(messages, mask), mask[:, None]
             low = _sorted(jax.lax.optimization_barrier(values))[f]
-            high = _sorted(jax.lax.optimization_barrier(jnp.where(present, values, -values)))[n - 1 - f]
+            high = _sorted(jax.lax.optimization_barrier(jnp.where(present, values, -values)))[
+                n - 1 - f
+            ]
             inside = present & (values > low) & (values < high)
             at_low = (jnp.sum(present & (values <= low), 0) - f).astype(values.dtype)
             at_high = (jnp.sum(present & (values >= high), 0) - f).astype(values.dtype)
@@ -176,10 +185,11 @@ def trimmed_mean(f: int) -> Rule:
 def geometric_median(iterations: int | None = None, smoothing: float | None = None) -> Rule:
     """Return the geometric median: the point with the least sum of distances to the messages.
 
-    Weiszfeld's algorithm, ``z <- sum of w_i g_i / sum of w_i`` with ``w_i = 1 / max(smoothing, |z - g_i|)``, starts at
-    the coordinate-wise median and ends when a step is at most a millionth of the scale, or after 50 steps. The scale is
-    the median distance of the messages to the start, and the smoothing is a thousandth of it, so that the rule moves
-    and grows with its messages.
+    Weiszfeld's algorithm, ``z <- sum of w_i g_i / sum of w_i`` with
+    ``w_i = 1 / max(smoothing, |z - g_i|)``, starts at the coordinate-wise median and ends when a
+    step is at most a millionth of the scale, or after 50 steps. The scale is the median distance of
+    the messages to the start, and the smoothing is a thousandth of it, so that the rule moves and
+    grows with its messages.
 
     Parameters
     ----------
@@ -188,7 +198,8 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
 
     References
     ----------
-    Weiszfeld 1937; Vardi and Zhang 2000, "The multivariate L1-median and associated data depth", PNAS 97.
+    Weiszfeld 1937; Vardi and Zhang 2000, "The multivariate L1-median and associated data depth",
+    PNAS 97.
     """
     if iterations is not None or smoothing is not None:
         rule = rfa(3 if iterations is None else iterations, 0.1 if smoothing is None else smoothing)
@@ -206,7 +217,9 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
         def iterate(carry):
             z, _, _, steps = carry
             # Multiplied by the smoothing, so that no weight overflows.
-            weight = usable.astype(z.dtype) * (smoothing / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z))))
+            weight = usable.astype(z.dtype) * (
+                smoothing / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z)))
+            )
             weight = weight / jnp.maximum(jnp.sum(weight), tiny)
             after = _combined(weight, clean)
             return after, weight, jnp.linalg.norm(after - z), steps + 1
@@ -227,7 +240,8 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
 def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
     """Return RFA's rule: a few smoothed iterations of Weiszfeld's algorithm, starting at zero.
 
-    With ``z`` zero at the start, ``z <- sum of w_i g_i / sum of w_i``, and ``w_i = 1 / max(smoothing, |z - g_i|)``.
+    With ``z`` zero at the start, ``z <- sum of w_i g_i / sum of w_i``, and
+    ``w_i = 1 / max(smoothing, |z - g_i|)``.
 
     Parameters
     ----------
@@ -239,12 +253,13 @@ def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
 
     Notes
     -----
-    A few iterations from zero do not reach the geometric median: a majority that colludes far away does not capture
-    them.
+    A few iterations from zero do not reach the geometric median: a majority that colludes far away
+    does not capture them.
 
     References
     ----------
-    Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", arXiv 1912.13445, algorithm 2.
+    Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", arXiv
+    1912.13445, algorithm 2.
     """
     require_count("iterations", iterations)
     require_positive("smoothing", smoothing)
@@ -277,7 +292,8 @@ KRUM_SCORES: Mapping[str, tuple[int, int]] = {
 
 
 def krum(f: int, score: str = "paper") -> Rule:
-    """Return Krum: the message with the least sum of squared distances to its ``n - f - 2`` nearest others.
+    """Return Krum: the message with the least sum of squared distances to its ``n - f - 2`` nearest
+    others.
 
     ``score``: ``"paper"``, or the choice of a published program: ``"byzfl"``, squared distances to
     ``n - f - 1`` others; ``"byzantine_momentum"``, distances to ``n - f - 1``; ``"epfml"``, fourth
@@ -290,7 +306,8 @@ def krum(f: int, score: str = "paper") -> Rule:
 
     References
     ----------
-    Blanchard, El Mhamdi, Guerraoui and Stainer 2017, "Machine learning with adversaries", arXiv 1703.02757.
+    Blanchard, El Mhamdi, Guerraoui and Stainer 2017, "Machine learning with adversaries", arXiv
+    1703.02757.
     """
     return _krum("krum", f, score, lambda m, f: 1)
 
@@ -313,7 +330,9 @@ def multi_krum(f: int, m: int | None = None, score: str = "paper") -> Rule:
     return _krum("multi_krum", f, score, winners, m=m)
 
 
-def _krum(name: str, f: int, score: str, winners: Callable[[Number, Number], Number], **options: Any) -> Rule:
+def _krum(
+    name: str, f: int, score: str, winners: Callable[[Number, Number], Number], **options: Any
+) -> Rule:
     require_count("f", f, minimum=0)
     power, fewer = KRUM_SCORES[require_choice("score", score, KRUM_SCORES)]
 
@@ -324,7 +343,8 @@ def _krum(name: str, f: int, score: str, winners: Callable[[Number, Number], Num
         m = _number(messages, mask)
         tolerated = _max(_min(f, largest(m)), 0)
         count = _max(_min(winners(m, tolerated), m), 1)
-        # A message has m - 1 others; the authors of ALIE take a slice of n - f of them, which ends there.
+        # A message has m - 1 others; the authors of ALIE take a slice of n - f of them, which ends
+        # there.
         neighbours = _max(_min(m - tolerated - fewer, m - 1), 1)
         scores = _krum_scores(messages, mask, neighbours, count, power)
         chosen = _smallest(scores, _mask(messages, mask), count)
@@ -348,8 +368,8 @@ def bulyan(f: int) -> Rule:
 
     References
     ----------
-    El Mhamdi, Guerraoui and Rouault 2018, "The hidden vulnerability of distributed learning in Byzantium", arXiv
-    1802.07927.
+    El Mhamdi, Guerraoui and Rouault 2018, "The hidden vulnerability of distributed learning in
+    Byzantium", arXiv 1802.07927.
     """
     require_count("f", f, minimum=0)
 
@@ -404,8 +424,8 @@ def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
 
     References
     ----------
-    Gupta, Liu and Vaidya 2020, "Byzantine fault-tolerant distributed machine learning using SGD and norm-based
-    comparative gradient elimination", arXiv 2008.04699.
+    Gupta, Liu and Vaidya 2020, "Byzantine fault-tolerant distributed machine learning using SGD and
+    norm-based comparative gradient elimination", arXiv 2008.04699.
     """
     require_count("f", f, minimum=0)
     require_switch("total", total)
@@ -438,7 +458,8 @@ def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
 
     References
     ----------
-    Karimireddy, He and Jaggi 2021, "Learning from history for Byzantine robust optimization", arXiv 2012.10333.
+    Karimireddy, He and Jaggi 2021, "Learning from history for Byzantine robust optimization", arXiv
+    2012.10333.
     """
     require_positive("radius", radius)
     require_count("iterations", iterations)
@@ -482,8 +503,8 @@ def lipschitz_filter(factor: float = 2.0) -> Rule:
 
     References
     ----------
-    Yang, Zhang, Fang and Liu 2019, "Byzantine-resilient SGD for distributed learning: a Lipschitz-inspired
-    coordinate-wise median approach", arXiv 1909.04532, the abstract.
+    Yang, Zhang, Fang and Liu 2019, "Byzantine-resilient SGD for distributed learning: a
+    Lipschitz-inspired coordinate-wise median approach", arXiv 1909.04532, the abstract.
     """
     require_positive("factor", factor)
     middle = median()
@@ -492,18 +513,28 @@ def lipschitz_filter(factor: float = 2.0) -> Rule:
         latest = middle.aggregate((), messages, mask, key)
         last = state.median
         finite = jnp.isfinite(messages) & _mask(messages, mask)[:, None]
-        near = finite & (jnp.abs(jnp.where(finite, messages, 0) - last) <= factor * jnp.abs(latest.vector - last))
+        near = finite & (
+            jnp.abs(jnp.where(finite, messages, 0) - last) <= factor * jnp.abs(latest.vector - last)
+        )
         count = jnp.sum(near, 0, dtype=jnp.int32)
-        accepted = jnp.sum(jnp.where(near, messages, 0), 0) / jnp.maximum(count, 1).astype(last.dtype)
+        accepted = jnp.sum(jnp.where(near, messages, 0), 0) / jnp.maximum(count, 1).astype(
+            last.dtype
+        )
         use = state.is_set & (count > 0)
         shares = jnp.mean(near.astype(last.dtype) / jnp.maximum(count, 1).astype(last.dtype), 1)
         share = jnp.where(state.is_set, shares / jnp.maximum(jnp.sum(shares), 1e-30), latest.share)
-        return Aggregated(jnp.where(use, accepted, latest.vector), share, LastMedian(latest.vector, jnp.bool_(True)))
+        return Aggregated(
+            jnp.where(use, accepted, latest.vector),
+            share,
+            LastMedian(latest.vector, jnp.bool_(True)),
+        )
 
     def init(central: Array) -> LastMedian:
         return LastMedian(jnp.zeros_like(central), jnp.bool_(False))
 
-    return Rule(_text("lipschitz_filter", factor=factor), aggregate, lambda n: (n - 1) // 2, init=init)
+    return Rule(
+        _text("lipschitz_filter", factor=factor), aggregate, lambda n: (n - 1) // 2, init=init
+    )
 
 
 def nnm(rule: Rule | str, f: int | None = None) -> Rule:
@@ -514,18 +545,23 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
 
     References
     ----------
-    Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, "Fixing by mixing", arXiv 2302.01772.
+    Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, "Fixing by mixing", arXiv
+    2302.01772.
     """
     rule = parse_rule(rule)
     if f is None and rule.f is None:
-        raise InputError(f"nnm: f is missing, and {rule.text} has none; write for example nnm({rule.text}, f=2)")
+        raise InputError(
+            f"nnm: f is missing, and {rule.text} has none; write for example nnm({rule.text}, f=2)"
+        )
     tolerated = require_count("f", rule.f if f is None else f, minimum=0)
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
         n, m = len(clean), _number(messages, mask)
         count = m - _min(tolerated, (m - 1) // 2)
-        distances = jnp.where(jnp.eye(n, dtype=bool), -1, _distances(clean, usable))  # itself comes first
+        distances = jnp.where(
+            jnp.eye(n, dtype=bool), -1, _distances(clean, usable)
+        )  # itself comes first
         near = jax.vmap(lambda row: _smallest(row, _mask(messages, mask), count))(distances)
         weights = _equal_shares(near, count, messages)
         mixed = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
@@ -537,7 +573,9 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
         return _min((n - 1) // 2, rule.largest(n))
 
     text = f"nnm({rule.text}{'' if f is None else f', f={f}'})"
-    return rule._replace(text=text, aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0))
+    return rule._replace(
+        text=text, aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0)
+    )
 
 
 def bucketing(rule: Rule | str, size: int = 2) -> Rule:
@@ -548,8 +586,8 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
 
     References
     ----------
-    Karimireddy, He and Jaggi 2022, "Byzantine-robust learning on heterogeneous datasets via bucketing", arXiv
-    2006.09365, algorithm 1.
+    Karimireddy, He and Jaggi 2022, "Byzantine-robust learning on heterogeneous datasets via
+    bucketing", arXiv 2006.09365, algorithm 1.
     """
     rule = parse_rule(rule)
     require_count("size", size)
@@ -585,9 +623,13 @@ def clipping(rule: Rule | str, radius: float = 1.0) -> Rule:
         norms = jnp.sqrt(_squares(messages))
         shortened = messages * jnp.minimum(1, radius / jnp.maximum(norms, 1e-30))[:, None]
         # Of a message whose norm overflows the direction is unknown.
-        return rule.aggregate(state, jnp.where(jnp.isfinite(norms)[:, None], shortened, jnp.inf), mask, key)
+        return rule.aggregate(
+            state, jnp.where(jnp.isfinite(norms)[:, None], shortened, jnp.inf), mask, key
+        )
 
-    return rule._replace(text=f"clipping({rule.text}, radius={write(float(radius))})", aggregate=aggregate)
+    return rule._replace(
+        text=f"clipping({rule.text}, radius={write(float(radius))})", aggregate=aggregate
+    )
 
 
 #: The rules by their names on the command line.
@@ -625,7 +667,8 @@ def parse_rule(rule: Rule | str) -> Rule:
 
 def _text(name: str, **arguments: Any) -> str:
     """Write the call that makes a rule, without the arguments that are None."""
-    return f"{name}({', '.join(f'{key}={write(value)}' for key, value in arguments.items() if value is not None)})"
+    texts = (f"{key}={write(value)}" for key, value in arguments.items() if value is not None)
+    return f"{name}({', '.join(texts)})"
 
 
 def _min(a: Number, b: Number) -> Number:
@@ -703,7 +746,10 @@ def _sorted(rows: Array) -> list[Array]:
     """Sort the rows, coordinate by coordinate."""
     ordered = list(rows)
     for i, j in _comparisons(len(ordered)):
-        ordered[i], ordered[j] = jnp.minimum(ordered[i], ordered[j]), jnp.maximum(ordered[i], ordered[j])
+        ordered[i], ordered[j] = (
+            jnp.minimum(ordered[i], ordered[j]),
+            jnp.maximum(ordered[i], ordered[j]),
+        )
     return ordered
 
 
@@ -751,7 +797,9 @@ def _sum_of_smallest(table: Array, count: Number) -> Array:
     return jnp.sum(jnp.where(_ranks(len(table)) < count, jnp.sort(table), 0), 1)
 
 
-def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winners: Number, power: int) -> Array:
+def _krum_scores(
+    messages: Array, mask: Array | None, neighbours: Number, winners: Number, power: int
+) -> Array:
     """Return scores whose ``winners`` smallest are Krum's.
 
     Bounds of all scores, from a Gram matrix, decide clear winners and losers; the others get scores
@@ -770,7 +818,9 @@ def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winner
     error = 8 * float(jnp.finfo(dtype).eps) * math.sqrt(parameters) * lengths
 
     def scores(distances: Array) -> Array:
-        return _sum_of_smallest(jnp.where(pairs & ~jnp.isnan(distances), raised(distances), jnp.inf), neighbours)
+        return _sum_of_smallest(
+            jnp.where(pairs & ~jnp.isnan(distances), raised(distances), jnp.inf), neighbours
+        )
 
     low, high = scores(jnp.maximum(estimated - error, 0)), scores(jnp.maximum(estimated + error, 0))
     ranks = _ranks(n)
@@ -786,6 +836,8 @@ def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winner
         score = jnp.sum(jnp.where(ranks < neighbours, jnp.sort(distances), 0))
         return scores_so_far.at[i].set(score), remaining.at[i].set(False)
 
-    exact, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), measure, (jnp.full(n, jnp.inf, dtype), undecided))
+    exact, _ = jax.lax.while_loop(
+        lambda state: jnp.any(state[1]), measure, (jnp.full(n, jnp.inf, dtype), undecided)
+    )
     # Messages with non-finite neighbours still precede non-finite messages.
     return jnp.where(usable, jnp.where(wins, -1, jnp.minimum(exact, jnp.finfo(dtype).max)), jnp.inf)

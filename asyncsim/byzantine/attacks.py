@@ -3,24 +3,17 @@
 An attack is part of a replay: ``replay(..., attack=attacks.alie(workers=3))``, and ``--attack
 "alie(workers=3)"`` in studies. ``workers`` are the Byzantine ones: a number of them, from worker 0
 on, or a list. They compute as honest workers do; then the attack replaces their messages by a
-function of:
+function of these messages:
 
-============================================  ==================================================================
-`sign_flip`, `gaussian`, `disturbance`,       the worker's message alone
-`zero`, `infinite`
-`alie`, `inner_product`, `mimic`, `min_max`   the messages of all honest workers (`alie`: or of the Byzantine ones):
-                                              of the version that is about to be completed, for
-                                              methods that combine its messages
-                                              (`asyncsim.methods.Method.combine`; a version of
-                                              Byzantine messages alone is unchanged); for all other
-                                              methods, at each commit of a Byzantine worker, the
-                                              last message of every honest worker. Without a server:
-                                              the honest messages that the receiver takes up in the
-                                              same step, and its last message; where workers average
-                                              in pairs, the states of all honest workers at that
-                                              instant
-`label_flip`                                  the message is honest, and comes from wrong labels
-============================================  ==================================================================
+- `sign_flip`, `gaussian`, `disturbance`, `zero`, `infinite`: the worker's message alone.
+- `alie`, `inner_product`, `mimic`, `min_max`: the messages of all honest workers (`alie`: or of the
+  Byzantine ones). For methods that combine the messages of a version
+  (`asyncsim.methods.Method.combine`) these are the messages of the version that is about to be
+  completed; a version of Byzantine messages alone is unchanged. For all other methods they are, at
+  each commit of a Byzantine worker, the last message of every honest worker. Without a server they
+  are the honest messages that the receiver takes up in the same step, and its last message; where
+  workers average in pairs, the states of all honest workers at that instant.
+- `label_flip`: the message is honest, and comes from wrong labels.
 
 A message is a gradient with `asyncsim.methods.robust`, a step with most other methods. A new attack
 is a function::
@@ -101,15 +94,20 @@ class Attack(NamedTuple):
         chosen = _chosen(self.workers)
         if workers == 1:
             raise InputError(
-                f"attack = {self.text!r}: the cluster has one worker, which is honest; leave out methods of one worker"
+                f"attack = {self.text!r}: the cluster has one worker, which is honest; leave out "
+                "methods of one worker"
             )
         if outside := [index for index in chosen if index >= workers]:
             raise InputError(
-                f"attack = {self.text!r}: worker {outside[0]} is outside the cluster, whose {workers} workers are 0 to "
+                f"attack = {self.text!r}: worker {outside[0]} is outside the cluster, whose "
+                f"{workers} workers are 0 to "
                 f"{workers - 1}"
             )
         if len(chosen) == workers:
-            raise InputError(f"attack = {self.text!r}: all {workers} workers are Byzantine; leave one or more honest")
+            raise InputError(
+                f"attack = {self.text!r}: all {workers} workers are Byzantine; leave one or more "
+                "honest"
+            )
         return np.isin(np.arange(workers), chosen)
 
 
@@ -123,7 +121,9 @@ def _chosen(workers: Any) -> list[int]:
     return indices
 
 
-def _attack(name: str, workers: Any, options: Mapping[str, Any] | None = None, **does: Any) -> Attack:
+def _attack(
+    name: str, workers: Any, options: Mapping[str, Any] | None = None, **does: Any
+) -> Attack:
     """Build an attack; ``options`` that are not None become part of its text, after the workers."""
     _chosen(workers)
     plain = list(workers) if isinstance(workers, range | np.ndarray) else workers
@@ -136,7 +136,9 @@ def _attack(name: str, workers: Any, options: Mapping[str, Any] | None = None, *
 def sign_flip(workers: Any, scale: float = 1.0) -> Attack:
     """Send the worker's message times ``-scale``: 10 for BASGD's negative gradients."""
     require_positive("scale", scale)
-    return _attack("sign_flip", workers, {"scale": scale}, corrupt=lambda message, key: -scale * message)
+    return _attack(
+        "sign_flip", workers, {"scale": scale}, corrupt=lambda message, key: -scale * message
+    )
 
 
 def gaussian(workers: Any, sigma: float = 200.0) -> Attack:
@@ -172,7 +174,9 @@ def zero(workers: Any) -> Attack:
 
 def infinite(workers: Any) -> Attack:
     """Send infinite numbers."""
-    return _attack("infinite", workers, corrupt=lambda message, key: jnp.full_like(message, jnp.inf))
+    return _attack(
+        "infinite", workers, corrupt=lambda message, key: jnp.full_like(message, jnp.inf)
+    )
 
 
 def label_flip(workers: Any) -> Attack:
@@ -214,7 +218,10 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
     def weakness(n: int) -> str:
         if strength(n) != 0:
             return ""
-        return f"with {f} of {n} workers z is 0, so that they send the mean, which is no attack; give another z"
+        return (
+            f"with {f} of {n} workers z is 0, so that they send the mean, which is no attack; give "
+            "another z"
+        )
 
     options = {"z": z, "knows": None if knows == "all" else knows}
     return _attack("alie", workers, options, change=change, weakness=weakness)
@@ -224,7 +231,9 @@ def alie_z(n: int, f: int) -> float:
     """Return the default z of `alie`: ``f`` of ``n`` workers are Byzantine."""
     supporters = n // 2 + 1 - f
     if not 0 < supporters < n - f:
-        raise InputError(f"workers = {f}: of {n} workers, z has no value for so many Byzantine ones; give z")
+        raise InputError(
+            f"workers = {f}: of {n} workers, z has no value for so many Byzantine ones; give z"
+        )
     return NormalDist().inv_cdf((n - f - supporters) / (n - f))
 
 
@@ -261,7 +270,9 @@ def mimic(workers: Any, target: int | None = None) -> Attack:
         copied = jnp.argmax(honest)
         if target is not None:
             if target >= len(messages):
-                raise InputError(f"target = {target}: is outside the cluster of {len(messages)} workers")
+                raise InputError(
+                    f"target = {target}: is outside the cluster of {len(messages)} workers"
+                )
             copied = jnp.where(honest[target], target, copied)
         return _in_place(messages, byzantine, messages[copied])
 
@@ -277,7 +288,8 @@ def min_max(workers: Any, direction: str = "deviation") -> Attack:
     Parameters
     ----------
     direction : {"deviation", "mean", "sign"}
-        ``p``: minus the standard deviations, the mean's reversed unit vector, or its reversed signs.
+        ``p``: minus the standard deviations, the mean's reversed unit vector, or its reversed
+        signs.
 
     Notes
     -----
@@ -296,7 +308,9 @@ def min_max(workers: Any, direction: str = "deviation") -> Attack:
         # Absent and Byzantine rows become the mean, which changes no maximum.
         honest_messages = jnp.where(honest[:, None], messages, mean)
         # Row by row: all pairs at once would need [workers, workers, parameters].
-        furthest = jax.lax.map(lambda row: jnp.max(jnp.sum((honest_messages - row) ** 2, 1)), honest_messages)
+        furthest = jax.lax.map(
+            lambda row: jnp.max(jnp.sum((honest_messages - row) ** 2, 1)), honest_messages
+        )
         offsets = mean - honest_messages
         # |offsets + gamma p|^2 = max distance^2, for each message; the smallest root meets all.
         a, b = jnp.sum(p * p), offsets @ p
@@ -337,7 +351,10 @@ def parse_attack(attack: Attack | str | None) -> Attack | None:
     if attack is None or isinstance(attack, Attack):
         return attack
     if not isinstance(attack, str):
-        raise InputError(f"attack = {attack!r}: must be an attack, asyncsim.attacks.alie(workers=3) say, or its text")
+        raise InputError(
+            f"attack = {attack!r}: must be an attack, asyncsim.attacks.alie(workers=3) say, or its "
+            "text"
+        )
     return _parsed(attack)
 
 

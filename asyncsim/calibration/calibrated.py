@@ -18,7 +18,18 @@ from scipy.stats import kruskal
 
 import asyncsim.calibration.dependence as dependence
 from asyncsim.base.errors import InputError, require_choice, require_switch
-from asyncsim.calibration.fitting import ERRORS, FAMILIES, FEWEST, KINDS, NO_SPREAD, Fit, Part, fit, fitted, without
+from asyncsim.calibration.fitting import (
+    ERRORS,
+    FAMILIES,
+    FEWEST,
+    KINDS,
+    NO_SPREAD,
+    Fit,
+    Part,
+    fit,
+    fitted,
+    without,
+)
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
@@ -51,10 +62,11 @@ class Calibration:
     def table(self) -> pd.DataFrame:
         """One row per law.
 
-        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its
-        ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent;
-        ``distance``, the largest difference of the distribution functions. Where deaths cut computations short, the
-        samples are the completed ones; mean, std and distance are of Kaplan and Meier's distribution.
+        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few
+        words, and its ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean
+        (s), were the durations independent; ``distance``, the largest difference of the
+        distribution functions. Where deaths cut computations short, the samples are the completed
+        ones; mean, std and distance are of Kaplan and Meier's distribution.
         """
         return pd.DataFrame([part.row() for part in self.parts])
 
@@ -69,7 +81,9 @@ class Calibration:
         Kuensch 1989, Annals of Statistics 17, 1217: the moving block bootstrap.
         """
         kinds = [_of_deaths(part, self.law) for part in self.parts]
-        parts = [part.resampled(generator, kind) for part, kind in zip(self.parts, kinds, strict=True)]
+        parts = [
+            part.resampled(generator, kind) for part, kind in zip(self.parts, kinds, strict=True)
+        ]
         return _with_laws(self.cluster, parts)
 
 
@@ -129,8 +143,8 @@ def calibrate(
         ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that agrees with 95 % of
         the server's choices. An explicit discipline is checked against them.
     warm_up : int, optional
-        Commits left out at the start; by default one per worker, at most half of all. Every worker's first computation
-        is always left out.
+        Commits left out at the start; by default one per worker, at most half of all. Every
+        worker's first computation is always left out.
 
     Returns
     -------
@@ -185,7 +199,10 @@ def examine(
     if recorded.round_trip is not None and recorded.up is not None:
         longer = float(recorded.round_trip.mean() - recorded.up.mean() - recorded.down.mean())
         error = math.sqrt(
-            sum(float(times.var()) / len(times) for times in (recorded.round_trip, recorded.up, recorded.down))
+            sum(
+                float(times.var()) / len(times)
+                for times in (recorded.round_trip, recorded.up, recorded.down)
+            )
         )
         chance = max(ERRORS * error, NO_SPREAD * float(recorded.round_trip.mean()))
         longer = float(f"{longer:.9g}") if longer > chance else 0.0
@@ -195,7 +212,8 @@ def examine(
     require_choice("discipline", discipline, _QUEUES)
     if not service_order.agree_with(discipline):
         raise InputError(
-            f"discipline = {discipline!r}: the order of service says {service_order.discipline!r}: {service_order}; "
+            f"discipline = {discipline!r}: the order of service says {service_order.discipline!r}: "
+            f"{service_order}; "
             "leave it out"
         )
     frame = Cluster(
@@ -210,27 +228,36 @@ def examine(
     )
     if trace.cluster is not None and trace.cluster.shared_bandwidth:
         notes.append(
-            "messages waited for a shared link; the calibrated cluster has independent transfer times, so that "
+            "messages waited for a shared link; the calibrated cluster has independent transfer "
+            "times, so that "
             "queues and the spread of staleness differ"
         )
     parts = (*compute, service, up, down)
     died = deaths(trace)
     if len(died.between):
         if not died.away.sum() > 0:
-            raise InputError("trace: a worker died and none came back; end the trace before, or restart it")
+            raise InputError(
+                "trace: a worker died and none came back; end the trace before, or restart it"
+            )
         for name, values in ((_DEATHS, died.between), (_AWAY, died.away)):
             part = Part(name, values, Fit(Constant(0.0), 0.0, 0, 0.0))
             parts = (*parts, part._replace(fit=fit(values, _of_deaths(part, law))))
-    return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded, law)
+    return Calibration(
+        _with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded, law
+    )
 
 
-def _compute(durations: Durations, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
+def _compute(
+    durations: Durations, trace: Trace, law: str, per_worker: bool | None
+) -> Sequence[Part]:
     """Fit the laws of computing, one for all workers or one for each."""
     seconds, workers, cancelled = durations.attempts
     completed = len(durations.compute)
     pooled = fitted("compute", seconds, law, trace.window, cancelled)
     if durations.compute.mean() <= 0:
-        raise InputError("trace: computations take no time; record start_time when a computation begins")
+        raise InputError(
+            "trace: computations take no time; record start_time when a computation begins"
+        )
     fewest = int(np.bincount(durations.worker, minlength=trace.workers).min())
     if trace.workers == 1 or per_worker is False or (per_worker is None and fewest < FEWEST):
         return [pooled]
@@ -238,7 +265,9 @@ def _compute(durations: Durations, trace: Trace, law: str, per_worker: bool | No
     for worker in range(trace.workers):
         chosen = workers == worker
         its_cancelled = None if cancelled is None else cancelled[chosen]
-        separate.append(fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled))
+        separate.append(
+            fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled)
+        )
     different = sum(part.fit.bic(completed) for part in separate) < pooled.fit.bic(completed)
     if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in separate):
         # Empirical laws have no BIC: use Kruskal and Wallis' test of ranks.
@@ -247,7 +276,9 @@ def _compute(durations: Durations, trace: Trace, law: str, per_worker: bool | No
     return separate if per_worker or different else [pooled]
 
 
-def _uplink(recorded: Durations, override: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
+def _uplink(
+    recorded: Durations, override: Any, down: Law, law: str
+) -> tuple[Part, np.ndarray, list[str]]:
     """Return the law of the way up, the durations of computing without it, and notes."""
 
     def unfitted(up: Law) -> Part:
@@ -268,7 +299,8 @@ def _uplink(recorded: Durations, override: Any, down: Law, law: str) -> tuple[Pa
         mean = max(0.0, float(recorded.round_trip.mean()) - down.mean)
         times = np.full(len(recorded.round_trip), mean)
         notes.append(
-            f"the way up is modelled as a constant, {mean:.2g} s: it is too short beside the way down to fit its law; "
+            f"the way up is modelled as a constant, {mean:.2g} s: it is too short beside the way "
+            "down to fit its law; "
             "give latency_up"
         )
     part = fitted("latency up", times, law)

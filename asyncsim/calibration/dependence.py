@@ -56,7 +56,9 @@ def medians(recorded: Durations) -> dict[int, float]:
 def relative_to(recorded: Durations, scale: dict[int, float]) -> np.ndarray:
     """Return the compute durations divided by each worker's scale; omit workers without one."""
     scaled = np.isin(recorded.worker, list(scale))
-    scales = np.array([scale.get(worker, np.nan) for worker in range(int(recorded.worker.max(initial=0)) + 1)])
+    scales = np.array(
+        [scale.get(worker, np.nan) for worker in range(int(recorded.worker.max(initial=0)) + 1)]
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         return recorded.compute[scaled] / scales[recorded.worker[scaled]]
 
@@ -67,13 +69,15 @@ def notes(recorded: Durations) -> list[str]:
     idle, busy = float(recorded.idle.mean()), float(recorded.service.mean())
     if idle > _SMALLEST_EFFECT * busy and idle > _CLOCK:
         sentences.append(
-            f"messages wait {idle:.2g} s on average although the server is free; that is part of the {busy:.2g} s of "
+            f"messages wait {idle:.2g} s on average although the server is free; that is part of "
+            f"the {busy:.2g} s of "
             "a service here"
         )
     stopped = _stopped(recorded)
     if stopped:
         sentences.append(
-            f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of {len(medians(recorded))} do: "
+            f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of "
+            f"{len(medians(recorded))} do: "
             "fewer compute there than in the cluster; end the trace when the first one stops"
         )
     relative = relative_to(recorded, medians(recorded))
@@ -85,31 +89,38 @@ def notes(recorded: Durations) -> list[str]:
     drift = ratio(relative[half:], relative[:half])
     if drift is not None and drift.matters:
         sentences.append(
-            f"compute times drift: in the later half they are {drift.value:.2f} \u00b1 {drift.error:.2f} times as long "
+            f"compute times drift: in the later half they are {drift.value:.2f} \u00b1 "
+            f"{drift.error:.2f} times as long "
             "as in the earlier; leave out a longer warm_up, or record a steadier run"
         )
     order = np.argsort(recorded.worker, kind="stable")
     serial = _successive(relative, order, np.diff(recorded.worker[order]) == 0)  # of one worker's
     if serial > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         sentences.append(
-            f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws them independently"
+            f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws "
+            "them independently"
         )
     order = np.argsort(recorded.begin, kind="stable")
     common = _successive(relative, order, np.diff(recorded.worker[order]) != 0)  # of two workers'
     if common > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         sentences.append(
-            f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
-            "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
+            f"compute times of different workers at one time are correlated, by {common:.2f}: what "
+            "slows one slows "
+            "all, and the order of commits, hence the staleness, is more regular than independent "
+            "draws make it"
         )
     load = _correlation(relative, recorded.concurrent)
     spread = float(recorded.concurrent.var())
-    product = float(np.mean((recorded.concurrent - recorded.concurrent.mean()) * (relative - relative.mean())))
+    product = float(
+        np.mean((recorded.concurrent - recorded.concurrent.mean()) * (relative - relative.mean()))
+    )
     slope = product / spread / float(relative.mean()) if spread else 0.0
     effect = abs(slope) * spread**0.5
     if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _SMALLEST_EFFECT / 2:
         why = "; workers share their processors, or contend for the network" if slope > 0 else ""
         sentences.append(
-            f"compute times depend on how many compute at once: {slope:+.0%} for each other at the start (correlation "
+            f"compute times depend on how many compute at once: {slope:+.0%} for each other at the "
+            "start (correlation "
             f"{load:.2f}){why}"
         )
     return sentences

@@ -14,7 +14,8 @@ closed forms; the shapes of gamma and Weibull laws solve one equation each (John
 Balakrishnan 1994, ch. 17 and 21). With censored durations gamma and log-normal laws are found by
 search, and a uniform law solves an equation.
 
-Kaplan and Meier 1958, Journal of the American Statistical Association 53, 457: the distribution of censored durations.
+Kaplan and Meier 1958, Journal of the American Statistical Association 53, 457: the distribution of
+censored durations.
 """
 
 import math
@@ -27,7 +28,17 @@ from scipy.special import digamma, gammaincc, log_ndtr
 
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.clusters.cluster_text import brief
-from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
+from asyncsim.clusters.laws import (
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    Law,
+    LogNormal,
+    Pareto,
+    Uniform,
+    Weibull,
+)
 
 #: Fewest durations to which a law is fitted.
 FEWEST = 20
@@ -65,7 +76,9 @@ class Fit(NamedTuple):
 class Part(NamedTuple):
     """Durations and the law fitted to them."""
 
-    name: str  #: ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"`` or ``"latency down"``
+    #: ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"`` or
+    #: ``"latency down"``
+    name: str
     durations: np.ndarray  #: seconds, in the order of time; of ``steps`` local steps each
     fit: Fit
     steps: int = 1
@@ -104,12 +117,15 @@ class Part(NamedTuple):
         }
 
 
-def fitted(name: str, values: np.ndarray, law: str, steps: int = 1, censored: np.ndarray | None = None) -> Part:
+def fitted(
+    name: str, values: np.ndarray, law: str, steps: int = 1, censored: np.ndarray | None = None
+) -> Part:
     """Fit a law to durations, from a named family or by the rules of `calibrate`."""
     completed = len(values) if censored is None else int(np.count_nonzero(~censored))
     if completed < FEWEST:
         raise InputError(
-            f"trace: {completed} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
+            f"trace: {completed} durations for the law of {name} after the warm-up; record at "
+            f"least {FEWEST}, and "
             "some hundred for a reliable law"
         )
     return Part(name, values, fit(values, law, steps, censored), steps, censored)
@@ -132,7 +148,9 @@ def uncensored(durations: np.ndarray, censored: np.ndarray | None) -> np.ndarray
     return durations[order][np.minimum(places, len(durations) - 1)]
 
 
-def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.ndarray | None = None) -> Fit:
+def fit(
+    durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.ndarray | None = None
+) -> Fit:
     """Fit a law to durations.
 
     ``durations``: seconds, zero or above. ``kind``: ``"best"``: the named family with the least
@@ -155,20 +173,34 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.
     if kind == "empirical":
         if steps > 1:
             raise InputError(
-                f"law = 'empirical': a computation is a sum of {steps} local steps here, which does not determine the "
+                f"law = 'empirical': a computation is a sum of {steps} local steps here, which "
+                "does not determine the "
                 "law of one step; write law='best'"
             )
-        return Fit(Empirical(tuple(durations)), -len(durations) * math.log(len(durations)), len(durations), 0.0)
-    longest = math.inf if censored is None else max(float(observed.max()), float(cut.max(initial=0.0)))
+        return Fit(
+            Empirical(tuple(durations)),
+            -len(durations) * math.log(len(durations)),
+            len(durations),
+            0.0,
+        )
+    longest = (
+        math.inf if censored is None else max(float(observed.max()), float(cut.max(initial=0.0)))
+    )
     fits = []
     for name in FAMILIES if kind == "best" else [kind]:
         estimate = _family(name, observed, cut, steps)
         if estimate is not None:
             law, log_likelihood, parameters = estimate
-            total = Gamma(law.mean * steps, law.std / law.mean / math.sqrt(steps)) if steps > 1 else law
+            total = (
+                Gamma(law.mean * steps, law.std / law.mean / math.sqrt(steps)) if steps > 1 else law
+            )
             fits.append(Fit(law, log_likelihood, parameters, distance(durations, total, longest)))
     if not fits:
-        remedy = f"record single local steps, not sums of {steps}" if kind == "best" else "write law='best'"
+        remedy = (
+            f"record single local steps, not sums of {steps}"
+            if kind == "best"
+            else "write law='best'"
+        )
         raise InputError(f"law = {kind!r}: the durations cannot come from such a law; {remedy}")
     best = min(fits, key=lambda candidate: candidate.bic(len(durations)))
     if kind != "best" or steps > 1:
@@ -180,8 +212,11 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.
     return best
 
 
-def _family(name: str, durations: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float, int] | None:
-    """Return the law of a family with the largest likelihood, its logarithm, and the number of parameters.
+def _family(
+    name: str, durations: np.ndarray, cut: np.ndarray, steps: int
+) -> tuple[Law, float, int] | None:
+    """Return the law of a family with the largest likelihood, its logarithm, and the number of
+    parameters.
 
     None if no law of the family fits. ``cut``: the durations that were cut short.
     """
@@ -213,18 +248,21 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
         tiny = 1e-9 * max(1.0, part.value)
         if len(rest) and rest.min() < -tiny:
             raise InputError(
-                f"{argument} = {part}: longer than the {values.min():.6g} s in which it must be contained; give less"
+                f"{argument} = {part}: longer than the {values.min():.6g} s in which it must be "
+                "contained; give less"
             )
         return np.maximum(rest, 0.0)
     if mean <= 0:
         raise InputError(
-            f"{argument} = {part}: longer on average than the {values.mean():.6g} s that contain it; give less"
+            f"{argument} = {part}: longer on average than the {values.mean():.6g} s that contain "
+            "it; give less"
         )
     fourth = float(np.mean((values - values.mean()) ** 4))
     error = math.sqrt(max(0.0, fourth - float(values.var()) ** 2) / len(values))
     if variance < -ERRORS * error:
         raise InputError(
-            f"{argument} = {part}: spreads more, by {part.std:.6g} s, than the durations that contain it, by "
+            f"{argument} = {part}: spreads more, by {part.std:.6g} s, than the durations that "
+            "contain it, by "
             f"{values.std():.6g} s; give another"
         )
     if variance <= 0 or values.min() <= 0:
@@ -239,7 +277,8 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
         return np.full(len(values), mean)
     if excess(_POWERS[1]) < 0:
         raise InputError(
-            f"{argument} = {part}: without it {len(values)} durations of {values.mean():.6g} s on average would spread "
+            f"{argument} = {part}: without it {len(values)} durations of {values.mean():.6g} s on "
+            "average would spread "
             "more than is possible; give less, or record more"
         )
     power = brentq(excess, *_POWERS)
@@ -248,7 +287,8 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
 
 
 def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> float:
-    """Return the largest difference between the distribution functions of durations and of a continuous law.
+    """Return the largest difference between the distribution functions of durations and of a
+    continuous law.
 
     Durations of ``longest`` or more count, but are not compared: they stand for all unobservable
     ones.
@@ -256,7 +296,10 @@ def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> floa
     ordered = np.sort(durations)
     n, compared = len(ordered), int(np.searchsorted(ordered, longest))
     probability = law.cdf(ordered[:compared])
-    above, below = np.arange(1, compared + 1) / n - probability, probability - np.arange(compared) / n
+    above, below = (
+        np.arange(1, compared + 1) / n - probability,
+        probability - np.arange(compared) / n,
+    )
     return float(max(above.max(initial=0.0), below.max(initial=0.0)))
 
 
@@ -265,9 +308,13 @@ def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> floa
 
 
 def _exponential(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    mean = float((x.sum() + cut.sum()) / len(x)) / steps  # time computed over computations completed
+    mean = (
+        float((x.sum() + cut.sum()) / len(x)) / steps
+    )  # time computed over computations completed
     if len(cut) and steps > 1:
-        (log_mean,) = _maximum(lambda t: _gamma_likelihood(x, cut, float(steps), math.exp(t[0])), [math.log(mean)])
+        (log_mean,) = _maximum(
+            lambda t: _gamma_likelihood(x, cut, float(steps), math.exp(t[0])), [math.log(mean)]
+        )
         mean = math.exp(log_mean)
     return Exponential(mean), _gamma_likelihood(x, cut, float(steps), mean)
 
@@ -275,20 +322,30 @@ def _exponential(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float
 def _gamma(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
     mean = float(x.mean())
     excess = math.log(mean) - float(np.log(x).mean())
-    shape = math.exp(brentq(lambda t: t - digamma(math.exp(t)) - excess, *map(math.log, _GAMMA_SHAPES), xtol=1e-12))
+    shape = math.exp(
+        brentq(
+            lambda t: t - digamma(math.exp(t)) - excess, *map(math.log, _GAMMA_SHAPES), xtol=1e-12
+        )
+    )
     if len(cut):
 
         def likelihood(logs: Sequence[float]) -> float:
             return _gamma_likelihood(x, cut, math.exp(logs[0]), math.exp(logs[1] - logs[0]))
 
         mean = float((x.sum() + cut.sum()) / len(x))
-        shape, mean = (math.exp(log) for log in _maximum(likelihood, [math.log(shape), math.log(mean)]))
-    return Gamma(mean / steps, math.sqrt(steps / shape)), _gamma_likelihood(x, cut, shape, mean / shape)
+        shape, mean = (
+            math.exp(log) for log in _maximum(likelihood, [math.log(shape), math.log(mean)])
+        )
+    return Gamma(mean / steps, math.sqrt(steps / shape)), _gamma_likelihood(
+        x, cut, shape, mean / shape
+    )
 
 
 def _gamma_likelihood(x: np.ndarray, cut: np.ndarray, shape: float, scale: float) -> float:
     powers = (shape - 1) * float(np.log(x).sum()) if shape != 1 else 0.0
-    complete = powers - float(x.sum()) / scale - len(x) * (shape * math.log(scale) + math.lgamma(shape))
+    complete = (
+        powers - float(x.sum()) / scale - len(x) * (shape * math.log(scale) + math.lgamma(shape))
+    )
     return complete + float(np.log(gammaincc(shape, cut / scale)).sum())
 
 
@@ -300,7 +357,9 @@ def _lognormal(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
 
         def likelihood(t: Sequence[float]) -> float:
             variance, longer = math.exp(2 * t[1]), log_ndtr((t[0] - cut_logs) / math.exp(t[1]))
-            return float(longer.sum()) - len(x) * (t[1] + (squares + (total / len(x) - t[0]) ** 2) / (2 * variance))
+            return float(longer.sum()) - len(x) * (
+                t[1] + (squares + (total / len(x) - t[0]) ** 2) / (2 * variance)
+            )
 
         mean, log_std = _maximum(likelihood, [mean, math.log(std)])
         std = math.exp(log_std)
@@ -353,7 +412,9 @@ def _pareto(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
     if shape <= 1:
         raise ValueError("a Pareto law without a mean")
     law = Pareto(minimum * shape / (shape - 1), shape)
-    complete = len(x) * (math.log(shape) - math.log(minimum)) - (shape + 1) * float(np.log(x / minimum).sum())
+    complete = len(x) * (math.log(shape) - math.log(minimum)) - (shape + 1) * float(
+        np.log(x / minimum).sum()
+    )
     return law, complete - shape * longer
 
 
@@ -369,7 +430,8 @@ def _maximum(likelihood: Callable[[Sequence[float]], float], start: Sequence[flo
 
 
 _Estimate = Callable[[np.ndarray, np.ndarray, int], tuple[Law, float]]
-#: The families by name: the law, its number of parameters, and its estimate with the log-likelihood.
+#: The families by name: the law, its number of parameters, and its estimate with the
+#: log-likelihood.
 FAMILIES: dict[str, tuple[Any, int, _Estimate]] = {
     "exponential": (Exponential, 1, _exponential),
     "gamma": (Gamma, 2, _gamma),

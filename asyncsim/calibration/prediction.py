@@ -78,7 +78,9 @@ def _measure(trace: Trace, first: int) -> Measurements:
     frame = trace.accepted.frame.iloc[first:]
     waits = (frame["serve_time"] - frame["arrive_time"]).to_numpy()
     shortest = _SHORTEST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
-    return Measurements(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < shortest, 0.0, waits))
+    return Measurements(
+        trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < shortest, 0.0, waits)
+    )
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,27 @@ class Prediction:
     def text(self) -> str:
         """The table and the reasons, for printing."""
         with pd.option_context("display.width", 200):
-            table = self.table.round(12).to_string(index=False, float_format="{:.4g}".format, na_rep="-")
+            table = self.table.round(12).to_string(
+                index=False, float_format="{:.4g}".format, na_rep="-"
+            )
         verdict = "holds" if self.holds else "fails"
         band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
         judged = "judged by the throughput and by the distance of the staleness"
         reasons = [f"  {reason}" for reason in self.reasons]
         return "\n".join(
-            [f"{self.title}: {verdict}", f"simulated: {describe(self.cluster)}", f"{band}; {judged}", table, *reasons]
+            [
+                f"{self.title}: {verdict}",
+                f"simulated: {describe(self.cluster)}",
+                f"{band}; {judged}",
+                table,
+                *reasons,
+            ]
         )
 
     def draw(self, path: str | os.PathLike) -> list[Path]:
-        """Write the distributions, measured and predicted, and the durations with their laws: a PNG and a PDF."""
+        """Write the distributions, measured and predicted, and the durations with their laws: a PNG
+        and a PDF.
+        """
         return _draw(self, path)
 
 
@@ -148,12 +160,23 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     rows = spells[["from_row", "to_row"]]
     spells = spells.assign(**rows.where(rows <= len(earlier)))
     calibration = examine(Trace.of(earlier, recorded.source, spells=spells), **options)
-    title = f"the later half of {counted(len(recorded), 'commit')} by {counted(recorded.workers, 'worker')}"
-    target = _Target(f"{title}, from the earlier half", "in the later half", "in the earlier half", recorded, half)
+    title = (
+        f"the later half of {counted(len(recorded), 'commit')} by "
+        f"{counted(recorded.workers, 'worker')}"
+    )
+    target = _Target(
+        f"{title}, from the earlier half",
+        "in the later half",
+        "in the earlier half",
+        recorded,
+        half,
+    )
     return _prediction(calibration, target, seed, runs, options)
 
 
-def extrapolate(recorded: Trace, target: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
+def extrapolate(
+    recorded: Trace, target: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any
+) -> Prediction:
     """Predict a recording with another number of workers; laws of single workers repeat in turn.
 
     Parameters
@@ -170,7 +193,10 @@ def extrapolate(recorded: Trace, target: Trace, seed: int = 0, *, runs: int = RU
     for name in ("protocol", "window", "separate_reads"):
         expected, value = getattr(recorded.source, name), getattr(target.source, name)
         if expected != value:
-            raise InputError(f"target: {name} is {value!r}, and in the first recording {expected!r}; record both alike")
+            raise InputError(
+                f"target: {name} is {value!r}, and in the first recording {expected!r}; record "
+                "both alike"
+            )
     title = f"{counted(len(target), 'commit')} by {counted(target.workers, 'worker')}"
     title = f"{title}, from a recording of {recorded.workers}"
     period, origin = (f"with {trace.workers} workers" for trace in (target, recorded))
@@ -182,7 +208,9 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
     """Return a cluster with another number of workers; laws of single workers repeat in turn."""
     laws = cluster.compute_laws
     compute = tuple(laws[i % len(laws)] for i in range(workers))
-    return replace(cluster, workers=workers, compute=compute[0] if len(set(compute)) == 1 else compute)
+    return replace(
+        cluster, workers=workers, compute=compute[0] if len(set(compute)) == 1 else compute
+    )
 
 
 class _Target(NamedTuple):
@@ -195,7 +223,9 @@ class _Target(NamedTuple):
     first: int
 
 
-def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]) -> Prediction:
+def _prediction(
+    calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]
+) -> Prediction:
     """Simulate, compare, and explain differences."""
     trace, first = target.trace, target.first
     predicted = durations(trace, first)
@@ -205,16 +235,23 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
         generator = streams.generator(run)
         drawn = int(generator.integers(2**31))
         cluster = with_workers(calibration.resampled(generator), trace.workers)
-        simulated.append(_measure(simulate(cluster, len(trace.accepted), drawn, progress=False), first))
+        simulated.append(
+            _measure(simulate(cluster, len(trace.accepted), drawn, progress=False), first)
+        )
     measured = _measure(attended(trace), first)
 
     # Durations that are longer or shorter than in the calibrated recording.
     fitted, workers = calibration.durations, calibration.cluster.workers
-    medians = {worker: median for worker, median in dependence.medians(fitted).items() if median > 0}
+    medians = {
+        worker: median for worker, median in dependence.medians(fitted).items() if median > 0
+    }
     ids = np.unique(predicted.worker).tolist()
     scale = {worker: medians[worker % workers] for worker in ids if worker % workers in medians}
     compared = {
-        "compute times": (dependence.relative_to(predicted, scale), dependence.relative_to(fitted, medians)),
+        "compute times": (
+            dependence.relative_to(predicted, scale),
+            dependence.relative_to(fitted, medians),
+        ),
         "service times": (predicted.service, fitted.service),
         "ways down": (predicted.down, fitted.down),
     }
@@ -223,8 +260,16 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     for quantity, samples in compared.items():
         ratio = dependence.ratio(*samples)
         if ratio is not None:
-            text = f"{quantity} {target.period} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
-            if quantity == "compute times" and ratio.value > 1 and trace.workers > workers and ratio.matters:
+            text = (
+                f"{quantity} {target.period} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times "
+                "as long"
+            )
+            if (
+                quantity == "compute times"
+                and ratio.value > 1
+                and trace.workers > workers
+                and ratio.matters
+            ):
                 text += ": the workers contend for their processors"
             (reasons if ratio.matters else small).append(text)
     reasons += [f"{target.origin}: {note}" for note in calibration.notes]
@@ -244,15 +289,29 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     # The error of the simulator with the laws of the predicted recording.
     itself = examine(trace, **{**options, "warm_up": first})
     seeds = range(seed, seed + _OWN_RUNS)
-    refits = [_measure(simulate(itself.cluster, len(trace.accepted), drawn, progress=False), first) for drawn in seeds]
-    rate, true_rate = float(np.mean([run.values["throughput"] for run in refits])), measured.values["throughput"]
+    refits = [
+        _measure(simulate(itself.cluster, len(trace.accepted), drawn, progress=False), first)
+        for drawn in seeds
+    ]
+    rate, true_rate = (
+        float(np.mean([run.values["throughput"] for run in refits])),
+        measured.values["throughput"],
+    )
     off = _distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in refits])))
-    agrees = abs(rate / true_rate - 1) <= BAR and off <= prediction.table.set_index("quantity")["high"][STALENESS]
-    verdict = "only the times are others" if agrees else "the recording is no cluster of independent times"
+    agrees = (
+        abs(rate / true_rate - 1) <= BAR
+        and off <= prediction.table.set_index("quantity")["high"][STALENESS]
+    )
+    verdict = (
+        "only the times are others"
+        if agrees
+        else "the recording is no cluster of independent times"
+    )
     reasons += [f"{text}, which may be chance" for text in small]
     reasons += [f"{target.period}: {note}" for note in itself.notes]
     reasons.append(
-        f"with laws fitted to its own times the simulator makes {rate:.4g} commits/s, measured {true_rate:.4g}, and "
+        f"with laws fitted to its own times the simulator makes {rate:.4g} commits/s, measured "
+        f"{true_rate:.4g}, and "
         f"misses the staleness by a distance of {off:.2g}: {verdict}"
     )
     return replace(prediction, reasons=tuple(reasons))
@@ -265,25 +324,48 @@ def _table(measured: Measurements, runs: Sequence[Measurements]) -> list[dict[st
         # Sums of the same terms in another order can differ in the last digits.
         slack = 1e-9 * max(abs(low), abs(high))
         within = low - slack <= value <= high + slack
-        table.append(dict(quantity=quantity, measured=value, predicted=predicted, low=low, high=high, within=within))
+        table.append(
+            dict(
+                quantity=quantity,
+                measured=value,
+                predicted=predicted,
+                low=low,
+                high=high,
+                within=within,
+            )
+        )
 
     rate = float(np.mean([run.values["throughput"] for run in runs]))
     add(THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))
-    lost = {"cancelled_share": LOST} if any(run.values["cancelled_share"] for run in (measured, *runs)) else {}
+    lost = (
+        {"cancelled_share": LOST}
+        if any(run.values["cancelled_share"] for run in (measured, *runs))
+        else {}
+    )
     for name, title in (_MEANS | lost).items():
         values = [run.values[name] for run in runs]
         add(title, measured.values[name], float(np.mean(values)), min(values), max(values))
     for title, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):
         everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
         distances = [_distance(getattr(run, name), everything) for run in runs]
-        add(title, _distance(getattr(measured, name), everything), float(np.mean(distances)), 0.0, max(distances))
+        add(
+            title,
+            _distance(getattr(measured, name), everything),
+            float(np.mean(distances)),
+            0.0,
+            max(distances),
+        )
     return table
 
 
 def _distance(sample: np.ndarray, everything: np.ndarray) -> float:
-    """Return the largest difference between two samples' distribution functions; the second is sorted."""
+    """Return the largest difference between two samples' distribution functions; the second is
+    sorted.
+    """
     points = np.union1d(sample, everything)
-    shares = [np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (sample, everything)]
+    shares = [
+        np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (sample, everything)
+    ]
     return float(np.abs(shares[0] - shares[1]).max())
 
 
@@ -331,7 +413,13 @@ def _staleness(axes: Axes, prediction: Prediction) -> None:
     )
     label = f"predicted: mean {number_text(everything.mean())}, std {number_text(everything.std())}"
     low, high = shares.mean(axis=0) - shares.min(axis=0), shares.max(axis=0) - shares.mean(axis=0)
-    style: dict = {"color": look.BLACK, "linewidth": 0.8, "marker": "o", "markersize": 2.5, "linestyle": "none"}
+    style: dict = {
+        "color": look.BLACK,
+        "linewidth": 0.8,
+        "marker": "o",
+        "markersize": 2.5,
+        "linestyle": "none",
+    }
     axes.errorbar(middle, shares.mean(axis=0), yerr=(low, high), label=label, **style)
     axes.set_xlabel(f"staleness (versions){beyond(measured, edges[-1])}")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
@@ -356,8 +444,19 @@ def _waits(axes: Axes, prediction: Prediction) -> None:
         linewidth=0,
         label=f"least to most of {len(runs)} runs",
     )
-    axes.plot(points * scale, shares.mean(axis=0), color=look.BLACK, linestyle="--", linewidth=1, label="predicted")
-    axes.set(xlabel=f"waiting time ({unit})", ylabel="share of commits that wait less", xlim=(0, points[-1] * scale))
+    axes.plot(
+        points * scale,
+        shares.mean(axis=0),
+        color=look.BLACK,
+        linestyle="--",
+        linewidth=1,
+        label="predicted",
+    )
+    axes.set(
+        xlabel=f"waiting time ({unit})",
+        ylabel="share of commits that wait less",
+        xlim=(0, points[-1] * scale),
+    )
     axes.set_ylim(min(0.98, shares.min()) - 0.02, 1.005)
     axes.legend(loc="lower right")
 
@@ -373,9 +472,19 @@ def _durations(axes: Axes, label: str, fitted: np.ndarray, predicted: np.ndarray
     points = np.linspace(max(0.0, low - room), high + room, _CURVE_POINTS)
     scale, unit = _unit(float(high))
     axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label="fitted")
-    axes.plot(points * scale, _share(predicted, points), color=look.VERMILLION, linestyle="-.", label="to be predicted")
+    axes.plot(
+        points * scale,
+        _share(predicted, points),
+        color=look.VERMILLION,
+        linestyle="-.",
+        label="to be predicted",
+    )
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set(xlabel=f"{label} ({unit})", ylabel="share that is shorter", xlim=(points[0] * scale, points[-1] * scale))
+    axes.set(
+        xlabel=f"{label} ({unit})",
+        ylabel="share that is shorter",
+        xlim=(points[0] * scale, points[-1] * scale),
+    )
     return scale
 
 
@@ -394,4 +503,10 @@ def _share(values: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 def _unit(longest: float) -> tuple[float, str]:
     """Return a factor for seconds, and the unit of the product."""
-    return (1.0, "s") if longest >= 0.1 or longest <= 0 else (1e3, "ms") if longest >= 1e-4 else (1e6, "\u00b5s")
+    return (
+        (1.0, "s")
+        if longest >= 0.1 or longest <= 0
+        else (1e3, "ms")
+        if longest >= 1e-4
+        else (1e6, "\u00b5s")
+    )

@@ -33,7 +33,9 @@ def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
     """
     log = read_log(path)
     if missing := [name for name in _NEEDED if name not in log]:
-        raise InputError(f"path = {str(path)!r}: has no column {' and '.join(missing)}; log these as well")
+        raise InputError(
+            f"path = {str(path)!r}: has no column {' and '.join(missing)}; log these as well"
+        )
     trained = log[log["version"].notna()]
     durations = (log["end_time"] - log["start_time"]).dropna()
     updates = trained.groupby("version").agg(take=("take_time", "max"), train=("train_time", "max"))

@@ -44,7 +44,16 @@ _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
 #: Entries that a cluster without a server has as well; all others must have their default there.
 _WITHOUT_SERVER = (
-    *("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology"),
+    *(
+        "workers",
+        "compute",
+        "latency",
+        "bandwidth",
+        "message_bytes",
+        "window",
+        "policy",
+        "topology",
+    ),
     *("sites", "far_latency", "far_bandwidth", "failures"),
 )
 #: Entries that `to_dict` omits at their default: older versions did not have them.
@@ -73,8 +82,8 @@ class Cluster:
     service : Law
         Seconds the server is busy per visit.
     latency : Law, tuple of two Law, or PerWorker
-        Seconds one way; a pair gives the way up (to the server) and the way down, `asyncsim.per_worker` one law or pair
-        for each worker.
+        Seconds one way; a pair gives the way up (to the server) and the way down,
+        `asyncsim.per_worker` one law or pair for each worker.
     bandwidth : float, pair of float, PerWorker, or None
         Bytes per second for messages that carry parameters, for example ``"100 Mbit/s"``; a pair
         gives the way up and the way down, `asyncsim.per_worker` one bandwidth or pair for each
@@ -84,8 +93,8 @@ class Cluster:
         Size of such a message, for example ``"25 MB"``; a pair gives the way up and the way down.
         Required with ``bandwidth`` or ``far_bandwidth``.
     shared_bandwidth : bool
-        Each direction of the server's link carries one message at a time, first come first served, and
-        the latency comes after it. Otherwise every worker has the full bandwidth. With a
+        Each direction of the server's link carries one message at a time, first come first served,
+        and the latency comes after it. Otherwise every worker has the full bandwidth. With a
         ``far_bandwidth`` each other site has a separate link to the server.
     window : int or tuple of int
         Local steps per communication; a computation is the sum of that many compute times. A list
@@ -95,8 +104,8 @@ class Cluster:
 
         - ``"exchange"``: one atomic visit applies the message and reads back.
         - ``"read_then_write"``: the worker's own read comes before its own write.
-        - ``"write_then_read"``: two visits; the request to read queues as soon as the write has been
-          served (same connection, no latency in between), so other commits may slip in.
+        - ``"write_then_read"``: two visits; the request to read queues as soon as the write has
+          been served (same connection, no latency in between), so other commits may slip in.
     exclusive : bool
         With ``"read_then_write"``: True (GEM's algorithm 1 as printed), one atomic visit whose read
         is the version before the worker's own commit. False, two visits: a read visit, its reply
@@ -216,14 +225,20 @@ class Cluster:
         require_choice("discipline", self.discipline, DISCIPLINES)
         store("read_blocks", require_count("read_blocks", self.read_blocks))
         store("servers", require_count("servers", self.servers))
-        if self.read_blocks > 1 and (self.protocol, self.discipline) != ("write_then_read", "lock_free"):
+        if self.read_blocks > 1 and (self.protocol, self.discipline) != (
+            "write_then_read",
+            "lock_free",
+        ):
             raise InputError(
-                f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless protocol is "
-                "'write_then_read' and discipline 'lock_free'; give these two, or leave read_blocks out"
+                f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless "
+                "protocol is "
+                "'write_then_read' and discipline 'lock_free'; give these two, or leave "
+                "read_blocks out"
             )
         if not self.exclusive and self.protocol == "exchange":
             raise InputError(
-                "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
+                "exclusive = False: an exchange is always one atomic visit; leave exclusive out, "
+                "or choose "
                 "protocol 'read_then_write'"
             )
         if self.protocol == "write_then_read":
@@ -236,7 +251,8 @@ class Cluster:
         store("failures", as_failures(self.failures, self.workers, self.sites, slots))
         if self.read_blocks > 1 and any(failure.name == "outage" for failure in self.failures):
             raise InputError(
-                f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between what was lost and "
+                f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between "
+                "what was lost and "
                 "what was restored; leave one of them out"
             )
         if self.topology is not None:
@@ -264,7 +280,9 @@ class Cluster:
         if isinstance(self.window, int):
             return self.window
         step_times = [law.mean for law in self.compute_laws]
-        commits = sum(1 / (time * window) for time, window in zip(step_times, self.window, strict=True))
+        commits = sum(
+            1 / (time * window) for time, window in zip(step_times, self.window, strict=True)
+        )
         return sum(1 / time for time in step_times) / commits
 
     @functools.cached_property
@@ -284,7 +302,9 @@ class Cluster:
         size = 0.0 if self.message_bytes is None else self.message_bytes
         latency, far_latency = self.latency, self.far_latency
         assert isinstance(size, float) and isinstance(latency, Constant)  # see `_check_policy`
-        assert isinstance(far_latency, Constant | None) and isinstance(self.far_bandwidth, float | None)
+        assert isinstance(far_latency, Constant | None) and isinstance(
+            self.far_bandwidth, float | None
+        )
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
         assert isinstance(bandwidth, float)
         kind, nodes, sites = policy.collective, len(members), self.sites
@@ -315,7 +335,9 @@ class Cluster:
         if self.sites is None or len(self.sites) == 1 or self.policy.collective is not None:
             return self.near_ways
         now_and_then = self.far_every > 1 or self.topology is not None
-        return self._ways([now_and_then or worker >= self.sites[0] for worker in range(self.workers)])
+        return self._ways(
+            [now_and_then or worker >= self.sites[0] for worker in range(self.workers)]
+        )
 
     @functools.cached_property
     def near_ways(self) -> tuple[Way, Way]:
@@ -349,7 +371,9 @@ class Cluster:
     def _common_way(self, direction: int) -> Way:
         way = self.ways[direction]
         if not way.alike:
-            raise InputError("latency, bandwidth: workers differ in these; see Cluster.ways for each of them")
+            raise InputError(
+                "latency, bandwidth: workers differ in these; see Cluster.ways for each of them"
+            )
         return way
 
     @property
@@ -372,8 +396,15 @@ class Cluster:
                 if value is not None:
                     between = directed(value, direction, self.workers)
                     near[:] = [between[i] if crosses else near[i] for i, crosses in enumerate(far)]
-            size = self.message_bytes[direction] if isinstance(self.message_bytes, tuple) else self.message_bytes
-            transfer = (0.0 if size is None or speed is None else size / self.servers / speed for speed in speeds)
+            size = (
+                self.message_bytes[direction]
+                if isinstance(self.message_bytes, tuple)
+                else self.message_bytes
+            )
+            transfer = (
+                0.0 if size is None or speed is None else size / self.servers / speed
+                for speed in speeds
+            )
             ways.append(Way(tuple(laws), tuple(transfer)))
         return ways[0], ways[1]
 
@@ -384,8 +415,12 @@ class Cluster:
 
     def __repr__(self) -> str:
         """Show the arguments that differ from the defaults; laws and policies as texts."""
-        texts = {name: as_text(getattr(self, name)) for name in ("compute", "latency", "far_latency")}
-        changed = [entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default]
+        texts = {
+            name: as_text(getattr(self, name)) for name in ("compute", "latency", "far_latency")
+        }
+        changed = [
+            entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default
+        ]
         shown = (f"{name}={texts.get(name, getattr(self, name))}" for name in changed)
         return f"Cluster({', '.join(shown)})"
 
@@ -395,7 +430,9 @@ class Cluster:
         for name in ("compute", "latency", "far_latency", "topology"):
             values[name] = as_text(values[name])
         values["service"] = str(self.service)
-        values["bandwidth"] = str(self.bandwidth) if isinstance(self.bandwidth, PerWorker) else self.bandwidth
+        values["bandwidth"] = (
+            str(self.bandwidth) if isinstance(self.bandwidth, PerWorker) else self.bandwidth
+        )
         values["policy"] = self.policy.to_dict()
         for entry in fields(self):
             if entry.name in _LATER and getattr(self, entry.name) == entry.default:
@@ -419,20 +456,29 @@ class Cluster:
         if isinstance(policy, Mapping):
             for name in policy:
                 require_choice("policy entry", name, [field.name for field in fields(Policy)])
-        return cls(**{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy})
+        return cls(
+            **{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy}
+        )
 
 
 def _check_rollouts(cluster: Cluster) -> None:
     """Raise InputError unless the learners' server makes a version of each batch."""
     if cluster.servers > 1:
-        raise InputError(f"servers = {cluster.servers}: with rollouts one server publishes versions; leave servers out")
+        raise InputError(
+            f"servers = {cluster.servers}: with rollouts one server publishes versions; leave "
+            "servers out"
+        )
     if cluster.topology is not None:
         raise InputError(
-            f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; leave "
+            f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; "
+            "leave "
             "topology or rollouts out"
         )
     if cluster.policy.name != "asynchronous":
-        raise InputError(f"policy = {cluster.policy}: with rollouts every update makes a version; leave policy out")
+        raise InputError(
+            f"policy = {cluster.policy}: with rollouts every update makes a version; leave policy "
+            "out"
+        )
 
 
 def _setter(instance: Any) -> Any:
@@ -453,9 +499,14 @@ def _check_sites(cluster: Cluster, store: Any) -> None:
         if value is not None:
             store(name, read(name, value))
             if cluster.sites is None:
-                raise InputError(f"{name} = {value}: is between sites, and there is one; give sites, [16, 16] say")
+                raise InputError(
+                    f"{name} = {value}: is between sites, and there is one; give sites, [16, 16] "
+                    "say"
+                )
     if cluster.far_every > 1 and (cluster.sites is None or cluster.shared_bandwidth):
-        raise InputError(f"far_every = {cluster.far_every}: needs sites, [16, 16] say, and no shared_bandwidth")
+        raise InputError(
+            f"far_every = {cluster.far_every}: needs sites, [16, 16] say, and no shared_bandwidth"
+        )
 
 
 def _check_bandwidth(cluster: Cluster, store: Any) -> None:
@@ -465,12 +516,22 @@ def _check_bandwidth(cluster: Cluster, store: Any) -> None:
     if size is not None:
         store("message_bytes", as_message_bytes(size))
         if speeds == [None, None]:
-            raise InputError(f"message_bytes = {size!r}: says nothing without bandwidth; give both or neither")
-    for name, bandwidth in (("bandwidth", cluster.bandwidth), ("far_bandwidth", cluster.far_bandwidth)):
+            raise InputError(
+                f"message_bytes = {size!r}: says nothing without bandwidth; give both or neither"
+            )
+    for name, bandwidth in (
+        ("bandwidth", cluster.bandwidth),
+        ("far_bandwidth", cluster.far_bandwidth),
+    ):
         if bandwidth is not None and size is None:
-            raise InputError(f"{name} = {bandwidth!r}: says nothing without message_bytes; give both or neither")
+            raise InputError(
+                f"{name} = {bandwidth!r}: says nothing without message_bytes; give both or neither"
+            )
     if speeds == [None, None] and cluster.shared_bandwidth:
-        raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
+        raise InputError(
+            "shared_bandwidth = True: there is no bandwidth to share; give bandwidth and "
+            "message_bytes"
+        )
 
 
 def _question_bandwidth(cluster: Cluster) -> None:
@@ -481,7 +542,8 @@ def _question_bandwidth(cluster: Cluster) -> None:
     computing = math.fsum(law.mean * window for law, window in steps) / cluster.workers
     if slowest > _SLOW * computing:
         warnings.warn(
-            f"bandwidth: one message takes {slowest:.4g} s, a computation {computing:.4g} s; check the unit, bytes/s",
+            f"bandwidth: one message takes {slowest:.4g} s, a computation {computing:.4g} s; check "
+            "the unit, bytes/s",
             SlowLinkWarning,
             stacklevel=4,
         )
@@ -496,8 +558,10 @@ def _check_policy(cluster: Cluster) -> None:
         )
     if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
         raise InputError(
-            f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
-            "worker reads before the server has its message; choose the protocol 'exchange' or 'write_then_read'"
+            f"policy = {policy}: the server chooses when to answer a read, but with protocol "
+            "'read_then_write' a "
+            "worker reads before the server has its message; choose the protocol 'exchange' or "
+            "'write_then_read'"
         )
     if policy.collective is not None:
         _check_collective(cluster)
@@ -518,14 +582,24 @@ def _check_collective(cluster: Cluster) -> None:
     """Raise InputError for a server, and for ways up and down, with an all-reduce."""
     subject = f"policy = {cluster.policy}"
     for entry in fields(Cluster):
-        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every", "servers"):
+        if entry.name in (
+            "service",
+            "shared_bandwidth",
+            "protocol",
+            "discipline",
+            "far_every",
+            "servers",
+        ):
             value = getattr(cluster, entry.name)
             if value != entry.default:
                 why = "an all-reduce has no server"
-                raise InputError(f"{entry.name} = {_quoted(value)}: {subject}: {why}; leave {entry.name} out")
+                raise InputError(
+                    f"{entry.name} = {_quoted(value)}: {subject}: {why}; leave {entry.name} out"
+                )
     if isinstance(cluster.message_bytes, tuple):
         raise InputError(
-            f"message_bytes = {_quoted(cluster.message_bytes)}: {subject}: the sum is as large as each "
+            f"message_bytes = {_quoted(cluster.message_bytes)}: {subject}: the sum is as large as "
+            "each "
             "message; give one size (sums of compressed messages are not compressed)"
         )
     for name, kind in (
@@ -540,29 +614,39 @@ def _check_collective(cluster: Cluster) -> None:
                 f"{name} = {as_text(value)}: {subject}: the time of an all-reduce is known for one "
                 "constant latency and one bandwidth; give a number"
             )
-    require_number("collective_time", cluster.collective_time)  # raises an error where the nodes do not fit
+    require_number(
+        "collective_time", cluster.collective_time
+    )  # raises an error where the nodes do not fit
 
 
 def _check_shards(cluster: Cluster) -> None:
     """Raise InputError for policies and failures that are not simulated with several servers."""
     servers, policy = cluster.servers, cluster.policy
-    require_memory(f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES)
+    require_memory(
+        f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES
+    )
     if policy.name == "first_of":
         raise InputError(
-            f"policy = {policy}: with servers = {servers} all workers may wait for each other, as each server holds "
+            f"policy = {policy}: with servers = {servers} all workers may wait for each other, as "
+            "each server holds "
             "others; choose barrier() or buffered(count), or servers = 1"
         )
-    waits_for_all = policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
+    waits_for_all = (
+        policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
+    )
     if policy.stops_computations and not waits_for_all:
         raise InputError(
-            f"policy = {policy}: stops computations whose read is too stale, and with servers = {servers} a "
-            "computation has a read of each; choose barrier() or discard_stale(limit), or servers = 1"
+            f"policy = {policy}: stops computations whose read is too stale, and with servers = "
+            f"{servers} a "
+            "computation has a read of each; choose barrier() or discard_stale(limit), or servers "
+            "= 1"
         )
     for name in ("failures", "read_blocks"):
         value = getattr(cluster, name)
         if value != next(entry.default for entry in fields(Cluster) if entry.name == name):
             raise InputError(
-                f"{name} = {_quoted(value)}: not simulated with several servers; leave {name} out, or give servers = 1"
+                f"{name} = {_quoted(value)}: not simulated with several servers; leave {name} out, "
+                "or give servers = 1"
             )
 
 
@@ -575,11 +659,19 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
             raise InputError(f"{entry.name} = {_quoted(value)}: {why}; leave {entry.name} out")
     for name in ("latency", "bandwidth", "message_bytes", "far_latency", "far_bandwidth"):
         value = getattr(cluster, name)
-        if any(isinstance(entry, tuple) for entry in (value.values if isinstance(value, PerWorker) else (value,))):
-            raise InputError(f"{name} = {_quoted(value)}: {why}, and an edge has one way; give one and not a pair")
+        if any(
+            isinstance(entry, tuple)
+            for entry in (value.values if isinstance(value, PerWorker) else (value,))
+        ):
+            raise InputError(
+                f"{name} = {_quoted(value)}: {why}, and an edge has one way; give one and not a "
+                "pair"
+            )
     outages = [failure for failure in cluster.failures if failure.name == "outage"]
     if outages:
-        raise InputError(f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash")
+        raise InputError(
+            f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash"
+        )
     policy = cluster.policy
     if policy.name not in WITHOUT_SERVER:
         usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
@@ -587,14 +679,21 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
     # Both raise an error if the graph does not fit.
     topology.edges(cluster.workers)
     topology.slowness(cluster.workers)
-    if topology.slow and cluster.latency == _NO_TIME and cluster.bandwidth is None and cluster.sites is None:
+    if (
+        topology.slow
+        and cluster.latency == _NO_TIME
+        and cluster.bandwidth is None
+        and cluster.sites is None
+    ):
         raise InputError(
-            f"topology = {topology!r}: its links take no time, so that none can be slow; give latency, or bandwidth "
+            f"topology = {topology!r}: its links take no time, so that none can be slow; give "
+            "latency, or bandwidth "
             "and message_bytes"
         )
     if policy.name == "handshake" and not is_symmetric(topology, cluster.workers):
         raise InputError(
-            f"policy = {policy}: two workers average in pairs, and topology = {topology!r} is directed; choose an "
+            f"policy = {policy}: two workers average in pairs, and topology = {topology!r} is "
+            "directed; choose an "
             "undirected one, such as ring() or complete()"
         )
 
@@ -606,7 +705,9 @@ def _quoted(value: Any) -> str:
 
 
 class SlowLinkWarning(UserWarning):
-    """Warns that one message takes longer than a hundred computations: the bandwidth may be in another unit."""
+    """Warns that one message takes longer than a hundred computations: the bandwidth may be in
+    another unit.
+    """
 
 
 def as_workers(value: Any) -> int:

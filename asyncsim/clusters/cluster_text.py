@@ -48,7 +48,8 @@ def parts(cluster: Cluster) -> list[str]:
 
 def _rollouts(rollouts: Rollouts) -> list[str]:
     return [
-        f"{rollouts.slots} slots" + (f", {rollouts.far_slots} of them far" if rollouts.far_slots else ""),
+        f"{rollouts.slots} slots"
+        + (f", {rollouts.far_slots} of them far" if rollouts.far_slots else ""),
         f"samples {brief(rollouts.length)}",
         f"groups of {rollouts.group}",
         f"batches of {rollouts.batch}",
@@ -77,21 +78,35 @@ def _network(cluster: Cluster) -> list[str]:
     texts = _latency(cluster.latency, "latency")
     if cluster.message_bytes is not None:
         size = cluster.message_bytes
-        sizes = f"{size[0]:.4g} bytes up and {size[1]:.4g} down" if isinstance(size, tuple) else f"{size:.4g} bytes"
+        sizes = (
+            f"{size[0]:.4g} bytes up and {size[1]:.4g} down"
+            if isinstance(size, tuple)
+            else f"{size:.4g} bytes"
+        )
         share = "shared" if cluster.shared_bandwidth else "each"
-        texts.append(f"{sizes} at {_bandwidth(cluster.bandwidth)} {share}" if cluster.bandwidth is not None else sizes)
+        texts.append(
+            f"{sizes} at {_bandwidth(cluster.bandwidth)} {share}"
+            if cluster.bandwidth is not None
+            else sizes
+        )
     if cluster.sites is not None:
         far = _latency(cluster.far_latency, "latency") if cluster.far_latency is not None else []
         far += [_bandwidth(cluster.far_bandwidth)] if cluster.far_bandwidth is not None else []
         sites = " + ".join(map(str, cluster.sites))
         texts.append(f"sites of {sites}{', between them ' + ' and '.join(far) if far else ''}")
-        texts += [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
+        texts += (
+            [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
+        )
     return texts
 
 
 def _latency(latency: Any, name: str) -> list[str]:
     if isinstance(latency, PerWorker):
-        means = [law.mean for value in latency.values for law in (value if isinstance(value, tuple) else (value,))]
+        means = [
+            law.mean
+            for value in latency.values
+            for law in (value if isinstance(value, tuple) else (value,))
+        ]
         return [f"{name} by worker, means {min(means):.3g} to {max(means):.3g} s"]
     if isinstance(latency, tuple):
         return [f"{name} {brief(latency[0])} up and {brief(latency[1])} down"]
@@ -100,7 +115,11 @@ def _latency(latency: Any, name: str) -> list[str]:
 
 def _bandwidth(bandwidth: Any) -> str:
     if isinstance(bandwidth, PerWorker):
-        speeds = [speed for value in bandwidth.values for speed in (value if isinstance(value, tuple) else (value,))]
+        speeds = [
+            speed
+            for value in bandwidth.values
+            for speed in (value if isinstance(value, tuple) else (value,))
+        ]
         return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by worker,"
     if isinstance(bandwidth, tuple):
         return f"{bandwidth[0]:.4g} bytes/s up and {bandwidth[1]:.4g} down"
@@ -133,4 +152,8 @@ def brief(law: Law) -> str:
     if isinstance(law, Constant):
         return f"{law.value:g} s"
     text = str(law)
-    return text if len(text) <= _LONGEST_LAW else f"{text.partition('(')[0]}(...) of mean {law.mean:.3g} s"
+    return (
+        text
+        if len(text) <= _LONGEST_LAW
+        else f"{text.partition('(')[0]}(...) of mean {law.mean:.3g} s"
+    )

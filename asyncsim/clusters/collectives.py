@@ -13,13 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_choice, require_count, require_list, require_nonnegative
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_list,
+    require_nonnegative,
+)
 
 #: The all-reduces by their names.
 COLLECTIVES = ("ring", "tree", "halving_doubling", "shared_link", "two_level")
 #: All-reduces with a formula for several sites.
 BETWEEN_SITES = ("ring", "two_level")
-#: Limit of the first bucket of PyTorch's DistributedDataParallel, bytes; the others have one of 25 MiB by default.
+#: Limit of the first bucket of PyTorch's DistributedDataParallel, bytes; the others have one of 25
+#: MiB by default.
 FIRST_BUCKET = 1024 * 1024
 #: Share of the forward pass in the time of a gradient: each of the two backward passes costs as
 #: much.
@@ -43,10 +50,13 @@ def collective_time(
 
     - ``"ring"``: ``2 (P - 1) (M / (P B) + L)``.
     - ``"tree"``, not pipelined: ``2 ceil(log2 P) (M / B + L)``.
-    - ``"halving_doubling"``, recursive: ``2 (P - 1) / P M / B + 2 log2(P) L``; ``P`` must be a power of two.
-    - ``"shared_link"``, a server whose link carries one message at a time: ``P M / B`` up, as much down, and ``2 L``.
-    - ``"two_level"``: a ring inside each site, a ring of one leader from each, and a broadcast inside each site,
-      ``ceil(log2 p) (M / B + L)`` in one of ``p`` nodes. The largest site sets the time of the first and the last.
+    - ``"halving_doubling"``, recursive: ``2 (P - 1) / P M / B + 2 log2(P) L``; ``P`` must be a
+      power of two.
+    - ``"shared_link"``, a server whose link carries one message at a time: ``P M / B`` up, as much
+      down, and ``2 L``.
+    - ``"two_level"``: a ring inside each site, a ring of one leader from each, and a broadcast
+      inside each site, ``ceil(log2 p) (M / B + L)`` in one of ``p`` nodes. The largest site sets
+      the time of the first and the last.
 
     Parameters
     ----------
@@ -61,14 +71,16 @@ def collective_time(
     latency : float
         Seconds of each message.
     sites : sequence of int, optional
-        Nodes of each site, at least 1; ``"two_level"`` requires it. A ``"ring"`` then leaves each site once, and a
-        node sends its next message after it has sent and received the previous one.
+        Nodes of each site, at least 1; ``"two_level"`` requires it. A ``"ring"`` then leaves each
+        site once, and a node sends its next message after it has sent and received the previous
+        one.
     far_bandwidth, far_latency : float, optional
         Between two sites; by default as inside.
 
     References
     ----------
-    Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH".
+    Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in
+    MPICH".
     """
     require_choice("collective", kind, COLLECTIVES)
     size = require_nonnegative("message_bytes", message_bytes, "bytes")
@@ -81,12 +93,16 @@ def collective_time(
     counts = _sites(kind, sites, nodes)
     far = (
         near[0] if far_bandwidth is None else size / _rate("far_bandwidth", far_bandwidth),
-        near[1] if far_latency is None else require_nonnegative("far_latency", far_latency, "seconds"),
+        near[1]
+        if far_latency is None
+        else require_nonnegative("far_latency", far_latency, "seconds"),
     )
     if len(counts) == 1:
         return _at_one_site("ring" if kind == "two_level" else kind, nodes, *near)
     if kind == "two_level":
-        inside = max(_at_one_site("ring", count, *near) + _doublings(count) * sum(near) for count in counts)
+        inside = max(
+            _at_one_site("ring", count, *near) + _doublings(count) * sum(near) for count in counts
+        )
         return inside + _at_one_site("ring", len(counts), *far)
     last = np.cumsum(counts) - 1  # the nodes whose successors are at other sites
     sends, travels = np.full(nodes, near[0] / nodes), np.full(nodes, near[1])
@@ -119,18 +135,26 @@ class Traffic(NamedTuple):
     far: float  #: sent between sites
 
 
-def collective_bytes(kind: str, message_bytes: float, nodes: int, sites: Sequence[int] | None = None) -> Traffic:
+def collective_bytes(
+    kind: str, message_bytes: float, nodes: int, sites: Sequence[int] | None = None
+) -> Traffic:
     """Return the bytes that an all-reduce sends; arguments as in `collective_time`.
 
     Ring and halving-doubling send ``2 (P - 1) / P M`` from each node, which is the least possible.
     """
     require_choice("collective", kind, COLLECTIVES)
-    size, nodes = require_nonnegative("message_bytes", message_bytes, "bytes"), require_count("nodes", nodes)
+    size, nodes = (
+        require_nonnegative("message_bytes", message_bytes, "bytes"),
+        require_count("nodes", nodes),
+    )
     counts = [nodes] if sites is None else _sites(kind, sites, nodes)
     places = len(counts)
     from_node = 2 * (nodes - 1) / nodes * size
     if kind == "two_level":
-        busiest = max(2 * (count - 1) / count + _doublings(count) for count in counts) + 2 * (places - 1) / places
+        busiest = (
+            max(2 * (count - 1) / count + _doublings(count) for count in counts)
+            + 2 * (places - 1) / places
+        )
         total = 3 * (nodes - places) + 2 * (places - 1)
         return Traffic(total * size, busiest * size, 2 * (places - 1) * size)
     if kind == "shared_link":
@@ -150,7 +174,8 @@ def _doublings(nodes: int) -> int:
 def _require_power_of_two(nodes: int) -> None:
     if nodes & (nodes - 1):
         raise InputError(
-            f"nodes = {nodes}: halving_doubling needs a power of two; give {2 ** (nodes.bit_length() - 1)} or "
+            f"nodes = {nodes}: halving_doubling needs a power of two; give "
+            f"{2 ** (nodes.bit_length() - 1)} or "
             f"{2 ** nodes.bit_length()}, or choose 'ring'"
         )
 
@@ -162,9 +187,14 @@ def _rate(argument: str, value: float) -> float:
 
 
 def _sites(kind: str, sites: Sequence[int], nodes: int) -> list[int]:
-    counts = [require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", sites))]
+    counts = [
+        require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", sites))
+    ]
     if sum(counts) != nodes:
-        raise InputError(f"sites = {counts}: have {sum(counts)} nodes together, and there are {nodes}; give as many")
+        raise InputError(
+            f"sites = {counts}: have {sum(counts)} nodes together, and there are {nodes}; give as "
+            "many"
+        )
     if len(counts) > 1 and kind not in BETWEEN_SITES:
         raise InputError(
             f"collective = {kind!r}: its time between {len(counts)} sites is not known; choose "
@@ -178,7 +208,8 @@ class Layer(NamedTuple):
 
     name: str
     parameters: float  #: all trained values, weights and others
-    operations: float  #: floating-point operations of the forward pass of one example; a product and its sum are two
+    #: floating-point operations of the forward pass of one example; a product and its sum are two
+    operations: float
     activations: float = 0.0  #: input values of one example
 
     @property
@@ -187,7 +218,9 @@ class Layer(NamedTuple):
         return self.operations <= 2 * self.parameters
 
 
-def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[float]) -> np.ndarray:
+def bubbles(
+    layers: Sequence[Layer], computing: float, communicating: Sequence[float]
+) -> np.ndarray:
     """Return the time (s) that computing waits for each layer's communication, shape ``[layers]``.
 
     Layer ``k``'s gradient is sent during the backward passes of the layers below it and their
@@ -196,7 +229,8 @@ def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[f
     layer's message precedes those of higher layers, which are needed later. Before the forward pass
     of layer ``k`` computing waits for::
 
-        max(0, communication of the layers 1 to j - computation below j), the largest of j = 1, ..., k
+        max(0, communication of the layers 1 to j - computation below j), the largest of j = 1, ...,
+        k
 
     No other order of the messages has a shorter total wait.
 
@@ -205,7 +239,8 @@ def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[f
     layers : sequence of Layer
         In the order of the forward pass.
     computing : float
-        Seconds of forward and backward pass of a node's minibatch, divided among the layers by their operations.
+        Seconds of forward and backward pass of a node's minibatch, divided among the layers by
+        their operations.
     communicating : sequence of float
         Seconds of each layer's communication.
 
@@ -249,10 +284,12 @@ def exposed_time(
 
     References
     ----------
-    Li et al. 2020, "PyTorch distributed: experiences on accelerating data parallel training", arXiv 2006.15704.
+    Li et al. 2020, "PyTorch distributed: experiences on accelerating data parallel training", arXiv
+    2006.15704.
     """
     parameters, operations = (
-        math.fsum(getattr(layer, field) for layer in layers) for field in ("parameters", "operations")
+        math.fsum(getattr(layer, field) for layer in layers)
+        for field in ("parameters", "operations")
     )
     sizes = [message_bytes * layer.parameters / parameters for layer in layers]
     if bucket_bytes is None:
@@ -299,8 +336,9 @@ def hybrid_bytes(
 def hybrid_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> float:
     """Return the number of groups that minimises the two terms of `hybrid_bytes`, a real number.
 
-    ``sqrt(2 activations minibatch nodes / ((2 - overlap) parameters))``; for a fully connected layer without overlap
-    this is ``sqrt(nodes minibatch / outputs)``, Das et al. 2016, arXiv 1602.06709.
+    ``sqrt(2 activations minibatch nodes / ((2 - overlap) parameters))``; for a fully connected
+    layer without overlap this is ``sqrt(nodes minibatch / outputs)``, Das et al. 2016, arXiv
+    1602.06709.
     """
     return math.sqrt(2 * layer.activations * minibatch * nodes / ((2 - overlap) * layer.parameters))
 
@@ -315,7 +353,8 @@ def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) 
 def _convolution(
     name: str, inputs: int, outputs: int, kernel: int, size: int, stride: int = 1, extra: int = 0
 ) -> Layer:
-    """Return a convolution of square images with ``size`` pixels a side, padded to ``size / stride``.
+    """Return a convolution of square images with ``size`` pixels a side, padded to
+    ``size / stride``.
 
     ``extra``: parameters besides the weights: biases, or scales and shifts of a batch
     normalization.
@@ -329,27 +368,38 @@ def _dense(name: str, inputs: int, outputs: int) -> Layer:
 
 
 def _vgg_a() -> tuple[Layer, ...]:
-    """Return VGG-A for 224 x 224 pixels: Simonyan and Zisserman 2014, arXiv 1409.1556, table 1, configuration A."""
+    """Return VGG-A for 224 x 224 pixels: Simonyan and Zisserman 2014, arXiv 1409.1556, table 1,
+    configuration A.
+    """
     layers: list[Layer] = []
     inputs, size = 3, 224
     for block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
         for outputs in block:
-            layers.append(_convolution(f"conv{len(layers) + 1}", inputs, outputs, 3, size, extra=outputs))
+            layers.append(
+                _convolution(f"conv{len(layers) + 1}", inputs, outputs, 3, size, extra=outputs)
+            )
             inputs = outputs
         size //= 2  # max pooling
     sizes = (inputs * size * size, 4096, 4096, 1000)
-    return (*layers, *(_dense(f"fc{i + 1}", *pair) for i, pair in enumerate(itertools.pairwise(sizes))))
+    return (
+        *layers,
+        *(_dense(f"fc{i + 1}", *pair) for i, pair in enumerate(itertools.pairwise(sizes))),
+    )
 
 
 def _resnet50() -> tuple[Layer, ...]:
-    """Return ResNet-50, strides in the first convolution of a block: He et al. 2015, arXiv 1512.03385, table 1."""
+    """Return ResNet-50, strides in the first convolution of a block: He et al. 2015, arXiv
+    1512.03385, table 1.
+    """
     layers, inputs, size = [_convolution("conv1", 3, 64, 7, 224, stride=2, extra=128)], 64, 56
     for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=2):
         for block in range(1, blocks + 1):
             stride = 2 if block == 1 and stage > 2 else 1
             name, outputs = f"conv{stage}_{block}", 4 * width
             if block == 1:
-                layers.append(_convolution(f"{name}.skip", inputs, outputs, 1, size, stride, 2 * outputs))
+                layers.append(
+                    _convolution(f"{name}.skip", inputs, outputs, 1, size, stride, 2 * outputs)
+                )
             layers.append(_convolution(f"{name}.1", inputs, width, 1, size, stride, 2 * width))
             size //= stride
             layers.append(_convolution(f"{name}.2", width, width, 3, size, extra=2 * width))

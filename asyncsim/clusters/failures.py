@@ -91,9 +91,13 @@ class Failure:
             require_choice(f"{subject}: on", self.on, ("slots", "learners"))
         if self.workers is not None:
             listed = [self.workers] if isinstance(self.workers, int) else list(self.workers)
-            workers = tuple(require_count(f"{subject}: workers", worker, minimum=0) for worker in listed)
+            workers = tuple(
+                require_count(f"{subject}: workers", worker, minimum=0) for worker in listed
+            )
             if not workers or len(set(workers)) < len(workers):
-                raise InputError(f"{subject}: workers = {listed}: must be different workers, at least one")
+                raise InputError(
+                    f"{subject}: workers = {listed}: must be different workers, at least one"
+                )
             object.__setattr__(self, "workers", workers)
         if self.site is not None:
             require_count(f"{subject}: site", self.site, minimum=0)
@@ -121,12 +125,18 @@ class Failure:
         if self.site is not None:
             if sites is None or self.site >= len(sites):
                 choice = "has no sites" if sites is None else f"has the sites 0 to {len(sites) - 1}"
-                raise InputError(f"failure {self.name}: site = {self.site}: the cluster {choice}; give workers instead")
+                raise InputError(
+                    f"failure {self.name}: site = {self.site}: the cluster {choice}; give workers "
+                    "instead"
+                )
             first = sum(sites[: self.site])
             return [list(range(first, first + sites[self.site]))]
         hit = list(range(workers)) if self.workers is None else list(self.workers)
         if max(hit) >= workers:
-            raise InputError(f"failure {self.name}: workers = {max(hit)}: they are numbered from 0 to {workers - 1}")
+            raise InputError(
+                f"failure {self.name}: workers = {max(hit)}: they are numbered from 0 to "
+                f"{workers - 1}"
+            )
         return [hit] if self.together else [[worker] for worker in hit]
 
 
@@ -202,7 +212,9 @@ def slow(
     return Failure("slow", **locals())
 
 
-def outage(every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoint_time: float | str = 0.0) -> Failure:
+def outage(
+    every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoint_time: float | str = 0.0
+) -> Failure:
     """Return outages of the server: it stops serving, then resumes from its last checkpoint.
 
     Commits since the checkpoint and buffered messages are lost. The central variable, the server's
@@ -232,7 +244,8 @@ def loss(
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
 ) -> Failure:
-    """Return losses of workers' messages on their way to the server, or without one to other workers.
+    """Return losses of workers' messages on their way to the server, or without one to other
+    workers.
 
     A lost message takes no place on a link. After ``timeout`` seconds its worker sends it again, as
     a transport would, and it may be lost again; or with ``resend=False`` the worker gives it up,
@@ -244,7 +257,9 @@ def loss(
     return Failure("loss", **locals())
 
 
-def leave(at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
+def leave(
+    at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None
+) -> Failure:
     """Return a departure, announced, for good or until a later `join`: workers leave at a time (s).
 
     From then on no worker waits for them. Computations are cancelled; messages that were sent are
@@ -253,7 +268,9 @@ def leave(at: float | str, workers: int | Sequence[int] | None = None, site: int
     return Failure("leave", **locals())
 
 
-def join(at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
+def join(
+    at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None
+) -> Failure:
     """Return an arrival: workers are present from a time (s) on.
 
     They are absent before, unless they left earlier. They start with the newest version, and are
@@ -280,13 +297,17 @@ def as_failures(
     """
     entries = [value] if isinstance(value, str | Failure) else value
     if not isinstance(entries, list | tuple):
-        raise InputError(f"failures = {value!r}: must be a list, such as [failures.crash(3600, 120)]")
+        raise InputError(
+            f"failures = {value!r}: must be a list, such as [failures.crash(3600, 120)]"
+        )
     failures = []
     for entry in split(entries):
         if not isinstance(entry, str | Failure):
             hint = f"; call it, {form_of(entry)}" if entry in FAILURES.values() else ""
             raise InputError(f"failures: {entry!r} is not a failure{hint}")
-        failures.append(called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry)
+        failures.append(
+            called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry
+        )
     if sum(failure.name == "outage" for failure in failures) > 1:
         raise InputError("failures: two outages of one server; give one, with a mixture of laws")
     if not failures:  # with any number of workers, which was not checked against the memory yet
@@ -303,19 +324,31 @@ def as_failures(
 def _check_side(failure: Failure, slots: int | None) -> None:
     """Raise InputError unless a failure says whom it hits on a cluster with rollouts."""
     if slots is None and failure.on is not None:
-        raise InputError(f"failure {failure.name}: on = {failure.on!r}: the cluster has no rollouts; leave on out")
+        raise InputError(
+            f"failure {failure.name}: on = {failure.on!r}: the cluster has no rollouts; leave on "
+            "out"
+        )
     if slots is not None and failure.on is None:
         if "on" not in _PARAMETERS[failure.name]:
-            raise InputError(f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or slow")
-        raise InputError(f"failures = {failure}: hits slots or learners? give on='slots' or on='learners'")
+            raise InputError(
+                f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or "
+                "slow"
+            )
+        raise InputError(
+            f"failures = {failure}: hits slots or learners? give on='slots' or on='learners'"
+        )
     if failure.on == "slots" and failure.site is not None:
-        raise InputError(f"failure {failure.name}: site = {failure.site}: slots have no sites; give workers")
+        raise InputError(
+            f"failure {failure.name}: site = {failure.site}: slots have no sites; give workers"
+        )
 
 
 def presences(
     failures: Sequence[Failure], workers: int, sites: Sequence[int] | None = None
 ) -> list[list[tuple[float, bool]]]:
-    """Return each worker's departures (False) and arrivals (True); absent before a first arrival."""
+    """Return each worker's departures (False) and arrivals (True); absent before a first
+    arrival.
+    """
     changes: list[list[tuple[float, bool]]] = [[] for _ in range(workers)]
     for failure in failures:
         if failure.at is not None:
@@ -324,7 +357,9 @@ def presences(
     for index, worker_changes in enumerate(changes):
         worker_changes.sort(key=lambda change: change[0])
         if any(a[1] == b[1] or a[0] == b[0] for a, b in itertools.pairwise(worker_changes)):
-            raise InputError(f"failures: worker {index} leaves twice or joins twice in a row; alternate them")
+            raise InputError(
+                f"failures: worker {index} leaves twice or joins twice in a row; alternate them"
+            )
     return changes
 
 

@@ -1,7 +1,7 @@
 """Laws of random durations: the base class, nine laws of thirty lines each, and their parser.
 
-A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in Python. Means and
-standard deviations are exact, so that samples can be checked against them.
+A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in
+Python. Means and standard deviations are exact, so that samples can be checked against them.
 """
 
 import functools
@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from asyncsim.base.calls import Call, as_float, bind, form_of, name_of, not_a, read, write
-from asyncsim.base.errors import InputError, choices_like, require_nonnegative, require_positive, shown
+from asyncsim.base.errors import (
+    InputError,
+    choices_like,
+    require_nonnegative,
+    require_positive,
+    shown,
+)
 from asyncsim.base.units import SECONDS, quantity
 
 
@@ -29,10 +35,12 @@ class Law(ABC):
     mean : float
         Exact mean, seconds; always finite.
     std : float
-        Exact standard deviation, seconds; ``inf`` where the law has none (Pareto with shape 2 or less).
+        Exact standard deviation, seconds; ``inf`` where the law has none (Pareto with shape 2 or
+        less).
     """
 
-    # Not at run time: a dataclass would take an inherited property for the default of a field `mean`.
+    # Not at run time: a dataclass would take an inherited property for the default of a field
+    # `mean`.
     if TYPE_CHECKING:
 
         @property
@@ -88,7 +96,8 @@ class Law(ABC):
         value = getattr(self, parameter)
         if not limits[0] <= value <= limits[1]:
             raise InputError(
-                f"{name_of(type(self))}: {parameter} = {write(value)}: must be between {limits[0]:g} and "
+                f"{name_of(type(self))}: {parameter} = {write(value)}: must be between "
+                f"{limits[0]:g} and "
                 f"{limits[1]:g}; for no spread write constant(...)"
             )
 
@@ -104,8 +113,14 @@ class Law(ABC):
 
     def _sequence(self, parameter: str, value: Any) -> list:
         kind = type(self)
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
-            raise InputError(f"{name_of(kind)}: {parameter} = {value!r}: must be a list; write {form_of(kind)}")
+        if (
+            isinstance(value, str | bytes)
+            or not isinstance(value, Iterable)
+            or getattr(value, "ndim", 1) == 0
+        ):
+            raise InputError(
+                f"{name_of(kind)}: {parameter} = {value!r}: must be a list; write {form_of(kind)}"
+            )
         entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
         if not entries:
             raise InputError(f"{name_of(kind)}: {parameter} = []: must hold at least one entry")
@@ -176,7 +191,9 @@ class Gamma(Law):
 
     @property
     def shape(self) -> float:
-        """The shape parameter, ``1 / cv**2``: a sum of ``m`` such durations has ``m`` times this."""
+        """The shape parameter, ``1 / cv**2``: a sum of ``m`` such durations has ``m`` times
+        this.
+        """
         return self.cv**-2
 
     def _std(self) -> float:
@@ -254,7 +271,9 @@ class Uniform(Law):
 
 @dataclass(frozen=True)
 class Weibull(Law):
-    """Weibull durations: ``weibull(mean=1, shape=2)``; below shape 1 the tail is heavier than exponential."""
+    """Weibull durations: ``weibull(mean=1, shape=2)``; below shape 1 the tail is heavier than
+    exponential.
+    """
 
     mean: float
     shape: float
@@ -281,7 +300,8 @@ class Weibull(Law):
 
 @dataclass(frozen=True)
 class Pareto(Law):
-    """Classical Pareto durations, never below ``mean * (shape - 1) / shape``: ``pareto(mean=1, shape=2.5)``.
+    """Classical Pareto durations, never below ``mean * (shape - 1) / shape``:
+    ``pareto(mean=1, shape=2.5)``.
 
     The mean needs a shape above 1; up to shape 2 the variance is infinite and ``std`` is ``inf``.
     """
@@ -293,7 +313,10 @@ class Pareto(Law):
         self._check("mean", require_positive, "seconds")
         self._check("shape", require_positive)
         if self.shape <= 1:
-            raise InputError(f"pareto: shape = {write(self.shape)}: the mean is infinite; the shape must be above 1")
+            raise InputError(
+                f"pareto: shape = {write(self.shape)}: the mean is infinite; the shape must be "
+                "above 1"
+            )
 
     @property
     def minimum(self) -> float:
@@ -322,23 +345,34 @@ _SHOWN_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Empirical(Law):
-    """One of the given durations, each as likely as the others: ``empirical(samples=[0.9, 1, 1.4])``."""
+    """One of the given durations, each as likely as the others:
+    ``empirical(samples=[0.9, 1, 1.4])``.
+    """
 
     samples: Sequence[float]
 
     def __post_init__(self) -> None:
         samples = self._sequence("samples", self.samples)
-        checked = (self._number(f"samples[{i}]", x, require_nonnegative, "seconds") for i, x in enumerate(samples))
+        checked = (
+            self._number(f"samples[{i}]", x, require_nonnegative, "seconds")
+            for i, x in enumerate(samples)
+        )
         object.__setattr__(self, "samples", tuple(checked))
         if not math.isfinite(sum(self.samples)):
-            raise InputError(f"empirical: samples up to {max(self.samples):g}: too large; their sum must be finite")
+            raise InputError(
+                f"empirical: samples up to {max(self.samples):g}: too large; their sum must be "
+                "finite"
+            )
 
     def __repr__(self) -> str:
         """Show the samples; if they are many, their number, range and mean."""
         if len(self.samples) <= _SHOWN_SAMPLES:
             return f"Empirical(samples={self.samples})"
         lowest, highest = min(self.samples), max(self.samples)
-        return f"<Empirical: {len(self.samples):,} samples from {lowest:g} to {highest:g} s, mean {self.mean:g} s>"
+        return (
+            f"<Empirical: {len(self.samples):,} samples from {lowest:g} to {highest:g} s, mean "
+            f"{self.mean:g} s>"
+        )
 
     @functools.cached_property
     def _sorted(self) -> np.ndarray:
@@ -363,7 +397,8 @@ class Empirical(Law):
 
 @dataclass(frozen=True)
 class Mixture(Law):
-    """Each duration from one of several laws: ``mixture(laws=[gamma(1, 0.2), 9], weights=[0.9, 0.1])``.
+    """Each duration from one of several laws:
+    ``mixture(laws=[gamma(1, 0.2), 9], weights=[0.9, 0.1])``.
 
     For example with stragglers. The weights are relative: only their ratios count.
     """
@@ -376,10 +411,15 @@ class Mixture(Law):
         weights = self._sequence("weights", self.weights)
         if len(laws) != len(weights):
             raise InputError(
-                f"mixture: weights = {write(weights)}: {len(weights)} for {len(laws)} laws; give one per law"
+                f"mixture: weights = {write(weights)}: {len(weights)} for {len(laws)} laws; give "
+                "one per law"
             )
-        object.__setattr__(self, "laws", tuple(as_law(f"mixture: laws[{i}]", x) for i, x in enumerate(laws)))
-        checked = (self._number(f"weights[{i}]", x, require_positive) for i, x in enumerate(weights))
+        object.__setattr__(
+            self, "laws", tuple(as_law(f"mixture: laws[{i}]", x) for i, x in enumerate(laws))
+        )
+        checked = (
+            self._number(f"weights[{i}]", x, require_positive) for i, x in enumerate(weights)
+        )
         object.__setattr__(self, "weights", tuple(checked))
 
     @functools.cached_property
@@ -431,8 +471,8 @@ def parse(text: str) -> Law | list[Law]:
     text : str
         ``"gamma(mean=1, cv=0.2)"``; a number of seconds for a constant, ``"0.005"``; or one law per
         worker, ``"[gamma(mean=1, cv=0.2)] * 90 + [constant(3)] * 10"``. Parameters may be given in
-        order, without their names. Times may have a unit, ``"gamma(mean=40 ms, cv=0.2)"``: ns, us, ms, s, min or h.
-        Nothing is evaluated but these forms.
+        order, without their names. Times may have a unit, ``"gamma(mean=40 ms, cv=0.2)"``: ns, us,
+        ms, s, min or h. Nothing is evaluated but these forms.
 
     Returns
     -------
@@ -460,7 +500,9 @@ def built(value: Any) -> Any:
     kind = LAWS[value.name.lower()]
     if not value.brackets:
         raise InputError(f"{value.name}: needs its parameters; write {form_of(kind)}")
-    return kind(**{name: built(argument) for name, argument in bind(value, kind, name_of(kind)).items()})
+    return kind(
+        **{name: built(argument) for name, argument in bind(value, kind, name_of(kind)).items()}
+    )
 
 
 def as_law(argument: str, value: Any) -> Law:
@@ -475,7 +517,8 @@ def as_law(argument: str, value: Any) -> Law:
         return value
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         raise InputError(
-            f"{argument} = {value!r}: must be one law, such as gamma(mean=1, cv=0.2), or a number of seconds"
+            f"{argument} = {value!r}: must be one law, such as gamma(mean=1, cv=0.2), or a number "
+            "of seconds"
         )
     try:
         # A real number of any type: Constant checks it and makes it a float.
@@ -483,7 +526,9 @@ def as_law(argument: str, value: Any) -> Law:
     except InputError as error:
         raise InputError(f"{argument}: {error}") from None
     if not isinstance(law, Law):
-        raise InputError(f"{argument} = {shown(str(value))}: must be one law, not a list of {len(law)}")
+        raise InputError(
+            f"{argument} = {shown(str(value))}: must be one law, not a list of {len(law)}"
+        )
     return law
 
 

@@ -65,30 +65,47 @@ class Way(NamedTuple):
 def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
     """Check a latency: a law, a pair of laws (up, down), or one of these for each worker."""
     value = _from_text(argument, value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
-    law = functools.partial(_pair, check=lambda name, law: with_mean(name, as_law(name, law)), of="laws", noun="law")
+    law = functools.partial(
+        _pair, check=lambda name, law: with_mean(name, as_law(name, law)), of="laws", noun="law"
+    )
     return _for_workers(argument, value, workers, law)
 
 
 def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
     """Check a bandwidth (bytes/s): a number, a pair (up, down), or one of these for each worker."""
-    value = _from_text(argument, value, "a bandwidth", _RATE_EXAMPLE, functools.partial(_list, example=_RATE_EXAMPLE))
+    value = _from_text(
+        argument,
+        value,
+        "a bandwidth",
+        _RATE_EXAMPLE,
+        functools.partial(_list, example=_RATE_EXAMPLE),
+    )
     rate = functools.partial(positive, units=RATES)
-    return _for_workers(argument, value, workers, functools.partial(_pair, check=rate, of="numbers", noun="number"))
+    return _for_workers(
+        argument, value, workers, functools.partial(_pair, check=rate, of="numbers", noun="number")
+    )
 
 
 def as_message_bytes(value: Any) -> float | tuple[float, float]:
     """Check a message size (bytes): a number, or a pair (up, down)."""
     example = "25 MB or [25 MB, 5 MB]"
-    value = _from_text("message_bytes", value, "a size", example, functools.partial(_list, example=example))
-    return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number")
+    value = _from_text(
+        "message_bytes", value, "a size", example, functools.partial(_list, example=example)
+    )
+    return _pair(
+        "message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number"
+    )
 
 
 def as_sites(value: Any, workers: int) -> tuple[int, ...]:
     """Check the numbers of workers at each site."""
-    sites = tuple(require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", value)))
+    sites = tuple(
+        require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", value))
+    )
     if sum(sites) != workers:
         raise InputError(
-            f"sites = {', '.join(map(str, sites))}: have {sum(sites)} workers, and workers = {workers}; let both agree"
+            f"sites = {', '.join(map(str, sites))}: have {sum(sites)} workers, and workers = "
+            f"{workers}; let both agree"
         )
     return sites
 
@@ -96,7 +113,9 @@ def as_sites(value: Any, workers: int) -> tuple[int, ...]:
 def with_mean(argument: str, law: Law) -> Law:
     """Return a law; raise InputError if its mean is infinite."""
     if not math.isfinite(law.mean):
-        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
+        raise InputError(
+            f"{argument} = {law}: its mean is infinite; choose a law with a finite mean"
+        )
     return law
 
 
@@ -115,14 +134,19 @@ def as_text(values: Any) -> str:
     """Write a law or a number, or a list of them with repetitions counted."""
     if not isinstance(values, tuple):
         return str(values)
-    texts = [f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value) for value in values]
+    texts = [
+        f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+        for value in values
+    ]
     runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
     if len(runs) > _MOST_SUMMANDS:
         return f"[{', '.join(texts)}]"
     return " + ".join(f"[{text}]*{count}" for text, count in runs)
 
 
-def _from_text(argument: str, value: Any, noun: str, example: str, otherwise: Callable[[str], Any]) -> Any:
+def _from_text(
+    argument: str, value: Any, noun: str, example: str, otherwise: Callable[[str], Any]
+) -> Any:
     """Read a text, ``per_worker([...])`` or by ``otherwise``; return other values unchanged."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist()
@@ -149,12 +173,18 @@ def _for_workers(argument: str, value: Any, workers: int, pair: Callable[[str, A
     if not isinstance(value, PerWorker):
         return pair(argument, value)
     if not workers:
-        raise InputError(f"{argument} = {value}: is between sites, and the same for all workers; give one, or a pair")
+        raise InputError(
+            f"{argument} = {value}: is between sites, and the same for all workers; give one, or a "
+            "pair"
+        )
     if len(value.values) != workers:
         raise InputError(
-            f"{argument} = per_worker of {len(value.values)}: must hold one per worker, and there are {workers}"
+            f"{argument} = per_worker of {len(value.values)}: must hold one per worker, and there "
+            f"are {workers}"
         )
-    return PerWorker(tuple(pair(f"{argument}[{i}]", item) for i, item in enumerate(value.values))).first(workers)
+    return PerWorker(
+        tuple(pair(f"{argument}[{i}]", item) for i, item in enumerate(value.values))
+    ).first(workers)
 
 
 def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], of: str, noun: str) -> Any:
@@ -165,7 +195,8 @@ def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], of: str, 
         return check(argument, value)
     if len(value) != 2:
         raise InputError(
-            f"{argument} = a list of {len(value)} {of}: must be one {noun}, or a pair: the way up and the way down; "
+            f"{argument} = a list of {len(value)} {of}: must be one {noun}, or a pair: the way up "
+            "and the way down; "
             "per_worker([...]) gives one for each worker"
         )
     up, down = (check(f"{argument}[{i}]", item) for i, item in enumerate(value))

@@ -8,8 +8,8 @@ A *version* is made by the message that completes it, at the end of that message
 other messages are buffered before. A worker whose message is discarded, or whose computation is
 stopped, reads again and starts a new computation, from other examples.
 
-On a cluster without a server, one with a topology, the policies are `asynchronous`, `neighbours`, `overlap` and
-`handshake`. They decide when a worker takes up the messages of the others.
+On a cluster without a server, one with a topology, the policies are `asynchronous`, `neighbours`,
+`overlap` and `handshake`. They decide when a worker takes up the messages of the others.
 """
 
 import json
@@ -37,7 +37,12 @@ _PARAMETERS: dict[str, dict[str, int]] = {
     "handshake": {},
 }
 #: Parameters of one policy, which are no counts.
-_OF_ONE = {"mix": "neighbours", "collective": "barrier", "layers": "barrier", "bucket_bytes": "barrier"}
+_OF_ONE = {
+    "mix": "neighbours",
+    "collective": "barrier",
+    "layers": "barrier",
+    "bucket_bytes": "barrier",
+}
 #: The policies of clusters without a server; the asynchronous one is for both.
 WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
 #: Orders of mixing under `neighbours`.
@@ -82,16 +87,22 @@ class Policy:
         for parameter, owner in _OF_ONE.items():
             if getattr(self, parameter) is not None and self.name != owner:
                 value = getattr(self, parameter)
-                raise InputError(f"policy {self.name}: {parameter} = {value!r}: it has no such parameter")
+                raise InputError(
+                    f"policy {self.name}: {parameter} = {value!r}: it has no such parameter"
+                )
         if self.name == "neighbours":
             require_choice("policy neighbours: mix", self.mix or "", MIXES)
         for parameter in ("bound", "count", "limit", "steps"):
             value = getattr(self, parameter)
             if parameter not in minima:
                 if value is not None:
-                    raise InputError(f"policy {self.name}: {parameter} = {value!r}: it has no such parameter")
+                    raise InputError(
+                        f"policy {self.name}: {parameter} = {value!r}: it has no such parameter"
+                    )
             elif value is not None or (self.name, parameter) != ("barrier", "count"):
-                checked = require_count(f"policy {self.name}: {parameter}", value, minima[parameter])
+                checked = require_count(
+                    f"policy {self.name}: {parameter}", value, minima[parameter]
+                )
                 object.__setattr__(self, parameter, checked)
         self._check_collective()
 
@@ -101,27 +112,35 @@ class Policy:
             require_choice("policy barrier: collective", self.collective, COLLECTIVES)
             if self.count is not None:
                 raise InputError(
-                    f"policy barrier: count = {self.count}: an all-reduce has the messages of all workers; leave out "
+                    f"policy barrier: count = {self.count}: an all-reduce has the messages of all "
+                    "workers; leave out "
                     "count or collective"
                 )
         if self.layers is not None:
             require_choice("policy barrier: layers", self.layers, NETWORKS)
             if self.collective is None:
                 raise InputError(
-                    f"policy barrier: layers = {self.layers!r}: are those of an all-reduce; give collective"
+                    f"policy barrier: layers = {self.layers!r}: are those of an all-reduce; give "
+                    "collective"
                 )
         if self.bucket_bytes is not None:
             require_positive("policy barrier: bucket_bytes", self.bucket_bytes, "bytes")
             if self.layers is None:
-                raise InputError(f"policy barrier: bucket_bytes = {self.bucket_bytes!r}: hold layers; give layers")
+                raise InputError(
+                    f"policy barrier: bucket_bytes = {self.bucket_bytes!r}: hold layers; give "
+                    "layers"
+                )
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{parameter}={value}' for parameter, value in self._arguments().items())})"
+        arguments = ", ".join(f"{name}={value}" for name, value in self._arguments().items())
+        return f"{self.name}({arguments})"
 
     @property
     def call(self) -> str:
         """The Python call that returns the policy: the text with quotes."""
-        arguments = (f"{parameter}={json.dumps(value)}" for parameter, value in self._arguments().items())
+        arguments = (
+            f"{parameter}={json.dumps(value)}" for parameter, value in self._arguments().items()
+        )
         return f"asyncsim.{self.name}({', '.join(arguments)})"
 
     @property
@@ -168,7 +187,8 @@ def asynchronous() -> Policy:
 
 
 def bounded_staleness(bound: int) -> Policy:
-    """Return stale synchronous parallel: no worker is more than ``bound`` commits ahead of the slowest.
+    """Return stale synchronous parallel: no worker is more than ``bound`` commits ahead of the
+    slowest.
 
     Every message is applied and makes a version. A worker's clock counts its commits. After a
     commit it continues if its clock is at most ``bound`` ahead of the slowest worker's; else it
@@ -183,7 +203,8 @@ def bounded_staleness(bound: int) -> Policy:
 
     References
     ----------
-    Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter server", section 2.
+    Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter
+    server", section 2.
     """
     return Policy("bounded_staleness", bound=bound)
 
@@ -197,8 +218,8 @@ def buffered(count: int) -> Policy:
 
     References
     ----------
-    Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; Dutta et al. 2018, arXiv 1803.01113; Nguyen et al. 2022,
-    arXiv 2106.06639, algorithm 1.
+    Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; Dutta et al. 2018, arXiv 1803.01113; Nguyen
+    et al. 2022, arXiv 2106.06639, algorithm 1.
     """
     return Policy("buffered", count=count)
 
@@ -219,7 +240,8 @@ def barrier(
     layers: str | None = None,
     bucket_bytes: float | None = None,
 ) -> Policy:
-    """Return K-sync: all start from one version, the first ``count`` make the next, the others are stopped.
+    """Return K-sync: all start from one version, the first ``count`` make the next, the others are
+    stopped.
 
     Without a count the server waits for all workers: synchronous SGD. With a count this is also
     synchronous SGD with ``workers - count`` backup workers. When a version is made, computations
@@ -246,14 +268,18 @@ def barrier(
 
     Notes
     -----
-    The order to stop takes no time; the new version that follows it takes the way down like every reply. In the trace
-    an all-reduce is the way down: its messages have no way up, and no worker waits.
+    The order to stop takes no time; the new version that follows it takes the way down like every
+    reply. In the trace an all-reduce is the way down: its messages have no way up, and no worker
+    waits.
 
     References
     ----------
-    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981; Dutta et al. 2018, arXiv 1803.01113.
+    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981; Dutta et al. 2018, arXiv
+    1803.01113.
     """
-    return Policy("barrier", count=count, collective=collective, layers=layers, bucket_bytes=bucket_bytes)
+    return Policy(
+        "barrier", count=count, collective=collective, layers=layers, bucket_bytes=bucket_bytes
+    )
 
 
 def discard_stale(limit: int, count: int = 1) -> Policy:
@@ -261,26 +287,29 @@ def discard_stale(limit: int, count: int = 1) -> Policy:
 
     ``count`` other messages make a version.
 
-    Rennala SGD is ``discard_stale(1, batch)``, Ringmaster ASGD without stops ``discard_stale(limit)``. A worker whose
-    message was discarded reads the newest version and continues.
+    Rennala SGD is ``discard_stale(1, batch)``, Ringmaster ASGD without stops
+    ``discard_stale(limit)``. A worker whose message was discarded reads the newest version and
+    continues.
 
     References
     ----------
-    Tyurin and Richtarik 2023, arXiv 2305.12387 (Rennala); Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168
-    (Ringmaster, the variant that ignores old gradients).
+    Tyurin and Richtarik 2023, arXiv 2305.12387 (Rennala); Maranjyan, Tyurin and Richtarik 2025,
+    arXiv 2501.16168 (Ringmaster, the variant that ignores old gradients).
     """
     return Policy("discard_stale", limit=limit, count=count)
 
 
 def cancel_stale(limit: int, count: int = 1) -> Policy:
-    """Return `discard_stale` with stops: a computation whose delay reaches ``limit`` is stopped at that instant.
+    """Return `discard_stale` with stops: a computation whose delay reaches ``limit`` is stopped at
+    that instant.
 
-    Ringmaster ASGD with stops is ``cancel_stale(limit)``; K-batch-sync (Dutta et al.) and the preemptive form of
-    Rennala are ``cancel_stale(1, count)``. `barrier` explains the stops.
+    Ringmaster ASGD with stops is ``cancel_stale(limit)``; K-batch-sync (Dutta et al.) and the
+    preemptive form of Rennala are ``cancel_stale(1, count)``. `barrier` explains the stops.
 
     References
     ----------
-    Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168 (Ringmaster, the variant that stops computations).
+    Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168 (Ringmaster, the variant that stops
+    computations).
     """
     return Policy("cancel_stale", limit=limit, count=count)
 
@@ -310,7 +339,8 @@ def buckets(count: int) -> Policy:
 
     References
     ----------
-    Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937, algorithm 2.
+    Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937,
+    algorithm 2.
     """
     return Policy("buckets", count=count)
 
@@ -331,8 +361,9 @@ def neighbours(mix: str = "before") -> Policy:
 
     References
     ----------
-    Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", arXiv 1705.09056 (D-PSGD);
-    Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push", arXiv 1811.10792.
+    Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", arXiv
+    1705.09056 (D-PSGD); Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push", arXiv
+    1811.10792.
     """
     return Policy("neighbours", mix=mix)
 

@@ -79,9 +79,9 @@ class Queue:
 def pace(eta: int) -> Queue:
     """Start no sample while ``(eta + 1) * batch`` samples are open.
 
-    A sample is open from its start until the version that was trained on it reaches the slots. While
-    the window is full the mean staleness is exactly ``eta``; ``pace(0)`` is synchronous training.
-    AReaL (2505.24298) bounds staleness this way.
+    A sample is open from its start until the version that was trained on it reaches the slots.
+    While the window is full the mean staleness is exactly ``eta``; ``pace(0)`` is synchronous
+    training. AReaL (2505.24298) bounds staleness this way.
     """
     return Queue("pace", eta=eta)
 
@@ -102,7 +102,9 @@ def keep() -> Queue:
 
 
 #: The queues by name.
-QUEUES: Mapping[str, Callable[..., Queue]] = {queue.__name__: queue for queue in (pace, drop_oldest, discard, keep)}
+QUEUES: Mapping[str, Callable[..., Queue]] = {
+    queue.__name__: queue for queue in (pace, drop_oldest, discard, keep)
+}
 
 
 @dataclass(frozen=True)
@@ -205,22 +207,30 @@ class Rollouts:
         store("queue", as_queue(self.queue))
         store("far_latency", as_law("rollouts: far_latency", self.far_latency))
         if require_count("rollouts: far_slots", self.far_slots, 0) > self.slots:
-            raise InputError(f"rollouts: far_slots = {self.far_slots}: must be at most slots = {self.slots}")
+            raise InputError(
+                f"rollouts: far_slots = {self.far_slots}: must be at most slots = {self.slots}"
+            )
         if self.far_slots and self.updates == "abort_and_resume":
             raise InputError(
-                "rollouts: updates = 'abort_and_resume': not simulated for slots at another site; give 'in_flight', or "
+                "rollouts: updates = 'abort_and_resume': not simulated for slots at another site; "
+                "give 'in_flight', or "
                 "leave far_slots out"
             )
         if not self.far_slots and self.far_latency != _AT_ONCE:
-            raise InputError(f"rollouts: far_latency = {self.far_latency}: no slot is far; give far_slots as well")
+            raise InputError(
+                f"rollouts: far_latency = {self.far_latency}: no slot is far; give far_slots as "
+                "well"
+            )
         if self.batch % self.group:
             raise InputError(
-                f"rollouts: batch = {self.batch}: is no multiple of group = {self.group}, and whole "
+                f"rollouts: batch = {self.batch}: is no multiple of group = {self.group}, and "
+                "whole "
                 f"groups are consumed; give {self.batch - self.batch % self.group or self.group}"
             )
         if self.updates == "start" and self.prefill:
             raise InputError(
-                f"rollouts: prefill = {self.prefill}: with updates='start' no version changes amid a "
+                f"rollouts: prefill = {self.prefill}: with updates='start' no version changes amid "
+                "a "
                 "sample; leave prefill out, or give updates='in_flight'"
             )
 
@@ -265,7 +275,9 @@ def as_rollouts(value: Any) -> Rollouts:
     if isinstance(value, str):
         return called("rollouts", value, {"rollouts": Rollouts}, units=True)
     if not isinstance(value, Rollouts):
-        raise InputError(f"rollouts = {value!r}: must be asyncsim.Rollouts(slots=..., length=..., batch=...)")
+        raise InputError(
+            f"rollouts = {value!r}: must be asyncsim.Rollouts(slots=..., length=..., batch=...)"
+        )
     return value
 
 

@@ -37,7 +37,9 @@ _EDGE_BYTES = 200
 
 
 class Edges(NamedTuple):
-    """One matrix of a topology without its diagonal: each edge's ``sender``, ``taker`` and ``share``."""
+    """One matrix of a topology without its diagonal: each edge's ``sender``, ``taker`` and
+    ``share``.
+    """
 
     sender: np.ndarray
     taker: np.ndarray
@@ -77,7 +79,8 @@ class Topology:
 
     def __str__(self) -> str:
         values = ((name, getattr(self, name)) for name in ("degree", "seed", "matrix", "weights"))
-        text = f"{self.name}({', '.join(f'{name}={write(value)}' for name, value in values if value is not None)})"
+        texts = (f"{name}={write(value)}" for name, value in values if value is not None)
+        text = f"{self.name}({', '.join(texts)})"
         return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
 
     def __repr__(self) -> str:
@@ -100,16 +103,30 @@ class Topology:
             return [_edges([])]
         match self.name:
             case "ring":
-                return [_uniform([(j, (j + step) % workers) for j in range(workers) for step in (1, workers - 1)])]
+                return [
+                    _uniform(
+                        [
+                            (j, (j + step) % workers)
+                            for j in range(workers)
+                            for step in (1, workers - 1)
+                        ]
+                    )
+                ]
             case "exponential":
                 hops = [2**k for k in range((workers - 1).bit_length())]
-                return [_uniform([(j, (j + hop) % workers) for j in range(workers) for hop in hops])]
+                return [
+                    _uniform([(j, (j + hop) % workers) for j in range(workers) for hop in hops])
+                ]
             case "one_peer_exponential":
                 hops = [2**k for k in range((workers - 1).bit_length())]
-                return [_uniform([(j, (j + hop) % workers) for j in range(workers)]) for hop in hops]
+                return [
+                    _uniform([(j, (j + hop) % workers) for j in range(workers)]) for hop in hops
+                ]
             case "complete":
                 _require_memory(self, workers * (workers - 1))
-                return [_uniform([(j, i) for j in range(workers) for i in range(workers) if i != j])]
+                return [
+                    _uniform([(j, i) for j in range(workers) for i in range(workers) if i != j])
+                ]
             case "random_regular":
                 return [_uniform(_random_regular(self, workers))]
             case "base2":
@@ -154,7 +171,8 @@ class Topology:
         for i, j, _ in self.slow or ():
             if max(i, j) >= workers or (j not in neighbours[i] and i not in neighbours[j]):
                 raise InputError(
-                    f"topology = {self!r}: among {workers} workers there is no link between {i} and {j}; name an "
+                    f"topology = {self!r}: among {workers} workers there is no link between {i} "
+                    f"and {j}; name an "
                     "existing link"
                 )
         return {pair: times for i, j, times in self.slow or () for pair in ((i, j), (j, i))}
@@ -211,18 +229,23 @@ def random_regular(degree: int, seed: int = 0) -> Topology:
     InputError
         For a degree or a seed that cannot be used.
     """
-    return Topology("random_regular", degree=require_count("degree", degree), seed=require_count("seed", seed, 0))
+    return Topology(
+        "random_regular",
+        degree=require_count("degree", degree),
+        seed=require_count("seed", seed, 0),
+    )
 
 
 def base2() -> Topology:
     """Return the Base-2 graph: pairs that average any number of workers exactly within a cycle.
 
-    The cycle has at most ``2 log2(workers) + 2`` matrices, all symmetric; one of ``log2(workers)`` for a power of two.
+    The cycle has at most ``2 log2(workers) + 2`` matrices, all symmetric; one of ``log2(workers)``
+    for a power of two.
 
     References
     ----------
-    Takezawa, Sato, Bao, Niwa and Yamada 2023, arXiv 2305.11420, algorithms 1 to 3 with k = 1, and their program, in
-    which idle workers repeat their last averages.
+    Takezawa, Sato, Bao, Niwa and Yamada 2023, arXiv 2305.11420, algorithms 1 to 3 with k = 1, and
+    their program, in which idle workers repeat their last averages.
     """
     return Topology("base2")
 
@@ -236,11 +259,12 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
         ``matrix[i][j]`` is not zero if ``j`` sends to ``i``; the diagonal is ignored. Workers are
         the nodes of networkx in their order; the edges of a directed graph begin at the sender.
     weights : str, optional
-        - ``"metropolis"``, the default of undirected graphs: ``1 / (1 + larger degree of the two)``. Symmetric
-          and doubly stochastic.
-        - ``"uniform"``, the default of directed graphs: ``1 / (1 + receivers of the sender)``. Columns sum to one, rows
-          need not: for push-sum.
-        - ``"given"``: the entries are the shares, including the diagonal; or a list of such matrices, the cycle.
+        - ``"metropolis"``, the default of undirected graphs:
+          ``1 / (1 + larger degree of the two)``. Symmetric and doubly stochastic.
+        - ``"uniform"``, the default of directed graphs: ``1 / (1 + receivers of the sender)``.
+          Columns sum to one, rows need not: for push-sum.
+        - ``"given"``: the entries are the shares, including the diagonal; or a list of such
+          matrices, the cycle.
 
     Raises
     ------
@@ -258,10 +282,15 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
         try:
             array = np.asarray(matrix, np.float64)
         except (TypeError, ValueError):
-            raise InputError(f"matrix = {shown(repr(matrix))}: must be a square matrix of numbers") from None
+            raise InputError(
+                f"matrix = {shown(repr(matrix))}: must be a square matrix of numbers"
+            ) from None
     cycle = array[None] if array.ndim == 2 else array
     if cycle.ndim != 3 or cycle.shape[1] != cycle.shape[2] or 0 in cycle.shape:
-        raise InputError(f"matrix of shape {array.shape}: must be square, with a row and a column for each worker")
+        raise InputError(
+            f"matrix of shape {array.shape}: must be square, with a row and a column for each "
+            "worker"
+        )
     if not (np.isfinite(cycle).all() and (cycle >= 0).all()):
         raise InputError("matrix: its entries must be finite and zero or above")
     present = cycle.any(axis=0) & ~np.eye(cycle.shape[1], dtype=bool)
@@ -269,10 +298,13 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
     weights = ("metropolis" if symmetric else "uniform") if weights is None else weights
     require_choice("weights", weights, WEIGHTS)
     if weights != "given" and len(cycle) > 1:
-        raise InputError(f"weights = {weights!r}: a cycle of matrices holds the shares; give weights='given'")
+        raise InputError(
+            f"weights = {weights!r}: a cycle of matrices holds the shares; give weights='given'"
+        )
     if weights == "metropolis" and not symmetric:
         raise InputError(
-            "weights = 'metropolis': of a directed graph; give weights='uniform', whose columns sum to one"
+            "weights = 'metropolis': of a directed graph; give weights='uniform', whose columns "
+            "sum to one"
         )
     if weights == "given":
         sums = cycle.sum(axis=1)
@@ -280,12 +312,15 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
             at, worker = np.argwhere(abs(sums - 1) > _ROUND_OFF)[0]
             place_of = f"matrix {at}, " if len(cycle) > 1 else ""
             raise InputError(
-                f"matrix: {place_of}column {worker} sums to {sums[at, worker]:g}; the shares that a worker sends "
+                f"matrix: {place_of}column {worker} sums to {sums[at, worker]:g}; the shares that "
+                "a worker sends "
                 "and keeps must sum to one"
             )
     else:
         array = present.astype(np.int64)
-    _require_connected("matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric)
+    _require_connected(
+        "matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric
+    )
     return Topology("adjacency", matrix=_frozen(array.tolist()), weights=weights)
 
 
@@ -308,7 +343,9 @@ def slow_links(topology: Topology | str, links: Any) -> Topology:
     slow = []
     for i, link in enumerate(require_list("links", links)):
         if not (isinstance(link, list | tuple) and len(link) == 3):
-            raise InputError(f"links[{i}] = {link!r}: must be two workers and a number, such as [0, 1, 5]")
+            raise InputError(
+                f"links[{i}] = {link!r}: must be two workers and a number, such as [0, 1, 5]"
+            )
         pair = sorted(require_count(f"links[{i}]: worker", worker, 0) for worker in link[:2])
         slow.append((pair[0], pair[1], require_positive(f"links[{i}]: times", link[2])))
     if not slow or len({link[:2] for link in slow}) < len(slow):
@@ -319,7 +356,16 @@ def slow_links(topology: Topology | str, links: Any) -> Topology:
 #: The topologies by their names on the command line.
 TOPOLOGIES: Mapping[str, Callable[..., Topology]] = {
     factory.__name__: factory
-    for factory in (ring, exponential, one_peer_exponential, complete, random_regular, base2, adjacency, slow_links)
+    for factory in (
+        ring,
+        exponential,
+        one_peer_exponential,
+        complete,
+        random_regular,
+        base2,
+        adjacency,
+        slow_links,
+    )
 }
 
 
@@ -337,8 +383,17 @@ def as_topology(value: Any) -> Topology:
 def is_symmetric(topology: Topology, workers: int) -> bool:
     """Return whether the shares are equal in both directions, in every matrix."""
     for edges in topology.edges(workers):
-        shares = dict(zip(zip(edges.sender.tolist(), edges.taker.tolist(), strict=True), edges.share, strict=True))
-        if any(abs(shares.get((taker, sender), 0.0) - share) > _ROUND_OFF for (sender, taker), share in shares.items()):
+        shares = dict(
+            zip(
+                zip(edges.sender.tolist(), edges.taker.tolist(), strict=True),
+                edges.share,
+                strict=True,
+            )
+        )
+        if any(
+            abs(shares.get((taker, sender), 0.0) - share) > _ROUND_OFF
+            for (sender, taker), share in shares.items()
+        ):
             return False
     return True
 
@@ -377,8 +432,15 @@ def _require_connected(argument: str, takers: list[list[int]], directed: bool) -
             waiting += new
         if len(reached) < len(takers):
             lost = min(set(range(len(takers))) - reached)
-            how = f"not strongly connected: nothing gets {way} worker 0 {'to' if way == 'from' else 'from'}"
-            subject = f"{how} worker {lost}" if directed else f"not connected: worker {lost} is apart from worker 0"
+            how = (
+                f"not strongly connected: nothing gets {way} worker 0 "
+                f"{'to' if way == 'from' else 'from'}"
+            )
+            subject = (
+                f"{how} worker {lost}"
+                if directed
+                else f"not connected: worker {lost} is apart from worker 0"
+            )
             raise InputError(f"{argument}: the graph is {subject}; add edges, or leave workers out")
 
 
@@ -388,7 +450,8 @@ def _of_matrix(topology: Topology, workers: int) -> list[Edges]:
     cycle = cycle[None] if cycle.ndim == 2 else cycle
     if cycle.shape[1] != workers:
         raise InputError(
-            f"topology = {topology!r}: a graph of {cycle.shape[1]} workers, and there are {workers}; give as many"
+            f"topology = {topology!r}: a graph of {cycle.shape[1]} workers, and there are "
+            f"{workers}; give as many"
         )
     result = []
     for matrix in cycle:
@@ -398,7 +461,11 @@ def _of_matrix(topology: Topology, workers: int) -> list[Edges]:
             share = off[taker, sender]
         else:
             degree = np.bincount(sender, minlength=workers)
-            larger = np.maximum(degree[sender], degree[taker]) if topology.weights == "metropolis" else degree[sender]
+            larger = (
+                np.maximum(degree[sender], degree[taker])
+                if topology.weights == "metropolis"
+                else degree[sender]
+            )
             share = 1.0 / (1 + larger)
         result.append(Edges(sender, taker, share))
     return result
@@ -414,9 +481,14 @@ def _random_regular(topology: Topology, workers: int) -> list[tuple[int, int]]:
     assert degree is not None and topology.seed is not None
     subject = f"topology = {topology}: with {workers} workers"
     if degree >= workers:
-        raise InputError(f"{subject} the degree can be at most {workers - 1}; give less, or more workers")
+        raise InputError(
+            f"{subject} the degree can be at most {workers - 1}; give less, or more workers"
+        )
     if degree * workers % 2:
-        raise InputError(f"{subject} the edges would have {degree * workers} ends, an odd number; change one of them")
+        raise InputError(
+            f"{subject} the edges would have {degree * workers} ends, an odd number; change one of "
+            "them"
+        )
     _require_memory(topology, degree * workers)
     generator = np.random.default_rng(topology.seed)
     inverted = degree > (workers - 1) / 2
@@ -436,10 +508,14 @@ def _random_regular(topology: Topology, workers: int) -> list[tuple[int, int]]:
         except InputError:
             continue
         return sorted(edges)
-    raise InputError(f"{subject} no connected graph was found in {_DRAWS} draws; give a degree of at least 3")
+    raise InputError(
+        f"{subject} no connected graph was found in {_DRAWS} draws; give a degree of at least 3"
+    )
 
 
-def _paired(degree: int, workers: int, generator: np.random.Generator) -> set[tuple[int, int]] | None:
+def _paired(
+    degree: int, workers: int, generator: np.random.Generator
+) -> set[tuple[int, int]] | None:
     """Pair the workers, ``degree`` times each; None if the last ones do not fit."""
     pairs: set[tuple[int, int]] = set()
     ends = np.repeat(np.arange(workers), degree)
@@ -518,5 +594,7 @@ def _base2(workers: int) -> list[list[tuple[int, int, float]]]:
     if odd == 1 or len(simple) < len(inside[0]) + len(across[0]):
         return simple
     return [
-        [pair for part in parts for pair in part] for rounds in (inside, across) for parts in zip(*rounds, strict=True)
+        [pair for part in parts for pair in part]
+        for rounds in (inside, across)
+        for parts in zip(*rounds, strict=True)
     ]

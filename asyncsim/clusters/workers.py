@@ -37,16 +37,20 @@ def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
     value = _read("compute", value)
     if not isinstance(value, list | tuple):
         return _lasting("compute", as_law("compute", value))
-    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
+    laws = tuple(
+        _lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value)
+    )
     if len(laws) != workers:
         raise InputError(
-            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
+            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are "
+            f"{workers}; "
             "give one law for all, or as many as workers"
         )
     if all(law == laws[0] for law in laws[1:]):
         if workers > 1:
             warnings.warn(
-                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
+                f"compute: one law per worker was given and all {workers} are {laws[0]}, which "
+                "changes "
                 "nothing; give one law for all, or different ones",
                 HeterogeneityWarning,
                 stacklevel=4,
@@ -63,7 +67,8 @@ def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
     windows = tuple(_window(f"window[{i}]", item) for i, item in enumerate(value))
     if len(windows) != workers:
         raise InputError(
-            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
+            f"window = a list of {len(windows)}: must hold one per worker, and there are "
+            f"{workers}; give one for all, "
             "or as many as workers"
         )
     return windows[0] if len(set(windows)) == 1 else windows
@@ -71,17 +76,23 @@ def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
 
 def _window(argument: str, value: Any) -> int:
     if require_count(argument, value) > _LONGEST_WINDOW:  # all times of a window are drawn at once
-        raise InputError(f"{argument} = {value}: must be at most {_LONGEST_WINDOW:,}; give fewer local steps")
+        raise InputError(
+            f"{argument} = {value}: must be at most {_LONGEST_WINDOW:,}; give fewer local steps"
+        )
     return int(value)
 
 
 def _lasting(argument: str, law: Law) -> Law:
     if with_mean(argument, law).mean <= 0:
-        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
+        raise InputError(
+            f"{argument} = {law}: a local step must take some time; give a mean above zero"
+        )
     return law
 
 
-def proportional_windows(compute: Sequence[Law | float | str] | str, window: int) -> tuple[int, ...]:
+def proportional_windows(
+    compute: Sequence[Law | float | str] | str, window: int
+) -> tuple[int, ...]:
     """Return windows in proportion to the workers' speeds, so that all communicate equally often.
 
     ::
@@ -102,14 +113,22 @@ def proportional_windows(compute: Sequence[Law | float | str] | str, window: int
 
     References
     ----------
-    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135 (DyLU).
+    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135
+    (DyLU).
     """
     require_count("window", window)
     laws = parse(compute) if isinstance(compute, str) else compute
     if isinstance(laws, Law | numbers.Real):
-        raise InputError(f"compute = {compute!r}: must be a list of laws; with one for all, give one window")
-    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))]
+        raise InputError(
+            f"compute = {compute!r}: must be a list of laws; with one for all, give one window"
+        )
+    means = [
+        as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))
+    ]
     if not all(0 < mean < math.inf for mean in means):
-        raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")
+        raise InputError(
+            f"compute = {compute!r}: must be one law per worker, each with a mean above zero and "
+            "finite"
+        )
     fastest = min(means)
     return tuple(max(1, math.floor(window * fastest / mean + _ROUND_OFF)) for mean in means)

@@ -1,1 +1,3 @@
-"""Shared parts of all figures: the style (`look`), `curves` of runs, plots of traces, command lines."""
+"""Shared parts of all figures: the style (`look`), `curves` of runs, plots of traces, command
+lines.
+"""

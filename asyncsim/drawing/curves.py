@@ -1,4 +1,6 @@
-"""Curves of runs: quantities binned and averaged over the seeds, and their lines, ranges and limits on axes."""
+"""Curves of runs: quantities binned and averaged over the seeds, and their lines, ranges and limits
+on axes.
+"""
 
 import itertools
 import zlib
@@ -21,7 +23,8 @@ _BINS = 100
 
 
 class Curve(NamedTuple):
-    """A quantity of one method, binned over its runs: shape ``[bins]``; nan where no run has a value.
+    """A quantity of one method, binned over its runs: shape ``[bins]``; nan where no run has a
+    value.
 
     ``low`` and ``high``: minimum and maximum over the seeds. ``mean``: over the seeds that have not
     diverged by then. ``ends``: time, step and last value of the diverged runs.
@@ -116,7 +119,9 @@ def curve_of(
     commits per worker step. ``bin_steps``: worker steps per bin (the last bin may be shorter); by
     default the curve has `bins` points.
     """
-    tables = [run.commits[["commit", "commit_time"]].assign(value=quantity(run.commits)) for run in runs]
+    tables = [
+        run.commits[["commit", "commit_time"]].assign(value=quantity(run.commits)) for run in runs
+    ]
     return _curve(runs, tables, average, workers, bin_steps)
 
 
@@ -131,7 +136,8 @@ def diagnostic_curve(
     """Bin a recorded diagnostic by commits, and average the bins over the runs of one method.
 
     ``runs``, ``workers``, ``bin_steps``: as in `curve_of`. ``quantity``, ``tensor``: as in
-    `Run.diagnostics`; an empty tensor stands for all parameters. ``quantile``: None for shares and sums.
+    `Run.diagnostics`; an empty tensor stands for all parameters. ``quantile``: None for shares and
+    sums.
     """
     tables = []
     for run in runs:
@@ -145,11 +151,12 @@ def diagnostic_curve(
 def evaluation_curve(
     runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None, measure: str = "train_loss"
 ) -> Curve:
-    """Average a quantity over one method's runs at their evaluations; non-finite values are missing.
+    """Average a quantity over one method's runs at their evaluations; non-finite values are
+    missing.
 
-    ``runs``: one per seed. ``steps``: the step of each evaluation, run by run; by default its commit.
-    ``measure``: a column of `Run.evaluations`, or ``"final_loss"``, the mean minibatch loss since the
-    previous evaluation.
+    ``runs``: one per seed. ``steps``: the step of each evaluation, run by run; by default its
+    commit. ``measure``: a column of `Run.evaluations`, or ``"final_loss"``, the mean minibatch loss
+    since the previous evaluation.
     """
     named = [run.evaluations["commit"] for run in runs] if steps is None else steps
     tables = []
@@ -157,18 +164,31 @@ def evaluation_curve(
         if measure == "final_loss":
             ends = run.evaluations["commit"].to_numpy()
             with np.errstate(over="ignore"):
-                means = run.commits["loss"].groupby(np.searchsorted(ends, run.commits["commit"], "right")).mean()
+                means = (
+                    run.commits["loss"]
+                    .groupby(np.searchsorted(ends, run.commits["commit"], "right"))
+                    .mean()
+                )
             values = means.reindex(range(len(ends)))
         else:
             values = run.evaluations[measure]
-        tables.append(run.evaluations[["commit_time"]].assign(step=step, loss=values.where(np.isfinite(values))))
+        tables.append(
+            run.evaluations[["commit_time"]].assign(
+                step=step, loss=values.where(np.isfinite(values))
+            )
+        )
     ends = [
-        (float(table["commit_time"].iloc[-1]), float(table["step"].iloc[-1]), float(table["loss"].dropna().iloc[-1]))
+        (
+            float(table["commit_time"].iloc[-1]),
+            float(table["step"].iloc[-1]),
+            float(table["loss"].dropna().iloc[-1]),
+        )
         for run, table in zip(runs, tables, strict=True)
         if run.diverged_at is not None
     ]
     time, step, losses = (
-        pd.concat([table[name] for table in tables], axis=1) for name in ("commit_time", "step", "loss")
+        pd.concat([table[name] for table in tables], axis=1)
+        for name in ("commit_time", "step", "loss")
     )
     # After a seed diverges, the mean time of the remaining seeds may drop; a line must not go back.
     time, step = (np.maximum.accumulate(values.mean(axis=1)) for values in (time, step))
@@ -186,7 +206,8 @@ def curve_over_seeds(
 
 
 def steady_time(curves: Mapping[str, Curve], tolerance: float = 1.0) -> tuple[float, float] | None:
-    """Fit seconds per worker step and the time of step zero; return None unless they fit all methods.
+    """Fit seconds per worker step and the time of step zero; return None unless they fit all
+    methods.
 
     Time and steps can then share one axis: no point is displaced by more than a hundredth of the
     axis, and step zero by at most ``tolerance`` steps from time zero.
@@ -197,12 +218,19 @@ def steady_time(curves: Mapping[str, Curve], tolerance: float = 1.0) -> tuple[fl
     if np.ptp(time) == 0 or np.ptp(step) == 0:
         return None
     per_step, zero = (float(value) for value in np.polyfit(step, time, 1))
-    steady = np.abs(zero + per_step * step - time).max() < 0.01 * time.max() and abs(zero) <= tolerance * per_step
+    steady = (
+        np.abs(zero + per_step * step - time).max() < 0.01 * time.max()
+        and abs(zero) <= tolerance * per_step
+    )
     return (per_step, zero) if steady else None
 
 
 def _curve(
-    runs: Sequence[Run], tables: Sequence[pd.DataFrame], average: str, workers: int, bin_steps: float | None
+    runs: Sequence[Run],
+    tables: Sequence[pd.DataFrame],
+    average: str,
+    workers: int,
+    bin_steps: float | None,
 ) -> Curve:
     commits = trace_length(runs)
     if bin_steps is None:
@@ -210,20 +238,35 @@ def _curve(
     else:
         edges = np.append(np.arange(0, commits, bin_steps * workers), commits)
     binned = [_binned(table, average, edges) for table in tables]
-    times, values = (pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value"))
-    ends = [_end(run, table, workers) for run, table in zip(runs, binned, strict=True) if run.diverged_at is not None]
-    return curve_over_seeds(times.mean(axis=1), (edges[1:] + edges[:-1]) / 2 / workers, values, ends)
+    times, values = (
+        pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value")
+    )
+    ends = [
+        _end(run, table, workers)
+        for run, table in zip(runs, binned, strict=True)
+        if run.diverged_at is not None
+    ]
+    return curve_over_seeds(
+        times.mean(axis=1), (edges[1:] + edges[:-1]) / 2 / workers, values, ends
+    )
 
 
 def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFrame:
     """Return ``time`` and ``value`` of each bin; nan in bins after the end of a diverged run."""
     values = table["value"].to_numpy(np.float64)
     finite = pd.DataFrame(
-        {"time": table["commit_time"].to_numpy(), "value": np.where(np.isfinite(values), values, np.nan)}
+        {
+            "time": table["commit_time"].to_numpy(),
+            "value": np.where(np.isfinite(values), values, np.nan),
+        }
     )
     place = np.searchsorted(edges, table["commit"].to_numpy(), side="right") - 1
     with np.errstate(over="ignore"):  # a mean of losses near the largest number is infinite
-        return finite.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
+        return (
+            finite.groupby(place)
+            .agg({"time": "mean", "value": average})
+            .reindex(range(len(edges) - 1))
+        )
 
 
 def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, float]:
@@ -237,9 +280,11 @@ def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, fl
 _CUT = 100.0
 #: The same multiple on a linear axis, of the first loss or of the depth below zero.
 _LINEAR_CUT = 3.0
-#: A logarithmic axis shows bands down to this part of the lowest mean: one collapsed seed would flatten the rest.
+#: A logarithmic axis shows bands down to this part of the lowest mean: one collapsed seed would
+#: flatten the rest.
 _DEPTH = 1e-3
-#: The smallest and the largest value on a logarithmic axis: its ticks lie outside and must be finite, too.
+#: The smallest and the largest value on a logarithmic axis: its ticks lie outside and must be
+#: finite, too.
 _SMALLEST, _LARGEST = 1e-280, 1e280
 #: Labels of the horizontal axis.
 ALONG = {"time": "simulated time (s)", "step": "worker steps (commits per worker)"}
@@ -257,9 +302,10 @@ def draw_curves(
 ) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
-    ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their edge.
-    ``curves``, ``labels``: by method. ``against``: {"time", "step"}, the horizontal axis. ``until``:
-    its end; a cross beyond it is not drawn. ``looks``: by curve, if the curves are no methods.
+    ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their
+    edge. ``curves``, ``labels``: by method. ``against``: {"time", "step"}, the horizontal axis.
+    ``until``: its end; a cross beyond it is not drawn. ``looks``: by curve, if the curves are no
+    methods.
     """
     for name, appearance in (looks or look.looks(curves)).items():
         draw_curve(axes, curves[name], appearance._replace(label=labels[name]), against, until)
@@ -277,14 +323,19 @@ def draw_along(
     steps: str = ALONG["step"],
     rising: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw curves against simulated time and against steps, and note how far each leaves the first panel.
+    """Draw curves against simulated time and against steps, and note how far each leaves the first
+    panel.
 
-    ``sizes``: inches of two panels, and of the single panel that suffices with a ``steady`` time (see
-    `steady_time`). ``scale``: scale and limits of the vertical axis. ``until``: end of the time axis.
-    ``steps``: label of the axis of steps. ``rising``: whether the curves rise.
+    ``sizes``: inches of two panels, and of the single panel that suffices with a ``steady`` time
+    (see `steady_time`). ``scale``: scale and limits of the vertical axis. ``until``: end of the
+    time axis. ``steps``: label of the axis of steps. ``rising``: whether the curves rise.
     """
     two_panels, one_panel = sizes
-    figure, panels = look.new_figure(*two_panels, 2, sharey=True) if steady is None else look.new_figure(*one_panel)
+    figure, panels = (
+        look.new_figure(*two_panels, 2, sharey=True)
+        if steady is None
+        else look.new_figure(*one_panel)
+    )
     for axes, against in zip(panels, ("time", "step"), strict=False):
         scale_losses(axes, *scale)
         draw_curves(axes, curves, labels, against, until if against == "time" else None)
@@ -308,7 +359,9 @@ def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:
 
 
 def axis_along(axes: Any, against: str) -> None:
-    """Label the horizontal axis (a second one as well), and put ticks at whole worker steps only."""
+    """Label the horizontal axis (a second one as well), and put ticks at whole worker steps
+    only.
+    """
     axes.set_xlabel(ALONG[against])
     if against == "step":
         layout.whole_ticks(axes.xaxis, "auto")
@@ -329,10 +382,19 @@ def draw_curve(
     # Empty bins would break the line.
     finite = np.isfinite(curve.mean)
     x = _along(curve, against)[finite]
-    axes.fill_between(x, curve.low[finite], curve.high[finite], color=appearance.color, alpha=0.2, linewidth=0)
+    axes.fill_between(
+        x, curve.low[finite], curve.high[finite], color=appearance.color, alpha=0.2, linewidth=0
+    )
     if marks is None:
         marks = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
-    axes.plot(x, curve.mean[finite], color=appearance.color, linestyle=appearance.line, label=appearance.label, **marks)
+    axes.plot(
+        x,
+        curve.mean[finite],
+        color=appearance.color,
+        linestyle=appearance.line,
+        label=appearance.label,
+        **marks,
+    )
     for time, step, value in curve.ends:
         end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
         if until is None or end <= until:
@@ -340,7 +402,9 @@ def draw_curve(
 
 
 def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
-    """Draw a table's first column as a line and the range from its ``min`` to its ``max`` as a band."""
+    """Draw a table's first column as a line and the range from its ``min`` to its ``max`` as a
+    band.
+    """
     axes.fill_between(table.index, table["min"], table["max"], color=color, alpha=0.2, linewidth=0)
     axes.plot(table.index, table.iloc[:, 0], color=color, **line)
 
@@ -371,7 +435,9 @@ def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
 
 def coincidences(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> list[str]:
     """Describe which curves hide each other, for a title."""
-    return [f"{' and '.join(labels[name] for name in group)} coincide" for group in coinciding(curves)]
+    return [
+        f"{' and '.join(labels[name] for name in group)} coincide" for group in coinciding(curves)
+    ]
 
 
 def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
@@ -384,7 +450,8 @@ def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"
 
 
 def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
-    """Choose scale and limits for losses: logarithmic if all means are positive, cut far above the first.
+    """Choose scale and limits for losses: logarithmic if all means are positive, cut far above the
+    first.
 
     Bands are in view unless they lie far below the means; `mark_below` notes their depth.
     """
@@ -392,7 +459,9 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
     means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
     if not len(means):
         return "linear", 0.0, 1.0
-    first = [abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0]
+    first = [
+        abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0
+    ]
     lowest = means.min()
     if lowest > 0:
         low, high = log_limits(curves, room=1.3)
@@ -400,11 +469,16 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
         return "log", low, min(high, max(highest, lowest, low) * 1.3)
     highest = min(means.max(), _LINEAR_CUT * (max([*first, -lowest]) or np.inf))
     height = (highest - lowest) or 1.0
-    lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=lowest) for curve in curves), lowest - height)
+    lowest = max(
+        min(curve.low[np.isfinite(curve.low)].min(initial=lowest) for curve in curves),
+        lowest - height,
+    )
     return "linear", lowest - 0.05 * height, highest + 0.05 * height
 
 
-def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0) -> tuple[float, float]:
+def log_limits(
+    curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0
+) -> tuple[float, float]:
     """Choose limits of a logarithmic axis that shows the curves' positive means and their bands.
 
     Bands far below the means are cut; `mark_below` notes their depth. ``among``: further values to
@@ -424,7 +498,8 @@ def mark_beyond(
     against: str,
     looks: Mapping[str, look.Look] | None = None,
 ) -> None:
-    """Note the maximum of each curve that leaves the axes at the top, between their left and right limits.
+    """Note the maximum of each curve that leaves the axes at the top, between their left and right
+    limits.
 
     ``looks`` as in `draw_curves`.
     """
@@ -438,12 +513,18 @@ def mark_beyond(
         # Towards the middle, so that the text stays inside.
         side, offset = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
         style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": appearance.color}
-        axes.annotate(text, (last, top), (offset, -4 - 9 * rows), textcoords="offset points", **style)
+        axes.annotate(
+            text, (last, top), (offset, -4 - 9 * rows), textcoords="offset points", **style
+        )
         rows += 1
 
 
-def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
-    """Note the minimum of each band that leaves the axes at the bottom, between their left and right limits."""
+def mark_below(
+    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str
+) -> None:
+    """Note the minimum of each band that leaves the axes at the bottom, between their left and
+    right limits.
+    """
     (begin, end), bottom, rows = axes.get_xlim(), axes.get_ylim()[0], 0
     for name, appearance in look.looks(curves).items():
         x = _along(curves[name], against)
@@ -457,10 +538,13 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
         rows += 1
 
 
-def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], rising: bool = False) -> None:
+def mark_after(
+    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], rising: bool = False
+) -> None:
     """Note the duration of each curve that continues beyond the right end of a time axis.
 
-    If all do, one note has their range. ``rising``: the curves rise, so that there is room at the bottom.
+    If all do, one note has their range. ``rising``: the curves rise, so that there is room at the
+    bottom.
     """
     end, appearances = axes.get_xlim()[1], look.looks(curves)
     last = {name: float(np.nanmax(curves[name].time, initial=0.0)) for name in appearances}
@@ -473,7 +557,12 @@ def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
         ends = dict.fromkeys(number_text(time) for time in (min(last.values()), max(last.values())))
         notes = [(f"all end at {' to '.join(ends)} s", look.BLACK)]
     for row, (text, color) in enumerate(notes):
-        style: dict[str, Any] = {"ha": "right", "va": "bottom" if rising else "top", "fontsize": 7, "color": color}
+        style: dict[str, Any] = {
+            "ha": "right",
+            "va": "bottom" if rising else "top",
+            "fontsize": 7,
+            "color": color,
+        }
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         corner, away = ((1, 0), 4 + 9 * row) if rising else ((1, 1), -4 - 9 * row)
         axes.annotate(text, corner, (-3, away), **place, **style)

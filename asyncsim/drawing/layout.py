@@ -28,7 +28,9 @@ _LEGEND_ROWS = 3
 _LEGEND_ROW_HEIGHT = 0.15
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+def legend_below(
+    figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int
+) -> None:
     """Add a legend below all axes; for many rows the figure grows, so that its axes do not shrink.
 
     Long labels have fewer than ``columns`` side by side; labels wider than the figure are wrapped.
@@ -44,13 +46,19 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], 
 
 
 def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
-    """Add a legend at the top of axes with final limits; raise the upper limit so that it hides nothing."""
+    """Add a legend at the top of axes with final limits; raise the upper limit so that it hides
+    nothing.
+    """
     handles, _ = axes.get_legend_handles_labels()
     inches = 0.8 * axes.get_window_extent().height / _figure_of(axes).dpi
     room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
     scale = axes.yaxis.get_transform()
     bottom, top = scale.transform(np.array(axes.get_ylim()))
-    axes.set_ylim(*scale.inverted().transform(np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])))
+    axes.set_ylim(
+        *scale.inverted().transform(
+            np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])
+        )
+    )
     axes.legend(loc=loc)
 
 
@@ -68,14 +76,23 @@ def legend_under(axes: Axes, label: float = 0.4) -> None:
 def stacked_bars(
     axes: Axes, parts: Iterable[tuple[str, str, Any]], names: Sequence[str], rates: Iterable[float]
 ) -> None:
-    """Draw how workers divide their time, one bar per name from the top down, and the commits per second.
+    """Draw how workers divide their time, one bar per name from the top down, and the commits per
+    second.
 
     ``parts``: label, colour and the values of all bars; negligible parts are not drawn.
     """
     places, starts = np.arange(len(names)), np.zeros(len(names))
     for label, color, part in parts:
         if (values := np.clip(part, 0, None)).max() >= LEAST_SHARE:
-            axes.barh(places, values, left=starts, color=color, edgecolor="white", linewidth=0.5, label=label)
+            axes.barh(
+                places,
+                values,
+                left=starts,
+                color=color,
+                edgecolor="white",
+                linewidth=0.5,
+                label=label,
+            )
             starts = starts + np.asarray(values)
     axes.set_yticks(places, names)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -99,8 +116,12 @@ def say_inside(axes: Axes, text: str) -> None:
 
 
 def whole_ticks(axis: Any, limit: int | Literal["auto"] = 10) -> None:
-    """Put ticks at whole numbers only: at least one, at most ``limit`` (``"auto"``: while there is room)."""
-    axis.set_major_locator(MaxNLocator(limit, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+    """Put ticks at whole numbers only: at least one, at most ``limit`` (``"auto"``: while there is
+    room).
+    """
+    axis.set_major_locator(
+        MaxNLocator(limit, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+    )
 
 
 def ticks_at(axis: Any, values: Iterable[Any]) -> None:
@@ -144,7 +165,9 @@ def panel_title(axes: Axes, text: str) -> None:
     wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
     side = matplotlib.rcParams["axes.titlelocation"]
     _make_room(
-        figure, wrapped_text, [neighbour.get_title(side) for neighbour in figure.axes if _row(neighbour) == _row(axes)]
+        figure,
+        wrapped_text,
+        [neighbour.get_title(side) for neighbour in figure.axes if _row(neighbour) == _row(axes)],
     )
     axes.set_title(wrapped_text)
 

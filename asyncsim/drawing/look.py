@@ -1,7 +1,7 @@
 """The style of all figures: sizes, colours, the looks of methods, and writing a figure.
 
-Colours are Okabe and Ito's, which colour-blind readers can distinguish; methods differ in their lines
-as well. Sizes are the columns of a paper, at which all text stays readable::
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; methods differ in their
+lines as well. Sizes are the columns of a paper, at which all text stays readable::
 
     with look.style():
         figure, (axes,) = look.new_figure(look.SINGLE, 2.5)
@@ -41,7 +41,8 @@ SINGLE, DOUBLE = 3.4, 7.0
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
-#: Colours of the workers' phases, by the fields of `asyncsim.traces.trace_summary.Phases`; a travelling reply is pale.
+#: Colours of the workers' phases, by the fields of `asyncsim.traces.trace_summary.Phases`; a
+#: travelling reply is pale.
 PHASES = {
     "computing": SKY,
     "sending": BLUE,
@@ -84,8 +85,8 @@ class Look(NamedTuple):
     label: str  #: for legends
 
 
-#: Looks of methods by name; `looks` assigns the rest. A family shares a colour, its members differ in lines.
-#: In a figure with several of a family, `looks` gives all but the first another colour.
+#: Looks of methods by name; `looks` assigns the rest. A family shares a colour, its members differ
+#: in lines. In a figure with several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),
@@ -144,12 +145,13 @@ _FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in en
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Assign each method of a figure its look; up to twelve methods outside `METHOD_LOOKS` all differ.
+    """Assign each method of a figure its look; up to twelve methods outside `METHOD_LOOKS` all
+    differ.
 
-    A name with arguments, ``gem(kappa=2)``, belongs to its method's family. The first of a family has
-    its colour; the rest take unused colours, then the family's. A method outside the table gets a
-    colour by its name, or the next one if that is used. For figures that must agree, pass the methods
-    of all of them.
+    A name with arguments, ``gem(kappa=2)``, belongs to its method's family. The first of a family
+    has its colour; the rest take unused colours, then the family's. A method outside the table gets
+    a colour by its name, or the next one if that is used. For figures that must agree, pass the
+    methods of all of them.
     """
     names = list(names)
     chosen = {name: appearance for name, appearance in METHOD_LOOKS.items() if name in names}
@@ -157,7 +159,9 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         method, _, arguments = name.partition("(")
         if arguments and method in METHOD_LOOKS:
             appearance = METHOD_LOOKS[method]
-            chosen[name] = appearance._replace(label=f"{appearance.label} ({arguments.replace('_', ' ')}")
+            chosen[name] = appearance._replace(
+                label=f"{appearance.label} ({arguments.replace('_', ' ')}"
+            )
     firsts = {appearance.color: name for name, appearance in reversed(chosen.items())}
     free = iter([color for color in _PALETTE if color not in firsts])
     for name, appearance in chosen.items():
@@ -170,7 +174,10 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     used = {place for place, appearance in enumerate(_FREE) if appearance in drawn}
     for name in sorted(set(names) - set(chosen)):
         preferred = zlib.crc32(name.encode()) % 4
-        places = sorted([*range(preferred, len(_FREE)), *range(preferred)], key=lambda place: _FREE[place][0] in colors)
+        places = sorted(
+            [*range(preferred, len(_FREE)), *range(preferred)],
+            key=lambda place: _FREE[place][0] in colors,
+        )
         place = next((place for place in places if place not in used), preferred)
         used.add(place)
         chosen[name] = Look(*_FREE[place], name.replace("_", " "))
@@ -183,7 +190,9 @@ _CATEGORY_LINES = ("-", "--", "-.", ":")
 
 
 def category_looks(names: Iterable[str]) -> dict[str, Look]:
-    """Assign looks to unordered categories that are no methods, for instance policies; up to 28 differ."""
+    """Assign looks to unordered categories that are no methods, for instance policies; up to 28
+    differ.
+    """
     colors, lines = itertools.cycle(_CATEGORY_COLORS), itertools.cycle(_CATEGORY_LINES)
     return {name: Look(next(colors), next(lines), name) for name in names}
 
@@ -208,7 +217,9 @@ def shades(values: Iterable[Hashable]) -> dict[Any, Shade]:
     """
     values = list(values)
     colors = matplotlib.colormaps["viridis"](np.linspace(*_DARK, max(2, len(values))))
-    return {value: Shade(to_hex(colors[i]), MARKERS[i % len(MARKERS)]) for i, value in enumerate(values)}
+    return {
+        value: Shade(to_hex(colors[i]), MARKERS[i % len(MARKERS)]) for i, value in enumerate(values)
+    }
 
 
 def style() -> AbstractContextManager[Any]:
@@ -217,7 +228,9 @@ def style() -> AbstractContextManager[Any]:
 
 
 class LiteralFigure(Figure):
-    """A figure that draws text with invalid mathematics, for instance a method ``x$_$y``, literally."""
+    """A figure that draws text with invalid mathematics, for instance a method ``x$_$y``,
+    literally.
+    """
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure after switching off mathematics in texts that matplotlib cannot parse."""
@@ -242,13 +255,19 @@ def _is_drawable(text: str) -> bool:
 def new_figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure of a size in inches and its axes, row by row; ``options`` go to ``Figure.subplots``."""
+    """Create a figure of a size in inches and its axes, row by row; ``options`` go to
+    ``Figure.subplots``.
+    """
     figure = LiteralFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def new_grid(count: int, row_height: float, extra_height: float = 0.0, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Create a figure of ``count`` panels, two side by side; heights in inches, ``extra_height`` added once."""
+def new_grid(
+    count: int, row_height: float, extra_height: float = 0.0, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Create a figure of ``count`` panels, two side by side; heights in inches, ``extra_height``
+    added once.
+    """
     columns = min(2, count)
     rows = -(-count // columns)
     width = SINGLE if columns == 1 else DOUBLE
@@ -290,7 +309,8 @@ def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str,
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
-    """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the same bytes.
+    """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the
+    same bytes.
 
     Raises
     ------
@@ -312,7 +332,9 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
         drawn = io.BytesIO()  # on a full disk matplotlib would raise unrelated errors
         with style():
             figure.savefig(drawn, format=kind, metadata=metadata)
-        paths.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue())))
+        paths.append(
+            write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue()))
+        )
     if _COLLECTION.get() is not None:
         drawn, name = io.BytesIO(), Path(path).name
         with style(), matplotlib.rc_context({"svg.hashsalt": name}):
@@ -324,11 +346,20 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
 def _without_empty_logarithms(figure: Figure) -> None:
     """Make logarithmic axes without positive values linear: matplotlib does not draw them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Data has no positive values")  # while one axis still has none
+        warnings.filterwarnings(
+            "ignore", "Data has no positive values"
+        )  # while one axis still has none
         for axes in figure.axes:
             # Shared axes have one scale, whichever of them has positive values.
-            x, y = axes.get_shared_x_axes().get_siblings(axes), axes.get_shared_y_axes().get_siblings(axes)
-            if axes.get_xscale() == "log" and not any(np.isfinite(shared.dataLim.minposx) for shared in x):
+            x, y = (
+                axes.get_shared_x_axes().get_siblings(axes),
+                axes.get_shared_y_axes().get_siblings(axes),
+            )
+            if axes.get_xscale() == "log" and not any(
+                np.isfinite(shared.dataLim.minposx) for shared in x
+            ):
                 axes.set_xscale("linear")
-            if axes.get_yscale() == "log" and not any(np.isfinite(shared.dataLim.minposy) for shared in y):
+            if axes.get_yscale() == "log" and not any(
+                np.isfinite(shared.dataLim.minposy) for shared in y
+            ):
                 axes.set_yscale("linear")

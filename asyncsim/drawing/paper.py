@@ -1,4 +1,5 @@
-"""The figures of a paper: a table of them, the studies that they are drawn from, and the command line that draws them.
+"""The figures of a paper: a table of them, the studies that they are drawn from, and the command
+line that draws them.
 
 A paper is a module or a package in ``figures/`` that lists its figures; this module does the rest::
 
@@ -34,14 +35,18 @@ class Study(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The task of a paper's published numbers; they are drawn beside results of the same task only."""
+    """The task of a paper's published numbers; they are drawn beside results of the same task
+    only.
+    """
 
     problem: str  #: its name
     network: str  #: as its config names it; a problem that names none may have this one
 
     def is_that_of(self, results: Finished) -> bool:
         """Return whether results belong to this task; True if unknown."""
-        return self.is_posed_by(results.config.get("problem"), results.config.get("problem_config", {}))
+        return self.is_posed_by(
+            results.config.get("problem"), results.config.get("problem_config", {})
+        )
 
     def is_posed_by(self, problem: object, config: Mapping[str, Any]) -> bool:
         """Return whether a problem's name and config match this task."""
@@ -49,7 +54,9 @@ class Task(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A figure of a paper: its results, its description and the functions that draw and measure it."""
+    """A figure of a paper: its results, its description and the functions that draw and measure
+    it.
+    """
 
     folder: str  #: of the results; see `Paper`
     shows: str
@@ -79,7 +86,9 @@ class Paper:
         names = [require_choice("only", name, self.figures) for name in only] or list(self.figures)
         out = results / self.name if out is None else out
         folders = {folder: results / folder for folder in self.studies}
-        paths, missing = self._draw(names, folders, out, lambda error, name: f"{error}; {self.remedy(name)}")
+        paths, missing = self._draw(
+            names, folders, out, lambda error, name: f"{error}; {self.remedy(name)}"
+        )
         if not paths:
             raise InputError("\n".join(["nothing could be drawn", *missing]))
         for why in missing:
@@ -87,13 +96,17 @@ class Paper:
         return paths
 
     def draw_study(self, study: str, folder: Path) -> list[Path]:
-        """Draw the figures of a study into the folder of its results, as far as its columns suffice.
+        """Draw the figures of a study into the folder of its results, as far as its columns
+        suffice.
 
-        ``study``: folder of one of the paper's studies; for any other, nothing is drawn. Returns paths.
+        ``study``: folder of one of the paper's studies; for any other, nothing is drawn. Returns
+        paths.
         """
         names = [name for name, drawing in self.figures.items() if drawing.folder == study]
         # Without a remedy: missing results were not requested, or failed with a message.
-        paths, missing = self._draw(names, {study: Path(folder)}, Path(folder), lambda error, _: str(error))
+        paths, missing = self._draw(
+            names, {study: Path(folder)}, Path(folder), lambda error, _: str(error)
+        )
         for why in missing:
             note(f"not drawn: {why}")
         return paths
@@ -106,10 +119,13 @@ class Paper:
         return f"make them with: {command} ({study.cost})"
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Draw figures from the command line; return the exit code (2 for bad input, or if nothing could be drawn)."""
+        """Draw figures from the command line; return the exit code (2 for bad input, or if nothing
+        could be drawn).
+        """
         width = max(map(len, self.figures))
         listed = [
-            f"  {name:<{width}}  {drawing.shows} (results/{drawing.folder})" for name, drawing in self.figures.items()
+            f"  {name:<{width}}  {drawing.shows} (results/{drawing.folder})"
+            for name, drawing in self.figures.items()
         ]
         parser = argparse.ArgumentParser(
             prog=f"asyncsim figures {self.name}",
@@ -117,14 +133,28 @@ class Paper:
             epilog="\n".join(["figures:", *listed]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("--only", help="names of figures with commas between them; all otherwise", metavar="NAMES")
-        parser.add_argument("--results", type=Path, default=Path("results"), help="holds a folder for each study")
-        parser.add_argument("--out", type=Path, help=f"where to draw; {self.name} in the folder of results otherwise")
+        parser.add_argument(
+            "--only",
+            help="names of figures with commas between them; all otherwise",
+            metavar="NAMES",
+        )
+        parser.add_argument(
+            "--results", type=Path, default=Path("results"), help="holds a folder for each study"
+        )
+        parser.add_argument(
+            "--out",
+            type=Path,
+            help=f"where to draw; {self.name} in the folder of results otherwise",
+        )
         options = parser.parse_args(arguments)
         return report(lambda: self.draw(options.results, options.out, split(options.only or "")))
 
     def _draw(
-        self, names: Sequence[str], folders: dict[str, Path], out: Path, message: Callable[[InputError, str], str]
+        self,
+        names: Sequence[str],
+        folders: dict[str, Path],
+        out: Path,
+        message: Callable[[InputError, str], str],
     ) -> tuple[list[Path], list[str]]:
         """Draw figures; return the paths, and a message for each figure that could not be drawn.
 
@@ -177,7 +207,9 @@ def _read(folder: Path, study: str) -> Finished:
         raise InputError(f"no results in {folder}")
     results = read(folder, study)
     if _REQUIRED not in results.summary:
-        raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {_REQUIRED}; copy it again")
+        raise InputError(
+            f"folder = {str(folder)!r}: its summary.csv lacks {_REQUIRED}; copy it again"
+        )
     return results
 
 

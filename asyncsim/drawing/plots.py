@@ -1,8 +1,8 @@
 """Plots of one trace: staleness, the workers' timeline, the queue; with theory drawn over them.
 
-The functions draw on existing axes, in a notebook or in ``figures/``; none of them simulates. `compare`
-draws several runs, `overview` the figure of `Trace.plot`. `asyncsim.drawing.look` has the style of the
-paper figures.
+The functions draw on existing axes, in a notebook or in ``figures/``; none of them simulates.
+`compare` draws several runs, `overview` the figure of `Trace.plot`. `asyncsim.drawing.look` has the
+style of the paper figures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from asyncsim.base.console import counted, number_text, over_seeds
-from asyncsim.base.errors import InputError, require_choice, require_count, require_list, require_positive
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_list,
+    require_positive,
+)
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     axis_along,
@@ -86,18 +92,28 @@ def compare(
     all_runs = require_list("runs", [runs] if isinstance(runs, Run) else runs)
     for run in all_runs:
         if not isinstance(run, Run):
-            raise InputError(f"runs: {run!r} is no Run; give what asyncsim.replay returns, or Run.load")
+            raise InputError(
+                f"runs: {run!r} is no Run; give what asyncsim.replay returns, or Run.load"
+            )
         drawn = [name for name in run.evaluations if name.startswith(("train_", "test_", "reward"))]
         require_choice("measure", measure, drawn)
     require_choice("against", against, ("time", "step"))
-    names = [str(run.config.get("method", "run")) for run in all_runs] if labels is None else list(labels)
+    names = (
+        [str(run.config.get("method", "run")) for run in all_runs]
+        if labels is None
+        else list(labels)
+    )
     if len(names) != len(all_runs):
-        raise InputError(f"labels: {len(names)} for {counted(len(all_runs), 'run')}; give one for each")
+        raise InputError(
+            f"labels: {len(names)} for {counted(len(all_runs), 'run')}; give one for each"
+        )
     groups = runs_by_line(list(map(str, names)), all_runs)
     with look.style():
         figure, (axes,) = look.new_figure(look.SINGLE, 2.8)
         curves = {
-            name: evaluation_curve(group, [run.evaluations["worker_step"] for run in group], measure)
+            name: evaluation_curve(
+                group, [run.evaluations["worker_step"] for run in group], measure
+            )
             for name, group in groups.items()
         }
         if measure.endswith("loss"):
@@ -113,11 +129,17 @@ def compare(
         axis_along(axes, against)
         axes.set_ylabel(axis_of(measure))
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
-        problems = dict.fromkeys(str(run.config["problem"]) for run in all_runs if "problem" in run.config)
+        problems = dict.fromkeys(
+            str(run.config["problem"]) for run in all_runs if "problem" in run.config
+        )
         sizes = [len(group) for group in groups.values()]
-        overlaps = coincidences(curves, {name: appearance.label for name, appearance in looks.items()})
+        overlaps = coincidences(
+            curves, {name: appearance.label for name, appearance in looks.items()}
+        )
         first = ", ".join(problems) if title is None else title
-        layout.title(figure, "; ".join([first, over_seeds(max(sizes), fewest=min(sizes)), *overlaps]))
+        layout.title(
+            figure, "; ".join([first, over_seeds(max(sizes), fewest=min(sizes)), *overlaps])
+        )
     return figure
 
 
@@ -130,18 +152,23 @@ def overview(trace: Trace) -> Figure:
     return figure
 
 
-def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: int | None = None) -> None:
+def staleness_histogram(
+    axes: Axes, traces: Trace | Sequence[Trace], warm_up: int | None = None
+) -> None:
     """Draw the distribution of staleness, with the closed form over it where its assumptions hold.
 
-    Elsewhere the conserved mean, with the queue-free standard deviation if that is known, or the bounds
-    of the mean. Without a cluster only the trace's mean is shown. If the largest staleness is out of
-    view, the legend names it and the axis counts the commits beyond its end.
+    Elsewhere the conserved mean, with the queue-free standard deviation if that is known, or the
+    bounds of the mean. Without a cluster only the trace's mean is shown. If the largest staleness
+    is out of view, the legend names it and the axis counts the commits beyond its end.
 
-    ``traces``: several traces of one cluster, with different seeds, are pooled. ``warm_up``: commits
-    dropped at the start of each; by default as in `Trace.summary`.
+    ``traces``: several traces of one cluster, with different seeds, are pooled. ``warm_up``:
+    commits dropped at the start of each; by default as in `Trace.summary`.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
-    per_trace = [counted_messages(trace, warm_up_of(trace, warm_up))["staleness"].to_numpy() for trace in traces]
+    per_trace = [
+        counted_messages(trace, warm_up_of(trace, warm_up))["staleness"].to_numpy()
+        for trace in traces
+    ]
     staleness = np.concatenate(per_trace)
     cluster = traces[0].cluster
     computations = min(len(trace.accepted) / trace.workers for trace in traces)
@@ -169,18 +196,23 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
 
 
 def beyond(values: np.ndarray, end: float) -> str:
-    """Format the number of commits beyond the end of an axis: ``; 3 of 12,345 beyond``, or nothing."""
+    """Format the number of commits beyond the end of an axis: ``; 3 of 12,345 beyond``, or
+    nothing.
+    """
     cut_off = int((values > end).sum())
     return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond" if cut_off else ""
 
 
-def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits: float = 3) -> None:
-    """Draw the phases of workers during their first ``visits`` visits: computing, sending, waiting, served.
+def timeline(
+    axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits: float = 3
+) -> None:
+    """Draw the phases of workers during their first ``visits`` visits: computing, sending, waiting,
+    served.
 
-    ``workers``: their numbers, or how many: the first, or spread from first to last if workers differ.
-    A short stroke marks each commit, a cross each discarded or cancelled message. Jobs without a commit
-    are drawn as well: a worker that is never served waits to the end. In a prescribed trace the jobs of
-    one worker may overlap.
+    ``workers``: their numbers, or how many: the first, or spread from first to last if workers
+    differ. A short stroke marks each commit, a cross each discarded or cancelled message. Jobs
+    without a commit are drawn as well: a worker that is never served waits to the end. In a
+    prescribed trace the jobs of one worker may overlap.
     """
     drawn = _timeline_workers(trace, workers)
     require_positive("visits", visits)
@@ -197,11 +229,19 @@ def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits
     ended = trace.frame[trace.frame["worker"].isin(drawn) & (trace.frame["commit_time"] <= end)]
     accepted = ended[ended["outcome"].isin(ACCEPTED)]
     row = accepted["worker"].map(place)
-    axes.vlines(accepted["commit_time"], row - 0.18, row + 0.18, color=BLACK, linewidth=0.9, zorder=3)
+    axes.vlines(
+        accepted["commit_time"], row - 0.18, row + 0.18, color=BLACK, linewidth=0.9, zorder=3
+    )
     axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")
     lost = ended.drop(accepted.index)
     if len(lost):
-        style: dict[str, Any] = {"color": BLACK, "marker": "x", "markersize": 3, "linestyle": "none", "zorder": 3}
+        style: dict[str, Any] = {
+            "color": BLACK,
+            "marker": "x",
+            "markersize": 3,
+            "linestyle": "none",
+            "zorder": 3,
+        }
         axes.plot(lost["commit_time"], lost["worker"].map(place), **style, label="lost")
     axes.set_xlim(0, end)
     count = len(drawn)
@@ -210,7 +250,9 @@ def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits
     axes.set_yticks(ticks, [str(drawn[row]) for row in ticks])
     axes.set_xlabel(_time_label(trace))
     selection = f"first {count}" if drawn == list(range(count)) else str(count)
-    axes.set_ylabel("worker" if count == trace.workers else f"worker ({selection} of {trace.workers})")
+    axes.set_ylabel(
+        "worker" if count == trace.workers else f"worker ({selection} of {trace.workers})"
+    )
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
         loc="lower left",
@@ -224,17 +266,23 @@ def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits
 
 
 def queue_length(axes: Axes, trace: Trace) -> None:
-    """Draw the number of visits at the server, waiting or in service, over time, with the theory's mean.
+    """Draw the number of visits at the server, waiting or in service, over time, with the theory's
+    mean.
 
-    A long trace is drawn as means over short intervals, with a band from minimum to maximum unless it
-    would flatten the means. A prescribed trace has no server. With gossip, the messages in flight.
+    A long trace is drawn as means over short intervals, with a band from minimum to maximum unless
+    it would flatten the means. A prescribed trace has no server. With gossip, the messages in
+    flight.
     """
     axes.set_xlabel(_time_label(trace))
     axes.set_ylabel("messages in flight" if trace.protocol == GOSSIP else "visits at the server")
     steps = trace.queue()
     time, in_system = steps["time"].to_numpy(), steps["in_system"].to_numpy()
     if trace.protocol == "prescribed" or in_system.max() == 0:
-        why = "prescribed: no server" if trace.protocol == "prescribed" else "the server takes no time: no queue"
+        why = (
+            "prescribed: no server"
+            if trace.protocol == "prescribed"
+            else "the server takes no time: no queue"
+        )
         why = "exchanges in pairs: no messages" if trace.protocol == GOSSIP else why
         say_inside(axes, why)
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
@@ -257,7 +305,9 @@ def queue_length(axes: Axes, trace: Trace) -> None:
 
 
 def waits(axes: Axes, trace: Trace) -> None:
-    """Draw how long each worker waited for every other one, as a share of the time; without a server."""
+    """Draw how long each worker waited for every other one, as a share of the time; without a
+    server.
+    """
     share = trace.waits() / trace.frame["commit_time"].iloc[-1]
     image = axes.imshow(share, cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_xlabel("for worker")
@@ -268,7 +318,9 @@ def waits(axes: Axes, trace: Trace) -> None:
 
 
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
-    """Choose the largest staleness in view: all but a thin tail, and the theory's mean with some room."""
+    """Choose the largest staleness in view: all but a thin tail, and the theory's mean with some
+    room.
+    """
     last = float(np.quantile(staleness, 1 - _TAIL))
     if theory is not None and theory.mean_bounds[1] < np.inf:
         last = max(last, theory.mean_bounds[1] + 1.2 * (theory.std or 0.0))
@@ -285,7 +337,13 @@ def _draw_staleness_theory(
         marker = "o" if possible.sum() == 1 else ""
         label = f"long-run {theory.law}: mean {theory.mean:g}, std {number_text(theory.std or 0.0)}"
         axes.plot(
-            k[possible], probability[possible], color=BLACK, linewidth=1, marker=marker, markersize=3, label=label
+            k[possible],
+            probability[possible],
+            color=BLACK,
+            linewidth=1,
+            marker=marker,
+            markersize=3,
+            label=label,
         )
         return
     if theory.mean is None:
@@ -293,7 +351,9 @@ def _draw_staleness_theory(
         label = f"long-run bounds of the mean: {low:g} to {high:g}"
         axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
-    name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
+    name = (
+        "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
+    )
     conserved = theory.mean_law == "conserved"
     mean_name = "conserved mean" if conserved else f"mean of {theory.mean_law}"
     label = f"long-run {mean_name}: {name}{round(theory.mean, 1):g}"
@@ -303,7 +363,9 @@ def _draw_staleness_theory(
     if theory.std is not None:
         law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"
         # A bar across the mean, and not an area: its height would look like a density.
-        bar = axes.errorbar(theory.mean, 0.5 * top, xerr=theory.std, color=BLACK, linewidth=1, capsize=3)
+        bar = axes.errorbar(
+            theory.mean, 0.5 * top, xerr=theory.std, color=BLACK, linewidth=1, capsize=3
+        )
         bar.set_label(f"\u00b11 std, long-run {law}: std {number_text(theory.std)}")
 
 
@@ -315,21 +377,28 @@ def _origin(trace: Trace) -> str:
 
 
 def _time_label(trace: Trace) -> str:
-    """Return the label of the time axis; the clock of a prescribed trace is called simulated, as in all figures."""
+    """Return the label of the time axis; the clock of a prescribed trace is called simulated, as in
+    all figures.
+    """
     return "recorded time (s)" if _origin(trace) == "recorded" else "simulated time (s)"
 
 
-def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str) -> float:
+def _draw_steps(
+    axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str
+) -> float:
     """Draw a step function, a long one as means over intervals; return the largest value drawn."""
     most_of_all = f", most {in_system.max()}"
     if len(time) <= 2 * _BINS:
         label += most_of_all
-        axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"{origin}: {label}")
+        axes.step(
+            time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"{origin}: {label}"
+        )
         return float(in_system.max())
     edges = np.linspace(0.0, time[-1], _BINS + 1)
     area = np.concatenate([[0.0], np.cumsum(in_system[:-1] * np.diff(time))])
     means = np.diff(np.interp(edges, time, area)) / np.diff(edges)
-    # Within an interval the function takes its value at the left edge, and the values of later steps.
+    # Within an interval the function takes its value at the left edge, and the values of later
+    # steps.
     points = np.unique(np.concatenate([time, edges]))
     values = in_system[np.searchsorted(time, points, side="right") - 1]
     first = np.searchsorted(points, edges[:-1])
@@ -352,9 +421,13 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str
 def _timeline_workers(trace: Trace, workers: int | Iterable[int]) -> list[int]:
     """Choose the workers of a timeline, in its order."""
     if isinstance(workers, Iterable) and not isinstance(workers, str):
-        chosen = [require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)]
+        chosen = [
+            require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)
+        ]
         if not chosen or len(set(chosen)) < len(chosen) or max(chosen) >= trace.workers:
-            raise InputError(f"workers = {chosen}: must be some of 0 to {trace.workers - 1}, each once")
+            raise InputError(
+                f"workers = {chosen}: must be some of 0 to {trace.workers - 1}, each once"
+            )
         return chosen
     count = min(require_count("workers", workers), trace.workers)
     cluster = trace.cluster
@@ -364,7 +437,13 @@ def _timeline_workers(trace: Trace, workers: int | Iterable[int]) -> list[int]:
 
 
 def _bars(
-    axes: Axes, place: Mapping[int, int], intervals: Any, until: float, color: str, label: str, edge: float = 0
+    axes: Axes,
+    place: Mapping[int, int],
+    intervals: Any,
+    until: float,
+    color: str,
+    label: str,
+    edge: float = 0,
 ) -> None:
     """Draw the intervals that begin before ``until``, each in the row of its worker."""
     intervals = intervals[intervals["begin"] < until]
@@ -374,5 +453,10 @@ def _bars(
     begin, end = intervals["begin"].to_numpy(), intervals["end"].to_numpy()
     low, high = row - 0.4, row + 0.4
     corners = np.stack([begin, low, begin, high, end, high, end, low], axis=-1).reshape(-1, 4, 2)
-    style: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": edge, "label": label}
+    style: dict[str, Any] = {
+        "facecolor": color,
+        "edgecolor": color,
+        "linewidth": edge,
+        "label": label,
+    }
     axes.add_collection(PolyCollection(list(corners), **style))

@@ -5,7 +5,8 @@ outside its range, and for a learning rate beside an optimizer, which has its ow
 explains its parameters, except those that many methods share:
 
 ``learning_rate``
-    Of the worker's plain local steps: a number above zero, or a schedule, which is a function of the `Visit`.
+    Of the worker's plain local steps: a number above zero, or a schedule, which is a function of
+    the `Visit`.
 ``optimizer``
     A local optimizer of optax instead of plain steps. Its state stays with the worker; a read does
     not reset it.
@@ -55,7 +56,12 @@ from asyncsim.methods.method import (
     send_update,
 )
 from asyncsim.methods.named import named_optimizer
-from asyncsim.methods.policy_gradient import CORRECTIONS, Correction, PolicyGradient, policy_gradient
+from asyncsim.methods.policy_gradient import (
+    CORRECTIONS,
+    Correction,
+    PolicyGradient,
+    policy_gradient,
+)
 from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.rescaled_asgd import rescaled_asgd
 from asyncsim.methods.ringleader import ringleader

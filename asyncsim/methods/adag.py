@@ -1,9 +1,19 @@
-"""ADAG of Hermans' thesis: an update counts less, weight by weight, the further the central variable has moved."""
+"""ADAG of Hermans' thesis: an update counts less, weight by weight, the further the central
+variable has moved.
+"""
 
 import optax
 
 from asyncsim.base.errors import InputError, require_choice, require_positive, require_switch
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, divisor, local_steps, rate_at
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Method,
+    Schedule,
+    divisor,
+    local_steps,
+    rate_at,
+)
 from asyncsim.methods.recipe import shares_programs
 
 _FORMS = ("scaled", "original", "squared")
@@ -27,7 +37,8 @@ def adag(
     Parameters
     ----------
     gamma : float
-        How far the central variable may move before an update is damped; the thesis lowers it if a run diverges.
+        How far the central variable may move before an update is damped; the thesis lowers it if a
+        run diverges.
     form : {"scaled", "original", "squared"}
         The factor's denominator: "scaled" as above, the thesis' practical form; "original" with the
         learning rate instead of gamma; "squared" is ``((central - s) / gamma)^2 + 1``, proposed but
@@ -52,18 +63,25 @@ def adag(
 
     References
     ----------
-    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis, Maastricht University,
-    chapter on asynchronous distributed adaptive gradients.
+    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis,
+    Maastricht University, chapter on asynchronous distributed adaptive gradients.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_positive("gamma", gamma)
     require_choice("form", form, _FORMS)
     if form == "original" and optimizer is not None:
-        raise InputError("form = 'original': divides by the learning rate, which an optimizer has not; choose scaled")
+        raise InputError(
+            "form = 'original': divides by the learning rate, which an optimizer has not; choose "
+            "scaled"
+        )
     require_switch("averaged", averaged)
 
     def message(worker, update, start, central, visit):
-        return (update / visit.local_steps.astype(update.dtype) if averaged else update, start), worker, {}
+        return (
+            (update / visit.local_steps.astype(update.dtype) if averaged else update, start),
+            worker,
+            {},
+        )
 
     def apply(server, central, message, memory, visit):
         sent, start = message
@@ -71,7 +89,9 @@ def adag(
         if form == "squared":
             distance = (moved / gamma) ** 2
         else:
-            distance = moved**2 / (gamma if form == "scaled" else divisor(rate_at(learning_rate, visit, moved)))
+            distance = moved**2 / (
+                gamma if form == "scaled" else divisor(rate_at(learning_rate, visit, moved))
+            )
         return Applied(central + sent / (distance + 1), server, memory)
 
     return Method(

@@ -8,7 +8,8 @@ from asyncsim.methods.recipe import shares_programs
 
 @shares_programs
 def adaptive_staleness(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return DOWNPOUR with each update divided by its staleness plus one.
 
@@ -24,19 +25,23 @@ def adaptive_staleness(
 
     References
     ----------
-    Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; the form of Hermans and Louppe 2018, arXiv 1805.08469.
+    Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; the form of Hermans and Louppe 2018, arXiv
+    1805.08469.
     """
     named, local = local_steps(learning_rate, optimizer)
 
     def apply(server, central, message, memory, visit):
-        return Applied(central + message / (visit.staleness + 1).astype(central.dtype), server, memory)
+        return Applied(
+            central + message / (visit.staleness + 1).astype(central.dtype), server, memory
+        )
 
     return Method(name="adaptive_staleness", hyperparameters=named, optimizer=local, apply=apply)
 
 
 @shares_programs
 def dynsgd(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return DynSGD: the sum of a window's steps, divided by its staleness plus one.
 
@@ -55,7 +60,8 @@ def dynsgd(
 
     References
     ----------
-    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis, Maastricht University;
-    after Jiang, Cui, Zhang and Yu 2017, "Heterogeneity-aware distributed parameter servers".
+    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis,
+    Maastricht University; after Jiang, Cui, Zhang and Yu 2017, "Heterogeneity-aware distributed
+    parameter servers".
     """
     return adaptive_staleness(learning_rate, optimizer)._replace(name="dynsgd")

@@ -8,7 +8,8 @@ from asyncsim.methods.recipe import shares_programs
 
 @shares_programs
 def agn(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return accumulated gradient normalization, with the communication window of the trace.
 
@@ -31,8 +32,9 @@ def agn(
 
     References
     ----------
-    Hermans, Spanakis and Moeckel 2017, "Accumulated gradient normalization", arXiv 1710.02368; Hermans 2017,
-    "On scalable deep learning and parallelizing gradient descent", master thesis, Maastricht University.
+    Hermans, Spanakis and Moeckel 2017, "Accumulated gradient normalization", arXiv 1710.02368;
+    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis,
+    Maastricht University.
     """
     named, local = local_steps(learning_rate, optimizer)
 

@@ -5,7 +5,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.base.errors import (
+    InputError,
+    require_count,
+    require_fraction,
+    require_nonnegative,
+    require_positive,
+)
 from asyncsim.methods.buffer import outer_optimizer, outer_step
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
@@ -70,7 +76,13 @@ def async_local_sgd(
 
     return Method(
         name="async_local_sgd",
-        hyperparameters={**named, **served, "law": law, "strength": strength, "threshold": threshold},
+        hyperparameters={
+            **named,
+            **served,
+            "law": law,
+            "strength": strength,
+            "threshold": threshold,
+        },
         optimizer=local,
         message=message,
         apply=apply,
@@ -102,10 +114,9 @@ def delayed_nesterov(
 
     With ``sent = law(staleness) * sum of the local steps`` and N the period::
 
-        total   <- total + sent
-        at every N-th arrival:  m <- server_momentum * m + total / N;  total <- 0;  share = 1 - spread * N + spread
-        at the others:                                                              share = spread
-        central <- central + server_rate * (share * server_momentum * m + sent / N)
+        total <- total + sent at every N-th arrival: m <- server_momentum * m + total / N; total <-
+        0; share = 1 - spread * N + spread at the others: share = spread central <- central +
+        server_rate * (share * server_momentum * m + sent / N)
 
     Parameters
     ----------
@@ -122,8 +133,9 @@ def delayed_nesterov(
 
     Notes
     -----
-    Over one period without spread the server takes exactly one Nesterov step with the mean of the messages. The
-    momentum at an N-th arrival is the one just updated, as in a public program (HALoS); the paper's text was not read.
+    Over one period without spread the server takes exactly one Nesterov step with the mean of the
+    messages. The momentum at an N-th arrival is the one just updated, as in a public program
+    (HALoS); the paper's text was not read.
 
     References
     ----------
@@ -153,7 +165,9 @@ def delayed_nesterov(
         return Applied(central + server_rate * (share * beta * m + message / n), after, memory)
 
     def init_server(central):
-        return DelayedServer(jnp.zeros_like(central), jnp.zeros_like(central), jnp.zeros((), central.dtype))
+        return DelayedServer(
+            jnp.zeros_like(central), jnp.zeros_like(central), jnp.zeros((), central.dtype)
+        )
 
     return Method(
         name="delayed_nesterov",

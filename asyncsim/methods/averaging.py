@@ -4,7 +4,14 @@ import optax
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Method,
+    Schedule,
+    Timing,
+    local_steps,
+    require_policy,
+)
 from asyncsim.methods.recipe import shares_programs
 
 

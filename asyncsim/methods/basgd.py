@@ -1,4 +1,6 @@
-"""BASGD: asynchronous SGD whose server applies a robust rule to the means of buckets of gradients."""
+"""BASGD: asynchronous SGD whose server applies a robust rule to the means of buckets of
+gradients.
+"""
 
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.byzantine.aggregation import Rule, parse_rule
@@ -22,7 +24,9 @@ from asyncsim.methods.recipe import shares_programs
 
 
 @shares_programs
-def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule: Rule | str = "median()") -> Method:
+def basgd(
+    learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule: Rule | str = "median()"
+) -> Method:
     """Return BASGD, which applies a robust rule to the means of buckets of gradients.
 
     Worker ``s`` puts its gradients into bucket ``s mod count``. Once none is empty, ::
@@ -45,7 +49,8 @@ def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule
 
     References
     ----------
-    Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937, algorithm 2.
+    Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937,
+    algorithm 2.
     """
     require_rate("learning_rate", learning_rate)
     require_count("count", count)
@@ -53,7 +58,8 @@ def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule
     parsed.require(count)
     if parsed.averaging:
         raise InputError(
-            f"rule = {parsed.text!r}: averages over each worker's messages, and a bucket has several workers'"
+            f"rule = {parsed.text!r}: averages over each worker's messages, and a bucket has "
+            "several workers'"
         )
 
     def message(worker, update, start, central, visit):
@@ -63,7 +69,8 @@ def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule
         means, _ = group_means(messages, present(messages, visits), visits.worker % count, count)
         aggregated = parsed.aggregate(server, means, None, visits.key)
         return Applied(
-            central - rate_at(learning_rate, completing(visits), central) * aggregated.vector, aggregated.state
+            central - rate_at(learning_rate, completing(visits), central) * aggregated.vector,
+            aggregated.state,
         )
 
     return Method(

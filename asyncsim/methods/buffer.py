@@ -32,7 +32,9 @@ def add_mean(server: State, central: Array, messages: Array, visits: Visit) -> A
 
 
 def group_means(messages: Array, present: Array, group: Array, count: int) -> tuple[Array, Array]:
-    """Average the messages of each of ``count`` groups; return the means and the numbers of messages."""
+    """Average the messages of each of ``count`` groups; return the means and the numbers of
+    messages.
+    """
     total = jnp.zeros((count, *messages.shape[1:]), messages.dtype)
     total = total.at[group].add(jnp.where(present[:, None], messages, 0))
     number = jnp.zeros(count, messages.dtype).at[group].add(present.astype(messages.dtype))
@@ -40,7 +42,10 @@ def group_means(messages: Array, present: Array, group: Array, count: int) -> tu
 
 
 def outer_optimizer(
-    rate: float, momentum: float, server_optimizer: optax.GradientTransformation | None, default: tuple[float, float]
+    rate: float,
+    momentum: float,
+    server_optimizer: optax.GradientTransformation | None,
+    default: tuple[float, float],
 ) -> tuple[dict[str, Any], optax.GradientTransformation]:
     """Return the server's optimizer and its hyper-parameters; the default is Nesterov's.
 
@@ -53,13 +58,20 @@ def outer_optimizer(
     require_fraction("server_momentum", momentum)
     if server_optimizer is None:
         return {"server_rate": rate, "server_momentum": momentum}, _nesterov(rate, momentum)
-    for name, value, usual in zip(("server_rate", "server_momentum"), (rate, momentum), default, strict=True):
+    for name, value, usual in zip(
+        ("server_rate", "server_momentum"), (rate, momentum), default, strict=True
+    ):
         if not (isinstance(value, float) and value == usual):
-            raise InputError(f"{name} = {value!r}: the server_optimizer that is given has its own; give one of them")
+            raise InputError(
+                f"{name} = {value!r}: the server_optimizer that is given has its own; give one of "
+                "them"
+            )
     return {"server_optimizer": "optax"}, require_optimizer("server_optimizer", server_optimizer)
 
 
-def outer_step(optimizer: optax.GradientTransformation, state: Any, central: Array, sent: Array) -> tuple[Array, Any]:
+def outer_step(
+    optimizer: optax.GradientTransformation, state: Any, central: Array, sent: Array
+) -> tuple[Array, Any]:
     """Update the central variable with a message; return it and the optimizer's new state."""
     step, state = optimizer.update(-sent, state, central)
     return optax.apply_updates(central, step), state
@@ -82,4 +94,6 @@ def _nesterov(rate: Any, momentum: Any) -> optax.GradientTransformation:
         m = momentum * state.momentum + gradient
         return -rate * (momentum * m + gradient), Nesterov(m)
 
-    return optax.GradientTransformation(lambda params: Nesterov(jnp.zeros_like(params) if keeps else ()), update)
+    return optax.GradientTransformation(
+        lambda params: Nesterov(jnp.zeros_like(params) if keeps else ()), update
+    )

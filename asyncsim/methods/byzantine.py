@@ -57,13 +57,14 @@ def kardam(
 
     A worker sends its update ``u`` (window 1: ``-learning_rate * gradient``), computed at ``s``;
     its previous update was ``u'`` at ``s'``. Its empirical Lipschitz coefficient is
-    ``k = |u - u'| / |s - s'|``. The update is applied, ::
-    ``u'`` at ``s'``. Its empirical Lipschitz coefficient is ``k = |u - u'| / |s - s'|``. The update is applied, ::
+    ``k = |u - u'| / |s - s'|``. The update is applied, :: ``u'`` at ``s'``. Its empirical Lipschitz
+    coefficient is ``k = |u - u'| / |s - s'|``. The update is applied, ::
 
         central <- central + weight(staleness) * u
 
-    if ``k`` is at most the ``(n - f) / n`` quantile of all workers' last coefficients, this one's included, and if at
-    most ``f`` of the last ``2 f + 1`` applied updates, this one included, would be of one worker.
+    if ``k`` is at most the ``(n - f) / n`` quantile of all workers' last coefficients, this one's
+    included, and if at most ``f`` of the last ``2 f + 1`` applied updates, this one included, would
+    be of one worker.
 
     Parameters
     ----------
@@ -87,8 +88,8 @@ def kardam(
 
     References
     ----------
-    Damaskinos, El Mhamdi, Guerraoui, Patra and Taziki 2018, "Asynchronous Byzantine machine learning (the case of
-    SGD)", arXiv 1802.07928.
+    Damaskinos, El Mhamdi, Guerraoui, Patra and Taziki 2018, "Asynchronous Byzantine machine
+    learning (the case of SGD)", arXiv 1802.07928.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_count("f", f, minimum=0)
@@ -98,23 +99,38 @@ def kardam(
         # The server knows where the worker computed, so a Byzantine worker cannot lie about it.
         update, start = message, memory.sent
         largest = jnp.asarray(jnp.finfo(central.dtype).max, central.dtype)
-        moved, changed = jnp.linalg.norm(start - memory.start), jnp.linalg.norm(update - memory.update)
+        moved, changed = (
+            jnp.linalg.norm(start - memory.start),
+            jnp.linalg.norm(update - memory.update),
+        )
         # At the same point equal updates may differ by the order of their sums.
         rounding = _ROUNDING * jnp.finfo(central.dtype).eps * jnp.linalg.norm(update)
-        k = jnp.where(moved > 0, changed / jnp.where(moved > 0, moved, 1), jnp.where(changed > rounding, largest, 0))
+        k = jnp.where(
+            moved > 0,
+            changed / jnp.where(moved > 0, moved, 1),
+            jnp.where(changed > rounding, largest, 0),
+        )
         k = jnp.where(visit.worker_step == 0, -1, jnp.where(jnp.isfinite(k), k, largest))
         passes = jnp.isfinite(jnp.vdot(update, update))
         if f:
             all_k = memories.of_all("lipschitz").at[visit.worker].set(k)
             n, number = len(all_k), jnp.sum(all_k >= 0)
-            passes &= (k < 0) | (jnp.sum((all_k >= 0) & (all_k < k)) < (number * (n - f) + n - 1) // n)
+            passes &= (k < 0) | (
+                jnp.sum((all_k >= 0) & (all_k < k)) < (number * (n - f) + n - 1) // n
+            )
             passes &= jnp.sum(server.last == visit.worker) < f
         behind = visit._replace(staleness=server.applied - memory.read)
         central = jnp.where(passes, central + weight(behind, central) * update, central)
         applied = server.applied + passes.astype(server.applied.dtype)
         worker = jnp.asarray(visit.worker, server.last.dtype)
-        last = jnp.where(passes, jnp.append(server.last[1:], worker), server.last) if f else server.last
-        return Applied(central, KardamServer(applied, last), KardamMemory(update, start, central, k, applied))
+        last = (
+            jnp.where(passes, jnp.append(server.last[1:], worker), server.last)
+            if f
+            else server.last
+        )
+        return Applied(
+            central, KardamServer(applied, last), KardamMemory(update, start, central, k, applied)
+        )
 
     def init_memory(central: Array) -> KardamMemory:
         undefined = jnp.full((), -1, central.dtype)
@@ -144,8 +160,8 @@ def zeno_pp(
     The server trusts one worker: its last gradient is the validation gradient ``v``, and is never
     applied. With ``g`` another worker's gradient::
 
-        u       = |v| / |g| * g
-        central <- central - learning_rate * u      if learning_rate * <v, u> - rho |u|^2 + learning_rate * epsilon >= 0
+        u = |v| / |g| * g central <- central - learning_rate * u if learning_rate * <v, u> - rho
+        |u|^2 + learning_rate * epsilon >= 0
 
     Parameters
     ----------
@@ -184,13 +200,20 @@ def zeno_pp(
         usable = jnp.isfinite(length) & (length > 0)
         u = jnp.where(usable, message, 0) * (jnp.linalg.norm(server) / jnp.where(usable, length, 1))
         score = rate * jnp.vdot(server, u) - rho * jnp.vdot(u, u) + rate * epsilon
-        is_trusted = visit.worker == (jnp.asarray(visit.workers) - 1 if trusted is None else trusted)
+        is_trusted = visit.worker == (
+            jnp.asarray(visit.workers) - 1 if trusted is None else trusted
+        )
         after = jnp.where(~is_trusted & usable & (score >= 0), central - rate * u, central)
         return Applied(after, jnp.where(is_trusted, message, server), memory)
 
     return Method(
         name="zeno_pp",
-        hyperparameters={"learning_rate": learning_rate, "trusted": trusted, "rho": rho, "epsilon": epsilon},
+        hyperparameters={
+            "learning_rate": learning_rate,
+            "trusted": trusted,
+            "rho": rho,
+            "epsilon": epsilon,
+        },
         optimizer=gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,

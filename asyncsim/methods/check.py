@@ -24,7 +24,17 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Inbox, Memories, Method, Timing, Visit, add
+from asyncsim.methods.method import (
+    OF_MESSAGE,
+    Applied,
+    Array,
+    Inbox,
+    Memories,
+    Method,
+    Timing,
+    Visit,
+    add,
+)
 
 #: The call of each function, as errors print it.
 _CALLS = {
@@ -83,7 +93,8 @@ def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ..
                 _check_functions, method._replace(**change), params, workers
             ) != str(error):
                 raise InputError(
-                    f"{method.name}.{switch} = False: its functions look at visit.{field}, which needs a method "
+                    f"{method.name}.{switch} = False: its functions look at visit.{field}, which "
+                    "needs a method "
                     f"made with {switch}=True; add that"
                 ) from None
         # If another state makes the error go away, the missing state (the default, ()) is to blame.
@@ -101,7 +112,10 @@ def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ..
 def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visit:
     """Return the shapes and types of a visit, for tracing."""
     kind = jnp.result_type(float)
-    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
+    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {
+        "time": kind,
+        "completes": jnp.bool_,
+    }
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if needs_key else ()
     optional: dict[str, Any] = {
@@ -115,7 +129,10 @@ def memories_kinds(memory: Any, workers: int = 3) -> Memories:
     """Return the shapes of all workers' memories, from the memory of a single worker."""
 
     def several(count: int) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), memory)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)),
+            memory,
+        )
 
     worker: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
     return Memories(several(workers), several(2), worker)
@@ -144,7 +161,11 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
     _check_optimizer(method, params)
-    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None or method.meet is not None)
+    visit = visit_kinds(
+        method.sees_loss,
+        method.needs_key,
+        gossips=method.mix is not None or method.meet is not None,
+    )
     worker, server, memory = (_call(method, name, central) for name in _STATES)
     if method.resume is not None:
         read = None if method.mix is not None else central
@@ -159,13 +180,17 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     if method.receive is not None and method.combine is None:
-        raise InputError(f"{method.name}.receive: is for methods with combine, and there is none; leave it out")
+        raise InputError(
+            f"{method.name}.receive: is for methods with combine, and there is none; leave it out"
+        )
     if method.combine is not None:
         _check_combine(method, server, central, message, memory, visit)
     elif method.mix is None and method.meet is None:
         _check_apply(method, server, central, message, memory, visit, workers)
     if method.reply is not None:
-        _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
+        _require_vector(
+            method, "reply", _call(method, "reply", server, central, memory, visit), central
+        )
     return diagnostics
 
 
@@ -173,29 +198,40 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
     if method.meet is not None:
         if method.mix is not None:
             raise InputError(
-                f"{method.name}.meet, {method.name}.mix: workers send each other messages or meet; give one"
+                f"{method.name}.meet, {method.name}.mix: workers send each other messages or meet; "
+                "give one"
             )
         result = _call(method, "meet", worker, worker, visit)
-        _require_alike(_named(method, "meet"), "the states of both workers", result, (worker, worker))
+        _require_alike(
+            _named(method, "meet"), "the states of both workers", result, (worker, worker)
+        )
         _check_replica(method, worker, central, "init_worker", "the worker's state")
         _require_vector(method, "message", message, central, "the message, ")
         return
     if method.resume is None:
-        raise InputError(f"{method.name}.resume = None: without a server a worker starts from its own state; give it")
+        raise InputError(
+            f"{method.name}.resume = None: without a server a worker starts from its own state; "
+            "give it"
+        )
     if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(message)):
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be floating-point numbers, "
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be "
+            "floating-point numbers, "
             "which are added up by weight"
         )
     _require_alike(
         _named(method, "mix"),
         "the worker's state, as init_worker made it",
-        _call(method, "mix", worker, inbox_kinds(message) if method.sees_messages else message, visit),
+        _call(
+            method, "mix", worker, inbox_kinds(message) if method.sees_messages else message, visit
+        ),
         worker,
     )
     _check_replica(method, message, central, "message", "the message")
     if method.last is not None:
-        _require_alike(_named(method, "last"), "the last message", _call(method, "last", worker), message)
+        _require_alike(
+            _named(method, "last"), "the last message", _call(method, "last", worker), message
+        )
 
 
 def _check_replica(method: Method, carrier: Any, central: Any, maker: str, name: str) -> None:
@@ -205,13 +241,19 @@ def _check_replica(method: Method, carrier: Any, central: Any, maker: str, name:
     """
     if method.replica is not None:
         result = _call(method, "replica", carrier)
-        vector, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        vector, weight = (
+            result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        )
         _require_vector(method, "replica", vector, central, "the replica, ")
         if method.meet is not None and weight is not None:
-            raise InputError(f"{_named(method, 'replica')} returned two things: workers that meet have no weights")
+            raise InputError(
+                f"{_named(method, 'replica')} returned two things: workers that meet have no "
+                "weights"
+            )
         if weight is not None and (weight.shape, weight.dtype) != ((), central.dtype):
             raise InputError(
-                f"{_named(method, 'replica')} returned the weight {tree_text(weight)}: must be a number of type "
+                f"{_named(method, 'replica')} returned the weight {tree_text(weight)}: must be a "
+                "number of type "
                 f"{central.dtype}"
             )
         return
@@ -220,8 +262,10 @@ def _check_replica(method: Method, carrier: Any, central: Any, maker: str, name:
     shape = getattr(next(iter(leaves), None), "shape", None)
     if not (isinstance(carrier, tuple) or len(leaves) == 1) or shape != central.shape:
         raise InputError(
-            f"{_named(method, maker)} returned {name}, {tree_text(carrier)}: without a server it carries the "
-            f"worker's replica, a vector like the central variable, {tree_text(central)}; say which part that is with "
+            f"{_named(method, maker)} returned {name}, {tree_text(carrier)}: without a server it "
+            "carries the "
+            f"worker's replica, a vector like the central variable, {tree_text(central)}; say "
+            "which part that is with "
             f"replica=lambda {'message' if maker == 'message' else 'state'}: ..."
         )
 
@@ -236,9 +280,13 @@ def check_fields(method: Method) -> None:
     """
     require_name("method", method.name)
     if not isinstance(method.hyperparameters, Mapping):
-        raise InputError(f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict")
+        raise InputError(
+            f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict"
+        )
     if not isinstance(method.timing, Timing):
-        raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
+        raise InputError(
+            f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing"
+        )
     _check_timing(f"{method.name}.timing", method.timing)
     for name in ("sees_loss", "sees_memories", "sees_messages", "needs_key"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
@@ -248,7 +296,8 @@ def check_fields(method: Method) -> None:
             raise InputError(f"{method.name}.{name} = {function!r}: must be a function, {call}")
     if not all(callable(getattr(method.optimizer, name, None)) for name in ("init", "update")):
         raise InputError(
-            f"{method.name}.optimizer = {method.optimizer!r}: must be an optax.GradientTransformation; for plain "
+            f"{method.name}.optimizer = {method.optimizer!r}: must be an "
+            "optax.GradientTransformation; for plain "
             "gradient descent asyncsim.methods.gradient_steps(learning_rate)"
         )
 
@@ -271,7 +320,8 @@ def _check_optimizer(method: Method, params: Any) -> None:
     except InputError as error:
         if _fault(_check_steps, method, params, visit_kinds(True, method.needs_key)) != str(error):
             raise InputError(
-                f"{method.name}.optimizer: looks at visit.loss, which is known only after its steps; message and apply "
+                f"{method.name}.optimizer: looks at visit.loss, which is known only after its "
+                "steps; message and apply "
                 "may look at it, with sees_loss=True"
             ) from None
         raise
@@ -287,31 +337,42 @@ def _check_steps(method: Method, params: Any, visit: Visit) -> None:
 
     result = _traced(call, update, params, state, params, visit)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"{call} returned {tree_text(result)}: must return the steps and the new state")
+        raise InputError(
+            f"{call} returned {tree_text(result)}: must return the steps and the new state"
+        )
     _require_alike(call, "the steps, of the tree of the parameters", result[0], params)
     _require_alike(call, "the state, of the tree of optimizer.init(params)", result[1], state)
     if method.look_ahead is not None:
         ahead = _call(method, "look_ahead", state)
-        _require_alike(_named(method, "look_ahead"), "how far, of the tree of the parameters", ahead, params)
+        _require_alike(
+            _named(method, "look_ahead"), "how far, of the tree of the parameters", ahead, params
+        )
 
 
-def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> tuple[Any, tuple[str, ...]]:
+def _check_message(
+    method: Method, worker: Any, central: Any, visit: Visit
+) -> tuple[Any, tuple[str, ...]]:
     result = _call(method, "message", worker, central, central, central, visit)
     if not isinstance(result, tuple) or len(result) != 3:
         raise InputError(
-            f"{_named(method, 'message')} returned {tree_text(result)}: must return three things, the message, the "
+            f"{_named(method, 'message')} returned {tree_text(result)}: must return three things, "
+            "the message, the "
             "worker's state and a dict of diagnostics ({} for none)"
         )
     message, after, diagnostics = result
-    _require_alike(_named(method, "message"), "the worker's state, as init_worker made it", after, worker)
+    _require_alike(
+        _named(method, "message"), "the worker's state, as init_worker made it", after, worker
+    )
     if not isinstance(diagnostics, Mapping):
         raise InputError(
-            f"{_named(method, 'message')} returned {tree_text(diagnostics)} for the diagnostics: must be a dict"
+            f"{_named(method, 'message')} returned {tree_text(diagnostics)} for the diagnostics: "
+            "must be a dict"
         )
     for name, value in diagnostics.items():
         if getattr(value, "shape", None) != central.shape:
             raise InputError(
-                f"{_named(method, 'message')} returned {tree_text(value)} for the diagnostic {name!r}: must be "
+                f"{_named(method, 'message')} returned {tree_text(value)} for the diagnostic "
+                f"{name!r}: must be "
                 f"a vector of shape {list(central.shape)}"
             )
     return message, tuple(diagnostics)
@@ -320,7 +381,8 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
 def _require_addable(method: Method, message: Any, central: Any) -> None:
     if getattr(message, "shape", None) not in (central.shape, (1,)):
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be a vector like the "
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be a "
+            "vector like the "
             f"central variable, {tree_text(central)}, to be added to it"
         )
 
@@ -331,36 +393,59 @@ def _check_apply(
     call = _named(method, "apply")
     arguments = [server, central, message, memory, visit]
     if method.sees_memories:
-        call, arguments = call.replace("visit", "visit, memories"), [*arguments, memories_kinds(memory, workers)]
+        call, arguments = (
+            call.replace("visit", "visit, memories"),
+            [*arguments, memories_kinds(memory, workers)],
+        )
     applied = _traced(call, method.apply, *arguments)
     _require_applied(method, call, applied, server, central)
     _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
 
 
-def _check_combine(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
-    if method.apply is not add or method.sees_memories or method.mix is not None or method.meet is not None:
-        raise InputError(f"{method.name}.combine: replaces apply, sees_memories, mix and meet; leave the others out")
+def _check_combine(
+    method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit
+) -> None:
+    if (
+        method.apply is not add
+        or method.sees_memories
+        or method.mix is not None
+        or method.meet is not None
+    ):
+        raise InputError(
+            f"{method.name}.combine: replaces apply, sees_memories, mix and meet; leave the others "
+            "out"
+        )
     if method.receive is not None:
         result = _call(method, "receive", memory, message, visit)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(
-                f"{_named(method, 'receive')} returned {tree_text(result)}: must return the message that waits and the "
+                f"{_named(method, 'receive')} returned {tree_text(result)}: must return the "
+                "message that waits and the "
                 "memory of its worker"
             )
         message, after = result
-        _require_alike(_named(method, "receive"), "the memory of the worker, as init_memory made it", after, memory)
+        _require_alike(
+            _named(method, "receive"),
+            "the memory of the worker, as init_memory made it",
+            after,
+            memory,
+        )
 
     def several(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct((_SEVERAL, *jnp.shape(leaf)), jnp.result_type(leaf))
 
-    visits = visit._replace(**{name: jax.tree.map(several, getattr(visit, name)) for name in OF_MESSAGE})
+    visits = visit._replace(
+        **{name: jax.tree.map(several, getattr(visit, name)) for name in OF_MESSAGE}
+    )
     applied = _call(method, "combine", server, central, jax.tree.map(several, message), visits)
     _require_applied(method, _named(method, "combine"), applied, server, central)
 
 
 def _require_applied(method: Method, call: str, applied: Any, server: Any, central: Any) -> None:
     if not isinstance(applied, Applied):
-        raise InputError(f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)")
+        raise InputError(
+            f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)"
+        )
     name = call.removeprefix(f"{method.name}.").partition("(")[0]
     _require_vector(method, name, applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
@@ -390,25 +475,34 @@ def _shapes_of_results(call: str, function: Callable[..., Any], arguments: tuple
 
     def arrays(*values: Any) -> list[Array]:
         leaves, tree = jax.tree.flatten(function(*values))
-        traced = [isinstance(leaf, jax.Array | int | float | complex) or hasattr(leaf, "dtype") for leaf in leaves]
+        traced = [
+            isinstance(leaf, jax.Array | int | float | complex) or hasattr(leaf, "dtype")
+            for leaf in leaves
+        ]
         structure[:] = [
             tree,
             traced,
             [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)],
         ]
-        return [jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
+        return [
+            jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array
+        ]
 
     shapes = iter(shapes_of(call, arrays, *arguments, key="from visit.key, with needs_key=True"))
     tree, traced, constants = structure
     return jax.tree.unflatten(
-        tree, [next(shapes) if t else constant for t, constant in zip(traced, constants, strict=True)]
+        tree,
+        [next(shapes) if t else constant for t, constant in zip(traced, constants, strict=True)],
     )
 
 
-def _require_vector(method: Method, name: str, result: Any, central: Any, description: str = "") -> None:
+def _require_vector(
+    method: Method, name: str, result: Any, central: Any, description: str = ""
+) -> None:
     if getattr(result, "shape", None) != central.shape or result.dtype != central.dtype:
         raise InputError(
-            f"{_named(method, name)} returned {description}{tree_text(result)}: must be a vector like the central "
+            f"{_named(method, name)} returned {description}{tree_text(result)}: must be a vector "
+            "like the central "
             f"variable, {tree_text(central)}"
         )
 
@@ -418,9 +512,13 @@ def _require_alike(call: str, description: str, result: Any, expected: Any) -> N
     is_alike = structures[0] == structures[1]
     if is_alike:
         pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
-        is_alike = all(hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
+        is_alike = all(
+            hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs
+        )
     if not is_alike:
-        raise InputError(f"{call} returned {tree_text(result)} for {description}: must be {tree_text(expected)}")
+        raise InputError(
+            f"{call} returned {tree_text(result)} for {description}: must be {tree_text(expected)}"
+        )
 
 
 def _named(method: Method, name: str) -> str:

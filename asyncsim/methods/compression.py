@@ -1,4 +1,5 @@
-"""Compressed messages: QSGD rounds updates at random to a few levels; Mem-SGD sends the largest elements only.
+"""Compressed messages: QSGD rounds updates at random to a few levels; Mem-SGD sends the largest
+elements only.
 
 A worker of Mem-SGD keeps the other elements and adds them to its next update.
 """
@@ -27,16 +28,18 @@ def qsgd(
 ) -> Method:
     """Return DOWNPOUR with quantized messages.
 
-    With ``s`` the levels and ``norm`` the Euclidean one of a bucket of consecutive elements, each element ``u`` of the
-    update (window 1: ``-learning_rate * gradient``) is sent as::
+    With ``s`` the levels and ``norm`` the Euclidean one of a bucket of consecutive elements, each
+    element ``u`` of the update (window 1: ``-learning_rate * gradient``) is sent as::
 
-        norm * sign(u) * l / s,    l = floor(a) or, with probability a - floor(a), floor(a) + 1,    a = s |u| / norm
+        norm * sign(u) * l / s, l = floor(a) or, with probability a - floor(a), floor(a) + 1, a = s
+        |u| / norm
 
     so that the message is the update in the mean. The server adds it.
 
-    ``levels``: above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary message. ``bucket``:
-    elements that share a norm, at least 1; None: all. The second moment of a message is at most
-    ``1 + min(b / s**2, sqrt(b) / s)`` times the second moment of the update, with ``b`` the bucket.
+    ``levels``: above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary
+    message. ``bucket``: elements that share a norm, at least 1; None: all. The second moment of a
+    message is at most ``1 + min(b / s**2, sqrt(b) / s)`` times the second moment of the update,
+    with ``b`` the bucket.
 
     Notes
     -----
@@ -48,8 +51,8 @@ def qsgd(
 
     References
     ----------
-    Alistarh, Grubic, Li, Tomioka and Vojnovic 2017, "QSGD: communication-efficient SGD via gradient quantization and
-    encoding", arXiv 1610.02132, section 3.
+    Alistarh, Grubic, Li, Tomioka and Vojnovic 2017, "QSGD: communication-efficient SGD via gradient
+    quantization and encoding", arXiv 1610.02132, section 3.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_count("levels", levels)
@@ -89,10 +92,11 @@ def mem_sgd(
     memory: bool = True,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Return DOWNPOUR with sparse messages: sparsified SGD with memory, also called top-k with error feedback.
+    """Return DOWNPOUR with sparse messages: sparsified SGD with memory, also called top-k with
+    error feedback.
 
-    With ``m`` the worker's memory (zero at first), ``u`` its update (window 1: ``-learning_rate * gradient``) and
-    ``top`` the ``k`` elements of largest size, the others zero::
+    With ``m`` the worker's memory (zero at first), ``u`` its update (window 1:
+    ``-learning_rate * gradient``) and ``top`` the ``k`` elements of largest size, the others zero::
 
         message = top(m + u)
         m <- m + u - message
@@ -127,9 +131,9 @@ def mem_sgd(
 
     References
     ----------
-    Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with memory", arXiv 1809.07599, algorithms 1 and 2. Karimireddy,
-    Rebjock, Stich and Jaggi 2019, "Error feedback fixes SignSGD and other gradient compression schemes", arXiv
-    1901.09847.
+    Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with memory", arXiv 1809.07599, algorithms 1
+    and 2. Karimireddy, Rebjock, Stich and Jaggi 2019, "Error feedback fixes SignSGD and other
+    gradient compression schemes", arXiv 1901.09847.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("fraction", fraction)

@@ -6,7 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import require_choice, require_nonnegative, require_positive, require_share
+from asyncsim.base.errors import (
+    require_choice,
+    require_nonnegative,
+    require_positive,
+    require_share,
+)
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -34,7 +39,9 @@ _LAWS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def staleness_weight(law: str, strength: float, threshold: float) -> Callable[[Visit, Array], Array]:
+def staleness_weight(
+    law: str, strength: float, threshold: float
+) -> Callable[[Visit, Array], Array]:
     """Return the factor as a function of the visit and of an array whose type it takes."""
     require_choice("law", law, _LAWS)
     require_positive("strength", strength)
@@ -77,13 +84,16 @@ def damping(
 
     References
     ----------
-    Damaskinos et al. 2018, "Asynchronous Byzantine machine learning (the case of SGD)", arXiv 1802.07928 (Kardam); Xie,
-    Koyejo and Gupta 2019, arXiv 1903.03934 (FedAsync); the last two known second-hand.
+    Damaskinos et al. 2018, "Asynchronous Byzantine machine learning (the case of SGD)", arXiv
+    1802.07928 (Kardam); Xie, Koyejo and Gupta 2019, arXiv 1903.03934 (FedAsync); the last two known
+    second-hand.
     """
     named, local = local_steps(learning_rate, optimizer)
     if law == "rank":
         require_nonnegative("threshold", threshold)
-        require_share("strength", strength)  # above one the factors of the stalest would be negative
+        require_share(
+            "strength", strength
+        )  # above one the factors of the stalest would be negative
         rules: dict[str, Any] = {"apply": _by_rank(strength), "init_server": _no_counts}
     else:
         require_choice("law", law, [*_LAWS, "rank"])
@@ -122,9 +132,12 @@ _RULES = ("mishchenko", "koloskova", "drop")
 
 @shares_programs
 def delay_adaptive(
-    learning_rate: float | Schedule = LEARNING_RATE, rule: str = "mishchenko", smoothness: float = 1.0
+    learning_rate: float | Schedule = LEARNING_RATE,
+    rule: str = "mishchenko",
+    smoothness: float = 1.0,
 ) -> Method:
-    """Return asynchronous SGD whose step shrinks with the staleness ``tau`` beyond the ``n`` workers.
+    """Return asynchronous SGD whose step shrinks with the staleness ``tau`` beyond the ``n``
+    workers.
 
     ::
 
@@ -151,10 +164,10 @@ def delay_adaptive(
 
     References
     ----------
-    Koloskova, Stich and Jaggi 2022, "Sharper convergence guarantees for asynchronous SGD for distributed and
-    federated learning", arXiv 2206.08307; Mishchenko, Bach, Even and Woodworth 2022, "Asynchronous SGD beats
-    minibatch SGD under arbitrary delays",
-    arXiv 2206.07638, and its authors' notebook.
+    Koloskova, Stich and Jaggi 2022, "Sharper convergence guarantees for asynchronous SGD for
+    distributed and federated learning", arXiv 2206.08307; Mishchenko, Bach, Even and Woodworth
+    2022, "Asynchronous SGD beats minibatch SGD under arbitrary delays", arXiv 2206.07638, and its
+    authors' notebook.
     """
     require_rate("learning_rate", learning_rate)
     require_choice("rule", rule, _RULES)

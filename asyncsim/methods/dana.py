@@ -3,7 +3,15 @@
 import jax.numpy as jnp
 
 from asyncsim.base.errors import require_fraction
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps, require_rate
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Method,
+    Schedule,
+    Timing,
+    gradient_steps,
+    require_rate,
+)
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -11,8 +19,8 @@ from asyncsim.methods.recipe import shares_programs
 def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
     """Return DANA-Zero.
 
-    With ``u = -learning_rate * gradient``, ``v`` the server's velocity for the worker and ``S`` the sum of all
-    workers' velocities::
+    With ``u = -learning_rate * gradient``, ``v`` the server's velocity for the worker and ``S`` the
+    sum of all workers' velocities::
 
         v       <- momentum * v + u
         central <- central + v
@@ -20,14 +28,15 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
 
     Notes
     -----
-    The paper's velocities are of gradients and multiplied by the learning rate at the end: the same for a constant
-    rate, another order of decay for a schedule. With one worker it is Nesterov's method. The reply is formed at the
-    worker's own visit, so the trace's reads must belong to commits. One gradient per commit.
+    The paper's velocities are of gradients and multiplied by the learning rate at the end: the same
+    for a constant rate, another order of decay for a schedule. With one worker it is Nesterov's
+    method. The reply is formed at the worker's own visit, so the trace's reads must belong to
+    commits. One gradient per commit.
 
     References
     ----------
-    Hakimi, Barkai, Gabel and Schuster 2019, "Taming momentum in a distributed asynchronous environment",
-    arXiv 1907.11612, known second-hand.
+    Hakimi, Barkai, Gabel and Schuster 2019, "Taming momentum in a distributed asynchronous
+    environment", arXiv 1907.11612, known second-hand.
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)

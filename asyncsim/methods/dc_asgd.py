@@ -1,4 +1,6 @@
-"""DC-ASGD: a stale gradient is corrected to first order for how far the central variable has moved."""
+"""DC-ASGD: a stale gradient is corrected to first order for how far the central variable has
+moved.
+"""
 
 from typing import Any
 
@@ -40,8 +42,9 @@ def dc_asgd(
         mean     <- decay * mean + (1 - decay) * g * g
         strength = compensation / sqrt(mean + eps)                  (adaptive)
 
-    ``compensation``: the paper's lambda: about 0.04 constant, 2 adaptive in its CIFAR runs. Zero is asynchronous SGD.
-    ``decay``: of the mean square of all workers' gradients on the server (adaptive), in [0, 1).
+    ``compensation``: the paper's lambda: about 0.04 constant, 2 adaptive in its CIFAR runs. Zero is
+    asynchronous SGD. ``decay``: of the mean square of all workers' gradients on the server
+    (adaptive), in [0, 1).
 
     Notes
     -----
@@ -52,8 +55,8 @@ def dc_asgd(
 
     References
     ----------
-    Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation", arXiv 1609.08326;
-    constants from memory.
+    Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation", arXiv
+    1609.08326; constants from memory.
     """
     require_rate("learning_rate", learning_rate)
     require_nonnegative("compensation", compensation)
@@ -72,11 +75,15 @@ def dc_asgd(
             server = decay * server + (1 - decay) * square
             strength = compensation / jnp.sqrt(server + _EPSILON)
         step = rate / divisor(rate) * update  # zero at a rate of zero
-        return Applied(central + (step - rate * strength * square * (central - start)), server, memory)
+        return Applied(
+            central + (step - rate * strength * square * (central - start)), server, memory
+        )
 
     return Method(
         name="dc_asgd",
-        hyperparameters=dict(learning_rate=learning_rate, compensation=compensation, adaptive=adaptive, decay=decay),
+        hyperparameters=dict(
+            learning_rate=learning_rate, compensation=compensation, adaptive=adaptive, decay=decay
+        ),
         optimizer=gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,

@@ -9,21 +9,23 @@ from asyncsim.methods.recipe import shares_programs
 
 @shares_programs
 def downpour(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return DOWNPOUR, with the communication window of the trace.
 
-    A worker takes ``window`` local steps from the copy that it read, and sends their sum; the server adds it::
+    A worker takes ``window`` local steps from the copy that it read, and sends their sum; the
+    server adds it::
 
         sent    = sum of the local steps       (window 1: -learning_rate * gradient)
         central <- central + sent
 
     Notes
     -----
-    Dean et al. let fetch and push periods differ and run them in threads beside the computation, on a
-    server in shards without a common version; here both periods are the window and the visit is whole.
-    dist-keras looks at the window before the batch, so that its first commit carries one batch less (none
-    with window 1); here every window is full.
+    Dean et al. let fetch and push periods differ and run them in threads beside the computation, on
+    a server in shards without a common version; here both periods are the window and the visit is
+    whole. dist-keras looks at the window before the batch, so that its first commit carries one
+    batch less (none with window 1); here every window is full.
 
     Hermans' thesis runs Adam on the workers (``optimizer=optax.adam(1e-3)``): the size of such
     messages does not follow the size of the gradients, and its collapses from some number of
@@ -65,12 +67,14 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
 
     References
     ----------
-    Recht, Re, Wright and Niu 2011, "Hogwild! A lock-free approach to parallelizing stochastic gradient descent",
-    arXiv 1106.5730.
+    Recht, Re, Wright and Niu 2011, "Hogwild! A lock-free approach to parallelizing stochastic
+    gradient descent", arXiv 1106.5730.
     """
     timing = Timing()
     if blocks is not None:
         require_count("blocks", blocks)
-        timing = Timing(protocol="write_then_read", window=1, discipline="lock_free", read_blocks=blocks)
+        timing = Timing(
+            protocol="write_then_read", window=1, discipline="lock_free", read_blocks=blocks
+        )
     named = {"learning_rate": learning_rate, "blocks": blocks}
     return downpour(learning_rate)._replace(name="hogwild", hyperparameters=named, timing=timing)

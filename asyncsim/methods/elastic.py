@@ -46,7 +46,8 @@ def aeasgd(
 ) -> Method:
     """Return asynchronous elastic averaging SGD, with the communication window of the trace.
 
-    After its local steps, a worker and the server move towards each other, ``x`` being the worker's own replica::
+    After its local steps, a worker and the server move towards each other, ``x`` being the worker's
+    own replica::
 
         E       = alpha (x - central)
         x       <- x - E
@@ -74,8 +75,8 @@ def aeasgd(
     TensorFlow's optimizer divides beta by the window as well, and adds the springs to the loss of
     every local step: another method.
 
-    `asyncsim.theory.elastic_stable_alpha` has the limit of stability of the order "remembered", with a window of one;
-    "moved" is stable beyond it.
+    `asyncsim.theory.elastic_stable_alpha` has the limit of stability of the order "remembered",
+    with a window of one; "moved" is stable beyond it.
 
     References
     ----------
@@ -96,7 +97,9 @@ def aeasgd(
         hyperparameters={**named, "alpha": alpha, "beta": beta, "order": order},
         optimizer=local,
         message=message,
-        init_worker=lambda central: ElasticWorker(central, jnp.zeros_like(central) if remembers else ()),
+        init_worker=lambda central: ElasticWorker(
+            central, jnp.zeros_like(central) if remembers else ()
+        ),
         resume=lambda worker, read: worker.replica,
         timing=Timing(window=1) if remembers else Timing(),
     )
@@ -109,9 +112,11 @@ def eamsgd(
     alpha: float | None = None,
     beta: float = 0.9,
 ) -> Method:
-    """Return asynchronous elastic averaging with Nesterov momentum on the workers, with the window of the trace.
+    """Return asynchronous elastic averaging with Nesterov momentum on the workers, with the window
+    of the trace.
 
-    With ``x`` the worker's replica and ``v`` its velocity, in each local step, and then at the visit::
+    With ``x`` the worker's replica and ``v`` its velocity, in each local step, and then at the
+    visit::
 
         v       <- momentum * v - learning_rate * gradient(x + momentum * v)
         x       <- x + v
@@ -147,7 +152,12 @@ def eamsgd(
 
     return Method(
         name="eamsgd",
-        hyperparameters={"learning_rate": learning_rate, "momentum": mu, "alpha": alpha, "beta": beta},
+        hyperparameters={
+            "learning_rate": learning_rate,
+            "momentum": mu,
+            "alpha": alpha,
+            "beta": beta,
+        },
         optimizer=optax.chain(gradient_steps(learning_rate), optax.trace(mu)),
         message=message,
         init_worker=lambda central: ElasticWorker(central, ()),
@@ -200,7 +210,12 @@ def easgd(
 
     return Method(
         name="easgd",
-        hyperparameters={**named, "alpha": alpha, "beta": beta, "policy": None if policy is None else str(policy)},
+        hyperparameters={
+            **named,
+            "alpha": alpha,
+            "beta": beta,
+            "policy": None if policy is None else str(policy),
+        },
         optimizer=local,
         message=message,
         combine=combine,

@@ -1,4 +1,6 @@
-"""Entropy-SGD and Parle: each step goes to the mean of an inner loop that explores around a replica."""
+"""Entropy-SGD and Parle: each step goes to the mean of an inner loop that explores around a
+replica.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,14 +46,14 @@ def entropy_sgd(
     outer_rate: float = 1.0,
     gamma_least: float = 1.0,
 ) -> Method:
-    """Return Entropy-SGD on one worker; the window of the trace has the inner steps, 20 in the paper's runs.
+    """Return Entropy-SGD on one worker; the window of the trace has the inner steps, 20 in the
+    paper's runs.
 
-    An inner loop of stochastic gradient Langevin dynamics begins at the parameters ``x``, ``y = z = x``, and takes
-    ``window`` steps, with ``N`` a standard normal of each weight::
+    An inner loop of stochastic gradient Langevin dynamics begins at the parameters ``x``,
+    ``y = z = x``, and takes ``window`` steps, with ``N`` a standard normal of each weight::
 
-        d <- gradient(y) + (y - x) / gamma
-        y <- y - learning_rate * d + noise * sqrt(2 * learning_rate) * N       (d with Nesterov momentum)
-        z <- decay z + (1 - decay) y
+        d <- gradient(y) + (y - x) / gamma y <- y - learning_rate * d + noise * sqrt(2 *
+        learning_rate) * N (d with Nesterov momentum) z <- decay z + (1 - decay) y
 
     Then the parameters go to its average, ``x <- x - outer_rate (x - z)``, and the loop restarts.
 
@@ -86,10 +88,12 @@ def entropy_sgd(
 
     References
     ----------
-    Chaudhari et al. 2017, "Entropy-SGD: biasing gradient descent into wide valleys", arXiv 1611.01838, algorithm 1, and
-    its authors' program.
+    Chaudhari et al. 2017, "Entropy-SGD: biasing gradient descent into wide valleys", arXiv
+    1611.01838, algorithm 1, and its authors' program.
     """
-    named, optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    named, optimizer = _inner_loop(
+        learning_rate, gamma, gamma_least, scoping, noise, decay, momentum
+    )
     require_positive("outer_rate", outer_rate)
 
     def message(worker, update, start, central, visit):
@@ -120,7 +124,8 @@ def parle(
     rho_least: float = 1.0,
     policy: Policy | str | None = "barrier()",
 ) -> Method:
-    """Return Parle: replicas that each run Entropy-SGD and are pulled to their mean, once in a window of the trace.
+    """Return Parle: replicas that each run Entropy-SGD and are pulled to their mean, once in a
+    window of the trace.
 
     A worker's replica is ``x``. It runs the inner loop of `entropy_sgd` from ``y = z = x`` for
     ``window`` steps, 25 in the paper's runs. Then, with the central variable, the mean of all
@@ -161,7 +166,9 @@ def parle(
     ----------
     Chaudhari et al. 2017, "Parle: parallelizing stochastic gradient descent", arXiv 1707.00424.
     """
-    named, optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    named, optimizer = _inner_loop(
+        learning_rate, gamma, gamma_least, scoping, noise, decay, momentum
+    )
     pull = _shrinking("rho", rho, rho_least, scoping)
     require_positive("outer_rate", outer_rate)
     policy = require_policy(policy)
@@ -178,7 +185,11 @@ def parle(
     return Method(
         name="parle",
         hyperparameters=dict(
-            **named, rho=rho, rho_least=rho_least, outer_rate=outer_rate, policy=None if policy is None else str(policy)
+            **named,
+            rho=rho,
+            rho_least=rho_least,
+            outer_rate=outer_rate,
+            policy=None if policy is None else str(policy),
         ),
         optimizer=optimizer,
         message=message,
@@ -192,7 +203,13 @@ def parle(
 
 
 def _inner_loop(
-    learning_rate: Any, gamma: Any, gamma_least: Any, scoping: Any, noise: Any, decay: Any, momentum: Any
+    learning_rate: Any,
+    gamma: Any,
+    gamma_least: Any,
+    scoping: Any,
+    noise: Any,
+    decay: Any,
+    momentum: Any,
 ) -> tuple[dict[str, Any], optax.GradientTransformationExtraArgs]:
     """Return hyper-parameters and the inner loop: an optimizer of ``z`` by gradients at ``y``."""
     require_rate("learning_rate", learning_rate)
@@ -209,7 +226,9 @@ def _inner_loop(
     def update(gradients, state, params, *, visit, start, **_):
         d = gradients
         if gamma is not None:
-            d = jax.tree.map(lambda g, z, x, y: g + (z - x + y) / length(visit, g), d, params, start, state.ahead)
+            d = jax.tree.map(
+                lambda g, z, x, y: g + (z - x + y) / length(visit, g), d, params, start, state.ahead
+            )
         velocity: Any = ()
         if keeps:
             velocity = jax.tree.map(lambda v, d: momentum * v + d, state.velocity, d)
@@ -218,8 +237,12 @@ def _inner_loop(
         if _is_noisy(noise):
             leaves, tree = jax.tree.flatten(move)
             for place, leaf in enumerate(leaves):
-                normal = jax.random.normal(jax.random.fold_in(visit.key, place), leaf.shape, leaf.dtype)
-                width = noise * jnp.sqrt(2 * jnp.asarray(rate_at(learning_rate, visit, leaf), leaf.dtype))
+                normal = jax.random.normal(
+                    jax.random.fold_in(visit.key, place), leaf.shape, leaf.dtype
+                )
+                width = noise * jnp.sqrt(
+                    2 * jnp.asarray(rate_at(learning_rate, visit, leaf), leaf.dtype)
+                )
                 leaves[place] = leaf + width * normal
             move = jax.tree.unflatten(tree, leaves)
         # The distance of y from z before z follows; no sum with z itself, so that one step of decay
@@ -232,12 +255,19 @@ def _inner_loop(
         step_of_average = jax.tree.map(lambda y: (1 - decay) * y, ahead)
         return step_of_average, InnerLoop(next_ahead, velocity, jnp.where(is_last, 0, step))
 
-    named = {"learning_rate": learning_rate, "gamma": gamma, "gamma_least": gamma_least, "scoping": scoping}
+    named = {
+        "learning_rate": learning_rate,
+        "gamma": gamma,
+        "gamma_least": gamma_least,
+        "scoping": scoping,
+    }
     named |= {"noise": noise, "decay": decay, "momentum": momentum}
     return named, optax.GradientTransformationExtraArgs(init, update)
 
 
-def _shrinking(name: str, first: Any, smallest: Any, scoping: Any) -> Callable[[Visit, Array], Array]:
+def _shrinking(
+    name: str, first: Any, smallest: Any, scoping: Any
+) -> Callable[[Visit, Array], Array]:
     """Return a function that computes a reach at a visit; it shrinks with the worker's rounds."""
     if first is not None:
         require_positive(name, first)
@@ -246,7 +276,9 @@ def _shrinking(name: str, first: Any, smallest: Any, scoping: Any) -> Callable[[
 
     def length(visit: Visit, like: Array) -> Array:
         rounds = jnp.asarray(visit.worker_step, like.dtype)
-        return jnp.maximum(first * (1 - scoping) ** rounds, jnp.minimum(first, smallest)).astype(like.dtype)
+        return jnp.maximum(first * (1 - scoping) ** rounds, jnp.minimum(first, smallest)).astype(
+            like.dtype
+        )
 
     return length
 

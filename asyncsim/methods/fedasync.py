@@ -35,8 +35,8 @@ def fedasync(
     law, strength, threshold
         See `asyncsim.methods.damping`; the paper has constant, polynomial and hinge.
     rho : float
-        Weight of the local objective's proximal term ``(rho / 2) |x - s|**2``, zero or above. Of no effect with
-        a window of one.
+        Weight of the local objective's proximal term ``(rho / 2) |x - s|**2``, zero or above. Of no
+        effect with a window of one.
 
     Notes
     -----
@@ -47,7 +47,8 @@ def fedasync(
 
     References
     ----------
-    Xie, Koyejo and Gupta 2019, "Asynchronous federated optimization", arXiv 1903.03934, and its authors' program.
+    Xie, Koyejo and Gupta 2019, "Asynchronous federated optimization", arXiv 1903.03934, and its
+    authors' program.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("mixing", mixing)
@@ -63,8 +64,12 @@ def fedasync(
 
     return Method(
         name="fedasync",
-        hyperparameters=dict(**named, mixing=mixing, law=law, strength=strength, threshold=threshold, rho=rho),
-        optimizer=local if isinstance(rho, float | int) and rho == 0 else optax.chain(spring(rho), local),
+        hyperparameters=dict(
+            **named, mixing=mixing, law=law, strength=strength, threshold=threshold, rho=rho
+        ),
+        optimizer=local
+        if isinstance(rho, float | int) and rho == 0
+        else optax.chain(spring(rho), local),
         message=message,
         apply=apply,
     )

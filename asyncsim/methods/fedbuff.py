@@ -5,7 +5,15 @@ import optax
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import mean_message, outer_optimizer, outer_step
 from asyncsim.methods.damping import staleness_weight
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Method,
+    Schedule,
+    Timing,
+    local_steps,
+    require_policy,
+)
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -21,7 +29,8 @@ def fedbuff(
     server_optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "buffered(count=10)",
 ) -> Method:
-    """Return buffered asynchronous federated averaging, the window of the trace being a client's local steps.
+    """Return buffered asynchronous federated averaging, the window of the trace being a client's
+    local steps.
 
     ::
 
@@ -48,7 +57,8 @@ def fedbuff(
 
     References
     ----------
-    Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", arXiv 2106.06639.
+    Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", arXiv
+    2106.06639.
     """
     named, local = local_steps(learning_rate, optimizer)
     served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))

@@ -1,4 +1,6 @@
-"""Gap-Aware: a gradient is divided by how many usual steps the central variable has moved since it was read."""
+"""Gap-Aware: a gradient is divided by how many usual steps the central variable has moved since it
+was read.
+"""
 
 from typing import NamedTuple
 
@@ -38,7 +40,8 @@ class GapAwareServer(NamedTuple):
 def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
     """Return gap-aware asynchronous SGD, momentum on the server.
 
-    Element by element, with ``g`` the gradient at ``s``, which the worker read, and ``v`` the server's velocity::
+    Element by element, with ``g`` the gradient at ``s``, which the worker read, and ``v`` the
+    server's velocity::
 
         C       = largest learning_rate so far * (sqrt(mean of v^2 so far) + 1e-8)
         v       <- momentum * v + g / (1 + |central - s| / C)
@@ -56,8 +59,8 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
 
     References
     ----------
-    Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness", arXiv 1909.10802; constants from a
-    program of a co-worker of theirs.
+    Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness", arXiv
+    1909.10802; constants from a program of a co-worker of theirs.
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
@@ -79,7 +82,9 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
 
     def init_server(central):
         zeros = jnp.zeros_like(central)
-        return GapAwareServer(zeros, zeros, jnp.ones((), central.dtype), jnp.zeros((), central.dtype))
+        return GapAwareServer(
+            zeros, zeros, jnp.ones((), central.dtype), jnp.zeros((), central.dtype)
+        )
 
     return Method(
         name="gap_aware",

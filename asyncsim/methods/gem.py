@@ -4,7 +4,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_choice, require_fraction, require_nonnegative, require_positive
+from asyncsim.base.errors import (
+    require_choice,
+    require_fraction,
+    require_nonnegative,
+    require_positive,
+)
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
 from asyncsim.methods.recipe import shares_programs
 
@@ -30,8 +35,9 @@ def gem(
 ) -> Method:
     """Return gradient energy matching.
 
-    Element by element, with ``u = -learning_rate * gradient`` the update, ``m`` the worker's momentum and
-    ``d`` how far the central variable moved since this worker's previous visit (before its own commit)::
+    Element by element, with ``u = -learning_rate * gradient`` the update, ``m`` the worker's
+    momentum and ``d`` how far the central variable moved since this worker's previous visit (before
+    its own commit)::
 
         m  <- momentum * m + u
         pi  = clip((kappa |m| - |d|) / (|u| + eps), 0, pi_max)
@@ -63,8 +69,8 @@ def gem(
 
     References
     ----------
-    Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient descent",
-    arXiv 1805.08469, eq. 19, 23, 24 and 27, algorithm 1.
+    Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
+    descent", arXiv 1805.08469, eq. 19, 23, 24 and 27, algorithm 1.
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
@@ -87,7 +93,9 @@ def gem(
 
     return Method(
         name="gem",
-        hyperparameters=dict(learning_rate=learning_rate, momentum=mu, kappa=kappa, pi_max=pi_max, variant=variant),
+        hyperparameters=dict(
+            learning_rate=learning_rate, momentum=mu, kappa=kappa, pi_max=pi_max, variant=variant
+        ),
         optimizer=gradient_steps(learning_rate),
         message=message,
         init_worker=lambda central: GemWorker(jnp.zeros_like(central), central),

@@ -7,7 +7,15 @@ import optax
 
 from asyncsim.base.errors import require_count
 from asyncsim.clusters.policy import Policy, handshake, overlap
-from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    local_steps,
+    require_policy,
+)
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -26,7 +34,8 @@ class PushMessage(NamedTuple):
 
 
 class PushWorker(NamedTuple):
-    """A worker's state: the mixed biased replica, its weight, and the update that the next mixing adds.
+    """A worker's state: the mixed biased replica, its weight, and the update that the next mixing
+    adds.
 
     Between two commits the update is stored separately: the quotient is then the replica of the
     last gradient.
@@ -62,8 +71,8 @@ def dpsgd(
 
     References
     ----------
-    Lian, Zhang, Zhang, Hsieh, Zhang and Liu 2017, "Can decentralized algorithms outperform centralized algorithms?",
-    arXiv 1705.09056, algorithm 1.
+    Lian, Zhang, Zhang, Hsieh, Zhang and Liu 2017, "Can decentralized algorithms outperform
+    centralized algorithms?", arXiv 1705.09056, algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
     policy = require_policy(policy)
@@ -94,7 +103,8 @@ def sgp(
     optimizer: optax.GradientTransformation | None = None,
     policy: Policy | str | None = "neighbours(mix=before)",
 ) -> Method:
-    """Return stochastic gradient push: replicas are sent in shares, with weights that undo the bias.
+    """Return stochastic gradient push: replicas are sent in shares, with weights that undo the
+    bias.
 
     A worker retains a share of its replica ``x`` and weight ``w`` and pushes the other shares to
     its neighbours. It adds the arrivals to its own share, and takes its gradient at the quotient::
@@ -115,8 +125,8 @@ def sgp(
 
     References
     ----------
-    Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push for distributed deep learning", arXiv 1811.10792,
-    algorithm 1.
+    Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push for distributed deep
+    learning", arXiv 1811.10792, algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
     policy = require_policy(policy)
@@ -127,14 +137,20 @@ def sgp(
         return worker._replace(biased=biased, weight=share * worker.weight + inbox.weight)
 
     def message(worker, update, start, central, visit):
-        return PushMessage(worker.biased + update, worker.weight), worker._replace(update=update), {}
+        return (
+            PushMessage(worker.biased + update, worker.weight),
+            worker._replace(update=update),
+            {},
+        )
 
     return Method(
         name="sgp",
         hyperparameters={**named, "policy": None if policy is None else str(policy)},
         optimizer=local,
         message=message,
-        init_worker=lambda central: PushWorker(central, jnp.ones((), central.dtype), jnp.zeros_like(central)),
+        init_worker=lambda central: PushWorker(
+            central, jnp.ones((), central.dtype), jnp.zeros_like(central)
+        ),
         resume=lambda worker, read: worker.biased / worker.weight,
         mix=mix,
         replica=lambda sent: (sent.biased, sent.weight),
@@ -167,7 +183,8 @@ def osgp(
 
 @shares_programs
 def adpsgd(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return AD-PSGD: after its gradient a worker averages with one neighbour, then adds its step.
 
@@ -178,8 +195,8 @@ def adpsgd(
 
     References
     ----------
-    Lian, Zhang, Zhang and Liu 2018, "Asynchronous decentralized parallel stochastic gradient descent",
-    arXiv 1710.06952, algorithm 1.
+    Lian, Zhang, Zhang and Liu 2018, "Asynchronous decentralized parallel stochastic gradient
+    descent", arXiv 1710.06952, algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
 

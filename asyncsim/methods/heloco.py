@@ -93,14 +93,19 @@ def heloco(
         require_positive("weight", weight)
     sizes = None
     if tensors is not None:
-        sizes = [require_count(f"tensors[{i}]", size) for i, size in enumerate(require_list("tensors", tensors))]
+        sizes = [
+            require_count(f"tensors[{i}]", size)
+            for i, size in enumerate(require_list("tensors", tensors))
+        ]
 
     def correct(delta: Array, m: Array) -> Array:
         length, m_length = jnp.linalg.norm(delta), jnp.linalg.norm(m)
         u, v = delta / _divisor(length), m / _divisor(m_length)
         cosine = jnp.vdot(u, v)
         confidence = length / _divisor(length + kappa * m_length)
-        shrunk = delta - jnp.minimum(-shrink * cosine * confidence, shrink_limit) * cosine * length * v
+        shrunk = (
+            delta - jnp.minimum(-shrink * cosine * confidence, shrink_limit) * cosine * length * v
+        )
         share = jnp.minimum(turn * (1 - cosine) * confidence, 1)
         direction = (1 - share) * u + share * v
         turned = length * direction / _divisor(jnp.linalg.norm(direction))

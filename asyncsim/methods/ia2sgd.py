@@ -59,9 +59,13 @@ def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
     def apply(server, central, message, memory, visit):
         is_full = server.number >= count_living(visit)
-        table = GradientTable(server.total + (message - memory.total), server.number + 1 - memory.number)
+        table = GradientTable(
+            server.total + (message - memory.total), server.number + 1 - memory.number
+        )
         step = table.total / table.number.astype(central.dtype)
-        return Applied(jnp.where(is_full, central + step, central), table, GradientTable(message, jnp.int32(1)))
+        return Applied(
+            jnp.where(is_full, central + step, central), table, GradientTable(message, jnp.int32(1))
+        )
 
     def init(central):
         return GradientTable(jnp.zeros_like(central), jnp.int32(0))

@@ -61,7 +61,8 @@ def lsgd(
     pull : float
         Towards the leader of the group; above zero and at most one.
     groups : int
-        Worker ``i`` of ``n`` is in group ``i * groups // n``; with ``n`` groups or more each leads itself.
+        Worker ``i`` of ``n`` is in group ``i * groups // n``; with ``n`` groups or more each leads
+        itself.
     global_pull : float
         Towards the overall leader.
     global_every : int
@@ -100,9 +101,9 @@ def lsgd(
 
     References
     ----------
-    Teng, Gao, Chalus, Choromanska, Goldfarb and Weller 2019, "Leader stochastic gradient descent for distributed
-    training of deep learning models", arXiv 1905.10395, the rule as its poster prints it;
-    ``step_pull`` as the authors' program has it.
+    Teng, Gao, Chalus, Choromanska, Goldfarb and Weller 2019, "Leader stochastic gradient descent
+    for distributed training of deep learning models", arXiv 1905.10395, the rule as its poster
+    prints it; ``step_pull`` as the authors' program has it.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("pull", pull)
@@ -139,12 +140,19 @@ def lsgd(
             best = _best(x, losses, visit, memories)
             pulled = jnp.where(is_due, pulled - global_pull * (pulled - best), pulled)
             overall = jnp.where(is_due, best, overall) if step_pull else ()
-        return Applied(after, pulled, LeaderMemory(x, visit.loss, leader if step_pull else (), overall))
+        return Applied(
+            after, pulled, LeaderMemory(x, visit.loss, leader if step_pull else (), overall)
+        )
 
     return Method(
         name="lsgd",
         hyperparameters=dict(
-            **named, pull=pull, groups=groups, global_pull=global_pull, global_every=global_every, step_pull=step_pull
+            **named,
+            pull=pull,
+            groups=groups,
+            global_pull=global_pull,
+            global_every=global_every,
+            step_pull=step_pull,
         ),
         optimizer=local,
         message=message,
@@ -195,7 +203,8 @@ def lgd(
 
     References
     ----------
-    Teng et al. 2019, arXiv 1905.10395, the objective as its poster prints it, and its gradient step.
+    Teng et al. 2019, arXiv 1905.10395, the objective as its poster prints it, and its gradient
+    step.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("pull", pull)
@@ -206,7 +215,9 @@ def lgd(
         return start, start + update - pull * start, {}
 
     def combine(server, central, messages, visits):
-        losses = jnp.where(present(messages, visits) & jnp.isfinite(visits.loss), visits.loss, jnp.inf)
+        losses = jnp.where(
+            present(messages, visits) & jnp.isfinite(visits.loss), visits.loss, jnp.inf
+        )
         return Applied(messages[jnp.argmin(losses)])
 
     return Method(

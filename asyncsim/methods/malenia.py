@@ -75,7 +75,11 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
         old_total = jnp.where(empty, 0, memory.total)
         number = jnp.where(is_fresh, before + 1, before)
         worker_total = jnp.where(is_fresh, old_total + message, old_total)
-        total = server.total + worker_total / jnp.maximum(number, 1) - old_total / jnp.maximum(before, 1)
+        total = (
+            server.total
+            + worker_total / jnp.maximum(number, 1)
+            - old_total / jnp.maximum(before, 1)
+        )
         inverses = server.inverses + _inverse(number) - _inverse(before)
         filled = server.filled + ((before == 0) & (number > 0)).astype(jnp.int32)
         n = count_living(visit)
@@ -91,7 +95,9 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
             version=server.version + jnp.asarray(visit.completes, jnp.int32),
             point_version=jnp.where(does_step, server.version + 1, server.point_version),
         )
-        central = jnp.where(does_step, central + total / jnp.maximum(filled, 1).astype(central.dtype), central)
+        central = jnp.where(
+            does_step, central + total / jnp.maximum(filled, 1).astype(central.dtype), central
+        )
         return Applied(central, after, MaleniaMemory(worker_total, number, server.step))
 
     def init_server(central):
@@ -104,7 +110,9 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
         optimizer=gradient_steps(learning_rate),
         apply=apply,
         init_server=init_server,
-        init_memory=lambda central: MaleniaMemory(jnp.zeros_like(central), jnp.zeros((), central.dtype), jnp.int32(0)),
+        init_memory=lambda central: MaleniaMemory(
+            jnp.zeros_like(central), jnp.zeros((), central.dtype), jnp.int32(0)
+        ),
         timing=Timing(window=1),
     )
 

@@ -17,7 +17,9 @@ from asyncsim.clusters.policy import Policy, parse_policy
 
 
 def require_rate(argument: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is a positive number or a schedule (a function of the Visit)."""
+    """Raise InputError unless ``value`` is a positive number or a schedule (a function of the
+    Visit).
+    """
     if not callable(value):
         require_positive(argument, value)
 
@@ -33,17 +35,23 @@ def require_policy(policy: Policy | str | None) -> Policy | None:
     if policy is None or isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str):
-        raise InputError(f"policy = {policy!r}: must be a policy, such as asyncsim.buffered(10), or None for any")
+        raise InputError(
+            f"policy = {policy!r}: must be a policy, such as asyncsim.buffered(10), or None for any"
+        )
     try:
         return parse_policy(policy)
     except InputError as error:
-        raise InputError(f"policy = {policy!r}: {str(error).removeprefix(f'policy = {policy!r}: ')}") from None
+        raise InputError(
+            f"policy = {policy!r}: {str(error).removeprefix(f'policy = {policy!r}: ')}"
+        ) from None
 
 
 def require_optimizer(argument: str, value: Any) -> Any:
     """Return ``value`` if it is an optax transformation; raise InputError otherwise."""
     if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
-        raise InputError(f"{argument} = {value!r}: must be an optimizer of optax, such as optax.adam(1e-3)")
+        raise InputError(
+            f"{argument} = {value!r}: must be an optimizer of optax, such as optax.adam(1e-3)"
+        )
     return value
 
 
@@ -121,18 +129,27 @@ def completing(visits: Visit) -> Visit:
     """Return the visit that completes a version, from the visits of `Method.combine`."""
     last = visits.messages - 1
     return visits._replace(
-        **{name: jax.tree.map(lambda values: values[last], getattr(visits, name)) for name in OF_MESSAGE}
+        **{
+            name: jax.tree.map(lambda values: values[last], getattr(visits, name))
+            for name in OF_MESSAGE
+        }
     )
 
 
 def present(messages: State, visits: Visit) -> Array:
-    """Return the mask of the rows of ``messages`` that belong to the version; see `Method.combine`."""
+    """Return the mask of the rows of ``messages`` that belong to the version; see
+    `Method.combine`.
+    """
     return jnp.arange(jax.tree.leaves(messages)[0].shape[0], dtype=jnp.int32) < visits.messages
 
 
 def count_living(visit: Visit) -> Array:
     """Count the workers that the server does not know to be away."""
-    return jnp.asarray(visit.workers) if isinstance(visit.counted, tuple) else jnp.sum(visit.counted, dtype=jnp.int32)
+    return (
+        jnp.asarray(visit.workers)
+        if isinstance(visit.counted, tuple)
+        else jnp.sum(visit.counted, dtype=jnp.int32)
+    )
 
 
 class Memories(NamedTuple):
@@ -160,7 +177,9 @@ class Memories(NamedTuple):
         """Return the memory of a worker."""
         newer = self.worker == worker
         is_newer, place = jnp.any(newer), jnp.argmax(newer)
-        return jax.tree.map(lambda table, new: jnp.where(is_newer, new[place], table[worker]), self.rows, self.newer)
+        return jax.tree.map(
+            lambda table, new: jnp.where(is_newer, new[place], table[worker]), self.rows, self.newer
+        )
 
     def of_all(self, name: str) -> Array:
         """Return one field of all memories, NamedTuples, with a leading axis of workers.
@@ -201,7 +220,8 @@ class Timing:
     Attributes
     ----------
     workers, protocol, window, discipline, read_blocks, policy
-        Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy may be a text.
+        Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy may be a
+        text.
     message_size : float
         Size of the message relative to the vector of parameters that is sent down: 1/16 for 2 bits
         instead of 32. Studies with a bandwidth simulate the upward transfer accordingly; a replay
@@ -253,7 +273,11 @@ class Timing:
         """Return the message's size relative to all parameters, of ``bits`` each; None for any."""
         if self.message_size is None or bits == _BITS:
             return self.message_size
-        return min(1.0, self.message_size * _BITS / bits) if self.message_share is None else self.message_share(bits)
+        return (
+            min(1.0, self.message_size * _BITS / bits)
+            if self.message_share is None
+            else self.message_share(bits)
+        )
 
 
 #: The fields of a method's timing that only affect transfer times: a replay accepts any trace.
@@ -318,11 +342,12 @@ class Method(NamedTuple):
     ----------
     name : str
     hyperparameters : Mapping[str, Any]
-        For tables and files: numbers, texts, lists of them. An array is written as the list of all its entries.
+        For tables and files: numbers, texts, lists of them. An array is written as the list of all
+        its entries.
     optimizer : optax.GradientTransformation
         The worker's local optimizer, applied to the problem's own tree; its state stays with the
-        worker. ``update`` is called with ``visit=``, and with ``start=``, the parameters from which the visit's local
-        steps began, if it takes extra arguments.
+        worker. ``update`` is called with ``visit=``, and with ``start=``, the parameters from which
+        the visit's local steps began, if it takes extra arguments.
     message : function
         Forms the worker's message, with the central variable at the visit; a vector or any tree of
         arrays. The diagnostics, named vectors (shares if boolean), are recorded at intervals.
@@ -454,7 +479,9 @@ def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformat
     require_rate("learning_rate", learning_rate)
 
     def update(gradients, state, params=None, *, visit=None, **_):
-        return jax.tree.map(lambda gradient: -rate_at(learning_rate, visit, gradient) * gradient, gradients), state
+        return jax.tree.map(
+            lambda gradient: -rate_at(learning_rate, visit, gradient) * gradient, gradients
+        ), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -476,7 +503,9 @@ def divisor(rate: Any) -> Any:
 
 def never_zero(learning_rate: float | Schedule) -> float | Schedule:
     """Return the rate of local steps; never zero, as ``update / divisor(rate)`` is the gradient."""
-    return (lambda visit: divisor(learning_rate(visit))) if callable(learning_rate) else learning_rate
+    return (
+        (lambda visit: divisor(learning_rate(visit))) if callable(learning_rate) else learning_rate
+    )
 
 
 def local_steps(
@@ -495,7 +524,8 @@ def local_steps(
         return {"learning_rate": learning_rate}, gradient_steps(learning_rate)
     if not (isinstance(learning_rate, float) and learning_rate == LEARNING_RATE):
         raise InputError(
-            f"learning_rate = {learning_rate!r}: the optimizer has its own learning rate; give one of them"
+            f"learning_rate = {learning_rate!r}: the optimizer has its own learning rate; give one "
+            "of them"
         )
     # A NamedOptimizer lists its name and rate.
     named = dict(getattr(optimizer, "hyperparameters", {"optimizer": "optax"}))

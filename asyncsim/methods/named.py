@@ -28,8 +28,8 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
 def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     """Return an optimizer of optax with this learning rate and optax's defaults.
 
-    ``name``: a function of optax whose other arguments have defaults, and whose steps need gradients and parameters
-    alone: ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
+    ``name``: a function of optax whose other arguments have defaults, and whose steps need
+    gradients and parameters alone: ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
 
     Examples
     --------
@@ -41,9 +41,13 @@ def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     if not isinstance(name, str) or name not in choices:
         require_choice("optimizer", name, choices)
     if callable(learning_rate):
-        raise InputError("learning_rate: is a schedule, which a named optimizer cannot follow; give a number")
+        raise InputError(
+            "learning_rate: is a schedule, which a named optimizer cannot follow; give a number"
+        )
     require_rate("learning_rate", learning_rate)
-    optimizer = NamedOptimizer(*optax.with_extra_args_support(choices[name](learning_rate=learning_rate)))
+    optimizer = NamedOptimizer(
+        *optax.with_extra_args_support(choices[name](learning_rate=learning_rate))
+    )
     optimizer.hyperparameters = {"learning_rate": learning_rate, "optimizer": name}
     return optimizer
 
@@ -52,7 +56,11 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """List the optimizers of optax that need a rate, and only gradients and parameters a step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of deprecated names in optax
-        functions = {name: getattr(optax, name) for name in dir(optax) if not name.startswith(("_", "scale_by_"))}
+        functions = {
+            name: getattr(optax, name)
+            for name in dir(optax)
+            if not name.startswith(("_", "scale_by_"))
+        }
     return {
         name: function
         for name, function in functions.items()

@@ -44,7 +44,9 @@ def _clipped(ratio: Array, advantage: Array, clip: float) -> Array:
 @functools.cache  # what is compiled is kept by the very object
 def none() -> Correction:
     """Weigh every token by one: the plain policy gradient on old samples."""
-    return Correction("none()", lambda logp, behaviour, proximal, advantage, present: jnp.ones_like(logp))
+    return Correction(
+        "none()", lambda logp, behaviour, proximal, advantage, present: jnp.ones_like(logp)
+    )
 
 
 @functools.cache
@@ -55,7 +57,9 @@ def importance(level: str = "token") -> Correction:
     """
     require_choice("importance: level", level, ("token", "sequence"))
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         if level == "sequence":
             return jnp.full_like(logp, jnp.exp(jnp.sum(logp - behaviour)))
         return _ratio(logp, behaviour)
@@ -68,7 +72,9 @@ def truncated(cap: float = 2.0) -> Correction:
     """Weigh by the ratio, at most ``cap``: truncated importance sampling."""
     require_positive("truncated: cap", cap)
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         return jnp.minimum(_ratio(logp, behaviour), cap)
 
     return Correction(f"truncated(cap={cap:g})", weight)
@@ -82,7 +88,9 @@ def cispo(low: float = 1.0, high: float = 0.28) -> Correction:
     """
     require_positive("cispo: high", high)
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         return jnp.clip(_ratio(logp, behaviour), 1 - low, 1 + high)
 
     return Correction(f"cispo(low={low:g}, high={high:g})", weight)
@@ -95,7 +103,9 @@ def icepop(low: float = 0.5, high: float = 5.0) -> Correction:
     if not high > low:
         raise InputError(f"icepop: high = {high:g}: must be above low, {low:g}")
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         ratio = _ratio(logp, behaviour)
         return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
@@ -107,7 +117,9 @@ def ppo(clip: float = 0.2) -> Correction:
     """Clip the ratio to the behaviour as PPO does (Schulman et al. 2017, equation 7)."""
     require_positive("ppo: clip", clip)
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         return _clipped(_ratio(logp, behaviour), advantage, clip)
 
     return Correction(f"ppo(clip={clip:g})", weight)
@@ -123,7 +135,9 @@ def decoupled(clip: float = 0.2, cap: float = 5.0) -> Correction:
     require_positive("decoupled: clip", clip)
     require_positive("decoupled: cap", cap)
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         age = jnp.minimum(_ratio(proximal, behaviour), cap)
         return age * _clipped(_ratio(logp, proximal), advantage, clip)
 
@@ -135,7 +149,9 @@ def gspo(clip: float = 3e-4) -> Correction:
     """Clip the geometric mean of a sequence's ratios (GSPO, 2507.18071, equations 5 and 7)."""
     require_positive("gspo: clip", clip)
 
-    def weight(logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array) -> Array:
+    def weight(
+        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
+    ) -> Array:
         count = jnp.sum(present).astype(logp.dtype)
         mean = jnp.sum(logp - behaviour) / count
         return _clipped(jnp.full_like(logp, jnp.exp(mean)), advantage, clip)
@@ -145,7 +161,8 @@ def gspo(clip: float = 3e-4) -> Correction:
 
 #: The corrections by name.
 CORRECTIONS: Mapping[str, Callable[..., Correction]] = {
-    correction.__name__: correction for correction in (none, importance, truncated, cispo, icepop, ppo, decoupled, gspo)
+    correction.__name__: correction
+    for correction in (none, importance, truncated, cispo, icepop, ppo, decoupled, gspo)
 }
 
 

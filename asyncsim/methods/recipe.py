@@ -39,10 +39,11 @@ class Recipe(NamedTuple):
 
 
 def shares_programs(factory: Factory) -> Factory:
-    """Let the methods that a factory makes share compiled programs where they differ in numbers alone.
+    """Let the methods that a factory makes share compiled programs where they differ in numbers
+    alone.
 
-    Floating-point arguments become arguments of the program if the factory uses them in arithmetic only.
-    Counts, choices and numbers that Python compares remain constants.
+    Floating-point arguments become arguments of the program if the factory uses them in arithmetic
+    only. Counts, choices and numbers that Python compares remain constants.
 
     Examples
     --------
@@ -50,12 +51,15 @@ def shares_programs(factory: Factory) -> Factory:
     >>> @shares_programs
     ... def plain(learning_rate=0.05):
     ...     steps = gradient_steps(learning_rate)
-    ...     return Method(name="plain", hyperparameters={"learning_rate": learning_rate}, optimizer=steps)
+    ...     return Method("plain", {"learning_rate": learning_rate}, optimizer=steps)
     """
     signature = inspect.signature(factory)
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if any(parameter.kind not in by_name for parameter in signature.parameters.values()):
-        raise InputError(f"{factory.__name__}: must name each of its parameters, without * and /, to share programs")
+        raise InputError(
+            f"{factory.__name__}: must name each of its parameters, without * and /, to share "
+            "programs"
+        )
 
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> Method:
@@ -72,7 +76,9 @@ def recipe_of(method: Method) -> Recipe | None:
     recipe = method.recipe
     if recipe is None:
         return None
-    fields = [field for field in Method._fields if field not in ("name", "hyperparameters", "recipe")]
+    fields = [
+        field for field in Method._fields if field not in ("name", "hyperparameters", "recipe")
+    ]
     is_same = all(getattr(method, field) is getattr(recipe.product, field) for field in fields)
     return recipe if is_same else None
 
@@ -84,11 +90,15 @@ def recast(method: Method, key: tuple[Hashable, ...], change: Callable[[Method],
         return changed
     make = recipe.make
     return changed._replace(
-        recipe=Recipe((recipe.key, *key), lambda numbers: change(make(numbers)), recipe.numbers, changed)
+        recipe=Recipe(
+            (recipe.key, *key), lambda numbers: change(make(numbers)), recipe.numbers, changed
+        )
     )
 
 
-def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], method: Method) -> Recipe | None:
+def _recipe(
+    factory: Callable[..., Method], arguments: Mapping[str, Any], method: Method
+) -> Recipe | None:
     """Build the recipe of a call; None if an argument has no hash."""
     numbers: dict[str, float] = {}
     constants: list[Hashable] = []

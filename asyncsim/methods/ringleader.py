@@ -75,8 +75,9 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
     the server's memory of each worker, turned over at the worker's first visit in a round; their
     sums are updated with every gradient and restart with every round. The paper's algorithm is
     known second-hand: its notation has one delay for all gradients of a worker in the table, so a
-    worker stays at its point between steps. The program (RingleaderASGD in vectozavr/ringmaster-lmo)
-    was read; in both, the step of the completing gradient is the first of the round's ``n``.
+    worker stays at its point between steps. The program (RingleaderASGD in
+    vectozavr/ringmaster-lmo) was read; in both, the step of the completing gradient is the first of
+    the round's ``n``.
 
     On a trace with failures ``n`` excludes the workers that the server knows to be away. A
     returning worker starts from the newest version, and its rows of the table remain.
@@ -90,10 +91,15 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
 
     def apply(server, central, message, memory, visit):
         fresh = memory.round == server.round
-        current, following = (_choose(fresh, row, next_row) for row, next_row in _turned_over(memory))
+        current, following = (
+            _choose(fresh, row, next_row) for row, next_row in _turned_over(memory)
+        )
         stepped = fresh & memory.stepped
         # To the table of this round, or of the next once the worker has stepped.
-        new_current, new_following = _add(current, message, ~stepped), _add(following, message, stepped)
+        new_current, new_following = (
+            _add(current, message, ~stepped),
+            _add(following, message, stepped),
+        )
         total = server.total + (new_current.mean() - current.mean())
         ahead = server.following + (new_following.mean() - following.mean())
         filled = server.filled + _entered(current, new_current)
@@ -113,7 +119,9 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
             round=server.round + over.astype(jnp.int32),
         )
         point = jnp.where(does_step, central, memory.point) if keeps_point else ()
-        rows = RingleaderMemory(new_current, new_following, server.round, stepped | does_step, point)
+        rows = RingleaderMemory(
+            new_current, new_following, server.round, stepped | does_step, point
+        )
         return Applied(central, after, rows)
 
     def init_server(central):
@@ -122,7 +130,9 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
 
     def init_memory(central):
         table = _empty(central)
-        return RingleaderMemory(table, table, jnp.int32(0), jnp.bool_(False), central if keeps_point else ())
+        return RingleaderMemory(
+            table, table, jnp.int32(0), jnp.bool_(False), central if keeps_point else ()
+        )
 
     return Method(
         name="ringleader",

@@ -54,7 +54,8 @@ def robust(
 ) -> Method:
     """Return SGD whose server combines a version's gradients by a rule that tolerates wrong ones.
 
-    With ``g`` a worker's gradient (the sum of its local steps over the learning rate) and ``m`` its momentum::
+    With ``g`` a worker's gradient (the sum of its local steps over the learning rate) and ``m`` its
+    momentum::
 
         m       <- worker_momentum m + g                                      sent
         v       <- server_momentum v + rule(messages of the version)          once it is complete
@@ -79,8 +80,9 @@ def robust(
 
     References
     ----------
-    El Mhamdi, Guerraoui and Rouault 2021, "Distributed momentum for Byzantine-resilient stochastic gradient descent",
-    arXiv 2003.00010 (momentum at the workers); for the rules see `asyncsim.aggregation`.
+    El Mhamdi, Guerraoui and Rouault 2021, "Distributed momentum for Byzantine-resilient stochastic
+    gradient descent", arXiv 2003.00010 (momentum at the workers); for the rules see
+    `asyncsim.aggregation`.
     """
     chosen = parse_rule(rule)
     require_rate("learning_rate", learning_rate)
@@ -89,12 +91,15 @@ def robust(
     policy = require_policy(policy)
     if policy is not None and policy.name not in POLICIES:
         raise InputError(
-            f"policy = {str(policy)!r}: a version needs several messages; choose from {', '.join(POLICIES)}"
+            f"policy = {str(policy)!r}: a version needs several messages; choose from "
+            f"{', '.join(POLICIES)}"
         )
     if policy is not None and policy.count is not None:
         chosen.require(policy.count)
     # A momentum that varies in an ensemble counts as present.
-    at_worker, at_server = (not (isinstance(mu, float | int) and mu == 0) for mu in (worker_momentum, server_momentum))
+    at_worker, at_server = (
+        not (isinstance(mu, float | int) and mu == 0) for mu in (worker_momentum, server_momentum)
+    )
 
     def message(worker, update, start, central, visit):
         gradient = -update / divisor(rate_at(learning_rate, visit, update))
@@ -128,7 +133,11 @@ def robust(
                 lambda: chosen.aggregate(server.rule, messages, None, visits.key),
                 lambda: chosen.aggregate(server.rule, messages, nonempty, visits.key),
             )
-            v = aggregated.vector + server_momentum * server.momentum if at_server else aggregated.vector
+            v = (
+                aggregated.vector + server_momentum * server.momentum
+                if at_server
+                else aggregated.vector
+            )
             dtype = central.dtype
             finite = jnp.isfinite(messages @ jnp.ones(messages.shape[1], dtype))
             after = RobustServer(

@@ -11,7 +11,15 @@ from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.clusters.policy import Policy
 from asyncsim.clusters.topologies import Topology
 from asyncsim.methods.gossip import MixingWorker
-from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    local_steps,
+    require_policy,
+)
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -40,7 +48,8 @@ def clipped_gossip(
 
             tau^2 = sum over the nearest j of W_ij |x_j - x_i|^2 / sum over the f furthest j of W_ij
 
-        where the nearest messages are all but the ``f`` furthest. Of at most ``f`` messages none counts.
+        where the nearest messages are all but the ``f`` furthest. Of at most ``f`` messages none
+        counts.
     radius : float, optional
         A constant radius, in units of parameters, in the place of this rule.
     optimizer : optax.GradientTransformation, optional
@@ -51,22 +60,23 @@ def clipped_gossip(
     Raises
     ------
     InputError
-        For a learning rate or radius that is not above zero, an ``f`` below one, or a rate beside an optimizer.
+        For a learning rate or radius that is not above zero, an ``f`` below one, or a rate beside
+        an optimizer.
 
     Notes
     -----
     The paper's radius divides by the weight of the Byzantine neighbours, which is known in theory
     alone; its practical rule keeps the nearest neighbours up to a total weight. Here ``f`` counts
     messages; with equal weights the two are the same. The paper's workers have momentum: give
-    ``optimizer``. A message that is not finite does not count. Where messages are missing, as nobody
-    waits, the weights need not sum to one: the rule moves a replica by differences, so it needs no
-    other weights.
+    ``optimizer``. A message that is not finite does not count. Where messages are missing, as
+    nobody waits, the weights need not sum to one: the rule moves a replica by differences, so it
+    needs no other weights.
 
     References
     ----------
-    He, Karimireddy and Jaggi 2022, "Byzantine-robust decentralized learning via ClippedGossip", arXiv 2202.01545,
-    algorithm 1; the practical radius as in the program of Gaucher, Dieuleveut and Hendrikx
-    (github.com/renaudgaucher/Byzantine-Robust-Gossip).
+    He, Karimireddy and Jaggi 2022, "Byzantine-robust decentralized learning via ClippedGossip",
+    arXiv 2202.01545, algorithm 1; the practical radius as in the program of Gaucher, Dieuleveut and
+    Hendrikx (github.com/renaudgaucher/Byzantine-Robust-Gossip).
     """
     require_count("f", f)
     if radius is not None:
@@ -81,14 +91,25 @@ def clipped_gossip(
         weights = jnp.where(usable, inbox.weights.astype(apart.dtype), 0)
         squares, apart = jnp.where(usable, squares, 0), jnp.where(usable[:, None], apart, 0)
         limit = _squared_radius(weights, squares, usable, f) if radius is None else radius**2
-        clipped = jnp.sqrt(jnp.where(squares > limit, limit / jnp.where(squares > 0, squares, 1), 1))
+        clipped = jnp.sqrt(
+            jnp.where(squares > limit, limit / jnp.where(squares > 0, squares, 1), 1)
+        )
         return worker + jnp.tensordot(weights * clipped, apart, 1)
 
     return Method(
         name="clipped_gossip",
-        hyperparameters={**named, "f": f, "radius": radius, "policy": None if needed is None else str(needed)},
+        hyperparameters={
+            **named,
+            "f": f,
+            "radius": radius,
+            "policy": None if needed is None else str(needed),
+        },
         optimizer=local,
-        message=lambda worker, update, start, central, visit: (worker + update, worker + update, {}),
+        message=lambda worker, update, start, central, visit: (
+            worker + update,
+            worker + update,
+            {},
+        ),
         init_worker=lambda central: central,
         resume=lambda worker, read: worker,
         mix=mix,
@@ -100,16 +121,23 @@ def clipped_gossip(
 
 def note_few_replicas(method: Method, topology: Topology, workers: int) -> None:
     """Print which ``f`` a robust method uses on a topology with too few messages for it."""
-    messages = min(int(np.bincount(edges.taker, minlength=workers).min()) for edges in topology.edges(workers))
+    messages = min(
+        int(np.bincount(edges.taker, minlength=workers).min()) for edges in topology.edges(workers)
+    )
     if method.name.startswith("clipped_gossip"):
         f, radius = method.hyperparameters["f"], method.hyperparameters["radius"]
         if radius is None and f >= messages:
-            note(f"{method.name}: f = {f} and {counted(messages, 'message')} on {topology}: none counts")
+            note(
+                f"{method.name}: f = {f} and {counted(messages, 'message')} on {topology}: none "
+                "counts"
+            )
     elif method.name.startswith("robust_gossip"):
         rule = parse_rule(method.hyperparameters["rule"])
         largest = max(0, int(rule.largest(messages + 1)))
         if rule.f is not None and rule.f > largest:
-            note(f"{method.name}: f={largest} used: {counted(messages + 1, 'replica')} on {topology}")
+            note(
+                f"{method.name}: f={largest} used: {counted(messages + 1, 'replica')} on {topology}"
+            )
 
 
 def _squared_radius(weights: Array, squares: Array, usable: Array, f: int) -> Array:
@@ -148,18 +176,20 @@ def robust_gossip(
     Raises
     ------
     InputError
-        For a learning rate that is not above zero, a rate beside an optimizer, or a rule that has a state.
+        For a learning rate that is not above zero, a rate beside an optimizer, or a rule that has a
+        state.
 
     Notes
     -----
     With ``median()`` this is BRIDGE-M. With ``trimmed_mean(f)`` the worker's own replica may be
-    trimmed as any other; BRIDGE-T always keeps it. The topology's weights are not used. A neighbourhood
-    of too few messages for ``f`` is combined with the largest that it allows: two neighbours and
-    the worker itself withstand one.
+    trimmed as any other; BRIDGE-T always keeps it. The topology's weights are not used. A
+    neighbourhood of too few messages for ``f`` is combined with the largest that it allows: two
+    neighbours and the worker itself withstand one.
 
     References
     ----------
-    Fang, Yang and Bajwa 2022, "BRIDGE: Byzantine-resilient decentralized gradient descent", arXiv 1908.08098.
+    Fang, Yang and Bajwa 2022, "BRIDGE: Byzantine-resilient decentralized gradient descent", arXiv
+    1908.08098.
     """
     chosen = parse_rule(rule)
     named, local = local_steps(learning_rate, optimizer)
@@ -168,17 +198,28 @@ def robust_gossip(
     def mix(worker, inbox, visit):
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
         present = jnp.concatenate([jnp.ones(1, bool), inbox.weights > 0])
-        return MixingWorker(worker.replica, chosen.aggregate((), messages, present, visit.key).vector)
+        return MixingWorker(
+            worker.replica, chosen.aggregate((), messages, present, visit.key).vector
+        )
 
     def message(worker, update, start, central, visit):
         x = worker.mixed + update
         return x, MixingWorker(x, x), {}
 
-    if chosen.averaging or jax.tree.leaves(jax.eval_shape(chosen.init, jax.ShapeDtypeStruct((1,), np.float32))):
-        raise InputError(f"rule = {chosen.text!r}: remembers earlier messages; choose median() or trimmed_mean(f)")
+    if chosen.averaging or jax.tree.leaves(
+        jax.eval_shape(chosen.init, jax.ShapeDtypeStruct((1,), np.float32))
+    ):
+        raise InputError(
+            f"rule = {chosen.text!r}: remembers earlier messages; choose median() or "
+            "trimmed_mean(f)"
+        )
     return Method(
         name="robust_gossip",
-        hyperparameters={"rule": chosen.text, **named, "policy": None if needed is None else str(needed)},
+        hyperparameters={
+            "rule": chosen.text,
+            **named,
+            "policy": None if needed is None else str(needed),
+        },
         optimizer=local,
         message=message,
         init_worker=lambda central: MixingWorker(central, central),

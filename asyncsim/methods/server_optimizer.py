@@ -68,7 +68,9 @@ def server_optimizer(
         with jax.numpy_dtype_promotion("standard"):  # optax mixes integer counts with numbers
             step, server = server_steps.update(message, server, central, visit=visit)
         if adaptive:
-            tau, n = (jnp.asarray(count, central.dtype) for count in (visit.staleness, visit.workers))
+            tau, n = (
+                jnp.asarray(count, central.dtype) for count in (visit.staleness, visit.workers)
+            )
             step = n / jnp.maximum(n, tau) * step
         return Applied(optax.apply_updates(central, step), server, memory)
 
@@ -88,21 +90,27 @@ def _require_vectors(optimizer: optax.GradientTransformation) -> None:
     vector, _ = ravel_pytree(tensors)
     try:
         with jax.numpy_dtype_promotion("standard"):
-            same = jnp.allclose(_two_steps(optimizer, vector), _two_steps(optimizer, tensors), rtol=1e-4, atol=0)
+            same = jnp.allclose(
+                _two_steps(optimizer, vector), _two_steps(optimizer, tensors), rtol=1e-4, atol=0
+            )
     except TypeError as error:
         raise InputError(
-            f"optimizer: a step needs more than gradients and parameters: {error}; give an optimizer "
+            f"optimizer: a step needs more than gradients and parameters: {error}; give an "
+            "optimizer "
             "such as optax.adamw(1e-3)"
         ) from None
     # In a program for several rates the method was checked when it was made.
     if not isinstance(same, jax.core.Tracer) and not same:
         raise InputError(
-            "optimizer: its step depends on the shapes of tensors, and the server has one vector of all "
+            "optimizer: its step depends on the shapes of tensors, and the server has one vector "
+            "of all "
             "parameters; give an optimizer such as optax.adamw(1e-3)"
         )
 
 
 def _two_steps(optimizer: optax.GradientTransformation, params: Any) -> Any:
     """Return the second step with the gradients sin(3 x), then cos(x), as a vector."""
-    _, state = optimizer.update(jax.tree.map(lambda x: jnp.sin(3 * x), params), optimizer.init(params), params)
+    _, state = optimizer.update(
+        jax.tree.map(lambda x: jnp.sin(3 * x), params), optimizer.init(params), params
+    )
     return ravel_pytree(optimizer.update(jax.tree.map(jnp.cos, params), state, params)[0])[0]

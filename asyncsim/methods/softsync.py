@@ -30,8 +30,8 @@ def softsync(
         sent    = -learning_rate / max(staleness, 1) * gradient
         central <- central + mean of the version's messages       (once it is complete)
 
-    ``modulated``: whether the rates depend on the staleness; without, the runs of the paper with many learners fail.
-    ``policy``: ``buffered(workers // n)`` is the paper's n-softsync.
+    ``modulated``: whether the rates depend on the staleness; without, the runs of the paper with
+    many learners fail. ``policy``: ``buffered(workers // n)`` is the paper's n-softsync.
 
     Notes
     -----
@@ -44,7 +44,8 @@ def softsync(
 
     References
     ----------
-    Zhang, Gupta, Lian and Liu 2016, "Staleness-aware async-SGD for distributed deep learning", arXiv 1511.05950.
+    Zhang, Gupta, Lian and Liu 2016, "Staleness-aware async-SGD for distributed deep learning",
+    arXiv 1511.05950.
     """
     require_rate("learning_rate", learning_rate)
     require_switch("modulated", modulated)
@@ -58,7 +59,9 @@ def softsync(
     return Method(
         name="softsync",
         hyperparameters=dict(
-            learning_rate=learning_rate, modulated=modulated, policy=None if policy is None else str(policy)
+            learning_rate=learning_rate,
+            modulated=modulated,
+            policy=None if policy is None else str(policy),
         ),
         optimizer=gradient_steps(learning_rate),
         message=message,

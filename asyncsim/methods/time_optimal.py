@@ -16,12 +16,14 @@ from asyncsim.methods.recipe import shares_programs
 
 
 @shares_programs
-def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()") -> Method:
+def batch_sgd(
+    learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()"
+) -> Method:
     """Return SGD with the mean of a version's gradients.
 
     ::
 
-        central <- central - learning_rate * mean of the version's gradients       (once it is complete)
+        central <- central - learning_rate * mean of the version's gradients (once it is complete)
 
     ``policy``: which gradients make a version; by default one of each worker: synchronous SGD.
 
@@ -33,16 +35,18 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
 
     References
     ----------
-    Chen, Pan, Monga, Bengio and Jozefowicz 2016, "Revisiting distributed synchronous SGD", arXiv 1604.00981
-    (backup workers); Dutta et al. 2018, "Slow and stale gradients can win the race: error-runtime trade-offs in
-    distributed SGD", arXiv 1803.01113
-    (K-sync and its relatives).
+    Chen, Pan, Monga, Bengio and Jozefowicz 2016, "Revisiting distributed synchronous SGD", arXiv
+    1604.00981 (backup workers); Dutta et al. 2018, "Slow and stale gradients can win the race:
+    error-runtime trade-offs in distributed SGD", arXiv 1803.01113 (K-sync and its relatives).
     """
     require_rate("learning_rate", learning_rate)
     policy = require_policy(policy)
     return Method(
         name="batch_sgd",
-        hyperparameters={"learning_rate": learning_rate, "policy": None if policy is None else str(policy)},
+        hyperparameters={
+            "learning_rate": learning_rate,
+            "policy": None if policy is None else str(policy),
+        },
         optimizer=gradient_steps(learning_rate),
         combine=add_mean,
         timing=Timing(policy=policy),
@@ -51,13 +55,14 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
 
 @shares_programs
 def rennala(
-    learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "discard_stale(limit=1, count=10)"
+    learning_rate: float | Schedule = LEARNING_RATE,
+    policy: Policy | str | None = "discard_stale(limit=1, count=10)",
 ) -> Method:
     """Return Rennala SGD, for traces on which a fixed number of fresh gradients makes a version.
 
     ::
 
-        central <- central - learning_rate * mean of the version's gradients       (once it is complete)
+        central <- central - learning_rate * mean of the version's gradients (once it is complete)
 
     ``learning_rate``: about half the inverse of the largest curvature. ``policy``: its count is the
     batch of fresh gradients.
@@ -69,15 +74,16 @@ def rennala(
 
     References
     ----------
-    Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization methods under a fixed
-    computation model", arXiv 2305.12387.
+    Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization
+    methods under a fixed computation model", arXiv 2305.12387.
     """
     return batch_sgd(learning_rate, policy)._replace(name="rennala")
 
 
 @shares_programs
 def ringmaster(
-    learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "discard_stale(limit=10, count=1)"
+    learning_rate: float | Schedule = LEARNING_RATE,
+    policy: Policy | str | None = "discard_stale(limit=10, count=1)",
 ) -> Method:
     """Return Ringmaster ASGD, for traces without gradients that are too stale.
 
@@ -85,8 +91,8 @@ def ringmaster(
 
         central <- central - learning_rate * gradient
 
-    ``learning_rate``: about half the inverse of the largest curvature times the limit of the staleness. ``policy``:
-    the staleness limit; use ``cancel_stale`` for the variant with stops.
+    ``learning_rate``: about half the inverse of the largest curvature times the limit of the
+    staleness. ``policy``: the staleness limit; use ``cancel_stale`` for the variant with stops.
 
     Notes
     -----
@@ -95,9 +101,11 @@ def ringmaster(
 
     References
     ----------
-    Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal time complexity",
-    arXiv 2501.16168.
+    Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal
+    time complexity", arXiv 2501.16168.
     """
     policy = require_policy(policy)
     named = {"learning_rate": learning_rate, "policy": None if policy is None else str(policy)}
-    return downpour(learning_rate)._replace(name="ringmaster", hyperparameters=named, timing=Timing(policy=policy))
+    return downpour(learning_rate)._replace(
+        name="ringmaster", hyperparameters=named, timing=Timing(policy=policy)
+    )

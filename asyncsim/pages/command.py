@@ -28,7 +28,9 @@ def main(arguments: Sequence[str]) -> int:
     if name in PAPERS:
         return figures(name).main(options)
     if not Path(name).is_dir():
-        tell_error(f"{name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}")
+        tell_error(
+            f"{name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}"
+        )
         return 2
     if options:
         tell_error(f"{options[0]!r}: the figures of a folder have no options; leave it out")
@@ -42,7 +44,9 @@ def draw_folder(folder: Path) -> list[Path]:
     with reading_results(folder), collecting(unfinished(folder)) as drawn:
         paths = finished.draw(folder)
         if not paths:
-            raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
+            raise InputError(
+                f"folder = {str(folder)!r}: there are no figures of the study {study!r}"
+            )
         return [*paths, write_page(folder, drawn)]
 
 

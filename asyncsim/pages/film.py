@@ -16,7 +16,10 @@ from asyncsim.traces.trace_summary import phases
 #: Largest number of drawn workers; of more workers an evenly spread selection is drawn.
 MOST_WORKERS = 128
 #: The measures of offsets: with recorded positions, and without.
-DISTANCE, STALENESS = "distance of the read from the central variable", "present staleness of the read (versions)"
+DISTANCE, STALENESS = (
+    "distance of the read from the central variable",
+    "present staleness of the read (versions)",
+)
 #: Largest sample of reads for the plane of their largest spread.
 _SAMPLE = 4000
 #: The radius at which the axis of distances changes from linear to logarithmic.
@@ -38,8 +41,9 @@ class Film(NamedTuple):
     progress : UInt8[ndarray, "F W"]
         Progress of the phase; 255 at its end.
     offset : Float[ndarray, "F W 2"]
-        The worker's read minus the central variable, projected to a plane and stretched to the length of the whole
-        difference. Without recorded positions its length is the staleness. NaN if unknown.
+        The worker's read minus the central variable, projected to a plane and stretched to the
+        length of the whole difference. Without recorded positions its length is the staleness. NaN
+        if unknown.
     measure : str
         The meaning of the length of ``offset``.
     names : tuple of str
@@ -51,7 +55,8 @@ class Film(NamedTuple):
     ended : float or None
         Time at which the run diverged (s).
     messages : Float[ndarray, "messages 4"] or None
-        Without a server: sender and receiver (indices into ``workers``), time of sending and of mixing (s).
+        Without a server: sender and receiver (indices into ``workers``), time of sending and of
+        mixing (s).
     """
 
     title: str
@@ -69,7 +74,9 @@ class Film(NamedTuple):
 
 def frame_times(traces: Sequence[Trace], frames: int) -> np.ndarray:
     """Space the frames' simulated times (s) evenly from 0 to the end of the longest trace."""
-    return np.linspace(0.0, max(float(trace.frame["commit_time"].iloc[-1]) for trace in traces), frames)
+    return np.linspace(
+        0.0, max(float(trace.frame["commit_time"].iloc[-1]) for trace in traces), frames
+    )
 
 
 def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
@@ -81,7 +88,9 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         If the run belongs to another trace.
     """
     if run.config.get("commits", len(trace.accepted)) != len(trace.accepted):
-        raise InputError(f"{title}: its run has {run.config['commits']} commits, the trace {len(trace.accepted)}")
+        raise InputError(
+            f"{title}: its run has {run.config['commits']} commits, the trace {len(trace.accepted)}"
+        )
     count = min(trace.workers, MOST_WORKERS)
     workers = np.unique(np.linspace(0, trace.workers - 1, count).round().astype(int))
     phase, progress, names = _doing(trace, workers, times)
@@ -96,7 +105,9 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         positions[0] = 0.0
         positions[1 : len(run.commits) + 1] = run.commits[columns]
         # The central variable of a version is as its last commit left it.
-        commit_of_read = np.searchsorted(accepted["version"].to_numpy(), np.maximum(read, 0), side="right")
+        commit_of_read = np.searchsorted(
+            accepted["version"].to_numpy(), np.maximum(read, 0), side="right"
+        )
         away = positions[commit_of_read] - positions[commits][:, None]
         away[read < 0] = np.nan
         offset, measure = _in_a_plane(away), DISTANCE
@@ -107,10 +118,14 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         measure = STALENESS
     if ended is not None:
         offset[times > ended] = np.nan
-    evaluations = run.evaluations[["commit_time", "train_loss"]].replace([np.inf, -np.inf], np.nan).dropna()
+    evaluations = (
+        run.evaluations[["commit_time", "train_loss"]].replace([np.inf, -np.inf], np.nan).dropna()
+    )
     loss = evaluations.to_numpy().tolist()
     messages = _messages(trace, workers) if trace.protocol == GOSSIP else None
-    return Film(title, workers, phase, progress, offset, measure, names, commits, loss, ended, messages)
+    return Film(
+        title, workers, phase, progress, offset, measure, names, commits, loss, ended, messages
+    )
 
 
 def scale(films: Sequence[Film]) -> tuple[float, float]:
@@ -120,7 +135,9 @@ def scale(films: Sequence[Film]) -> tuple[float, float]:
     run and a converging one can be seen side by side.
     """
     lengths = [np.linalg.norm(film.offset, axis=-1) for film in films]
-    largest = [float(np.nanquantile(values, 0.98)) for values in lengths if np.isfinite(values).any()]
+    largest = [
+        float(np.nanquantile(values, 0.98)) for values in lengths if np.isfinite(values).any()
+    ]
     bend = min((value for value in largest if value > 0), default=1.0)
     return bend, max([bend, *largest])
 
@@ -149,7 +166,9 @@ def rings(bend: float, largest: float) -> list[tuple[float, float]]:
     return [(float(step), float(_radius(np.float64(step), bend, largest))) for step in steps]
 
 
-def _doing(trace: Trace, workers: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _doing(
+    trace: Trace, workers: np.ndarray, times: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return each worker's phase and its progress in each frame, and the names of the phases."""
     tables = phases(trace, workers.tolist())
     place = {int(worker): column for column, worker in enumerate(workers)}
@@ -157,13 +176,18 @@ def _doing(trace: Trace, workers: np.ndarray, times: np.ndarray) -> tuple[np.nda
     progress = np.zeros_like(phase)
     for code, table in enumerate(tables):
         begin, end = table["begin"].to_numpy(), table["end"].to_numpy()
-        first, last = np.searchsorted(times, begin, side="left"), np.searchsorted(times, end, side="left")
+        first, last = (
+            np.searchsorted(times, begin, side="left"),
+            np.searchsorted(times, end, side="left"),
+        )
         lengths = np.maximum(last - first, 0)
         of = np.repeat(np.arange(len(table)), lengths)
         frame = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         column = np.array([place[int(worker)] for worker in table["worker"]], int)[of]
         phase[frame, column] = code
-        progress[frame, column] = 255 * (times[frame] - begin[of]) / np.maximum(end - begin, 1e-300)[of]
+        progress[frame, column] = (
+            255 * (times[frame] - begin[of]) / np.maximum(end - begin, 1e-300)[of]
+        )
     return phase, progress, tables._fields
 
 
@@ -173,9 +197,13 @@ def _reads(trace: Trace, workers: np.ndarray, times: np.ndarray) -> np.ndarray:
     reads = pd.concat([table[["worker", "read_time", "read_version"]] for table in tables])
     versions = np.full((len(times), len(workers)), -1, np.int64)
     for column, worker in enumerate(workers):
-        rows = reads[(reads["worker"] == worker) & reads["read_time"].notna()].sort_values("read_time", kind="stable")
+        rows = reads[(reads["worker"] == worker) & reads["read_time"].notna()].sort_values(
+            "read_time", kind="stable"
+        )
         newest = np.searchsorted(rows["read_time"].to_numpy(), times, side="right") - 1
-        versions[:, column] = np.where(newest < 0, -1, rows["read_version"].to_numpy()[newest] if len(rows) else -1)
+        versions[:, column] = np.where(
+            newest < 0, -1, rows["read_version"].to_numpy()[newest] if len(rows) else -1
+        )
     return versions
 
 
@@ -208,13 +236,17 @@ def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
     of, commit_time = frame["worker"].to_numpy(), frame["commit_time"].to_numpy()
     receipts = trace.taken_up
     row, source = receipts["row"].to_numpy(), receipts["source"].to_numpy()
-    mix_time = (frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time)[row]
+    mix_time = (frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time)[
+        row
+    ]
     pairs = frame["partner"].to_numpy() >= 0
     moment = 0.2 * commit_time[-1] * trace.workers / max(1, len(frame))
     messages = np.concatenate(
         [
             np.stack([of[source], of[row], commit_time[source], mix_time], -1),
-            np.stack([of, frame["partner"].to_numpy(), commit_time - moment, commit_time], -1)[pairs],
+            np.stack([of, frame["partner"].to_numpy(), commit_time - moment, commit_time], -1)[
+                pairs
+            ],
         ]
     )
     place = np.full(trace.workers, -1)

@@ -42,15 +42,21 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
     if path.suffix not in (".gif", ".mp4"):
         raise InputError(f"out = {str(path)!r}: must end with .gif or .mp4")
     if path.suffix == ".mp4" and not FFMpegWriter.isAvailable():
-        raise InputError(f"out = {str(path)!r}: needs the program ffmpeg, which is not installed; write a .gif")
+        raise InputError(
+            f"out = {str(path)!r}: needs the program ffmpeg, which is not installed; write a .gif"
+        )
     times, films = films_of(chosen, frames)
     if films[0].messages is not None:
-        raise InputError(f"out = {str(path)!r}: only a page draws messages between workers; write a .html")
+        raise InputError(
+            f"out = {str(path)!r}: only a page draws messages between workers; write a .html"
+        )
     bend, largest = scale(films)
     places = [on_screen(film.offset, bend, largest) for film in films]
     colors = np.array([*(look.PHASES.get(name, look.GREY) for name in films[0].names), look.GREY])
     with look.style():
-        figure, axes = look.new_figure(look.SINGLE * len(films), 4.2, len(films), 2, height_ratios=(4, 1))
+        figure, axes = look.new_figure(
+            look.SINGLE * len(films), 4.2, len(films), 2, height_ratios=(4, 1)
+        )
         above, below = axes[: len(films)], axes[len(films) :]
         moving = []
         for panel, curve, film in zip(above, below, films, strict=True):
@@ -59,7 +65,13 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
                 panel.spines[side].set_visible(False)
             for distance, radius in rings(bend, largest):
                 panel.add_patch(Circle((0, 0), radius, fill=False, color="#d0d0d0", linewidth=0.6))
-                panel.text(0.7 * radius, 0.7 * radius, number_text(distance, 1), fontsize=6, color=look.GREY)
+                panel.text(
+                    0.7 * radius,
+                    0.7 * radius,
+                    number_text(distance, 1),
+                    fontsize=6,
+                    color=look.GREY,
+                )
             panel.plot(0, 0, "s", color=look.BLACK, markersize=4, zorder=3)
             lines = LineCollection([], linewidths=0.4, alpha=0.3, zorder=1)
             panel.add_collection(lines)
@@ -74,7 +86,9 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
             curve.set(yscale="log", ylim=(0.8 * min(losses), 1.25 * max(losses)))
 
         def draw(frame: int) -> list[object]:
-            for film, place, (title, lines, dots, cursor) in zip(films, places, moving, strict=True):
+            for film, place, (title, lines, dots, cursor) in zip(
+                films, places, moving, strict=True
+            ):
                 is_drawn = np.isfinite(place[frame]).all(1)
                 at = place[frame][is_drawn]
                 color = colors[film.phase[frame][is_drawn]]
@@ -84,7 +98,11 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
                 lines.set_color(color)
                 cursor.set_xdata([times[frame]] * 2)
                 ended = film.ended is not None and times[frame] > film.ended
-                state = "diverged" if ended else f"{times[frame]:.1f} s, {film.commits[frame]:,} commits"
+                state = (
+                    "diverged"
+                    if ended
+                    else f"{times[frame]:.1f} s, {film.commits[frame]:,} commits"
+                )
                 title.set_text(f"{film.title}: {state}")
             return []
 
@@ -93,10 +111,15 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
         # The function returns no artists, which blit=False allows.
         movie = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]
         kind = PillowWriter if path.suffix == ".gif" else FFMpegWriter
-        with tqdm(total=len(times), desc=path.name, unit="frame", disable=not on_a_terminal(), leave=False) as bar:
+        with tqdm(
+            total=len(times), desc=path.name, unit="frame", disable=not on_a_terminal(), leave=False
+        ) as bar:
             return write_whole(
                 path,
                 lambda partial: movie.save(
-                    partial, writer=kind(fps=_RATE), dpi=_DPI, progress_callback=lambda *_: bar.update()
+                    partial,
+                    writer=kind(fps=_RATE),
+                    dpi=_DPI,
+                    progress_callback=lambda *_: bar.update(),
                 ),
             )

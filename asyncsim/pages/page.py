@@ -18,7 +18,16 @@ from asyncsim.base.console import counted, heard, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import PHASES, collecting
-from asyncsim.pages.film import DISTANCE, MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
+from asyncsim.pages.film import (
+    DISTANCE,
+    MOST_WORKERS,
+    Film,
+    film,
+    frame_times,
+    on_screen,
+    rings,
+    scale,
+)
 from asyncsim.pages.trust import trust_page
 from asyncsim.replays.run import Run
 from asyncsim.study import results
@@ -47,7 +56,9 @@ def on_a_page(folder: Path) -> Iterator[None]:
     write_page(folder, drawn)
 
 
-def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Path | None = None) -> Path:
+def write_page(
+    folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Path | None = None
+) -> Path:
     """Write the self-contained page of a finished study.
 
     ``figures``: names and SVG. ``out``: the file, by default in the study's folder. The page
@@ -66,8 +77,13 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Pat
         "title": f"{title}{of}",
         "question": _question(study),
         "answer": read_text(printed).strip("\n") if printed.exists() else "",
-        "command": None if typed is None else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
-        "figures": [(name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}") for name, svg in figures],
+        "command": None
+        if typed is None
+        else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
+        "figures": [
+            (name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
+            for name, svg in figures
+        ],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
         "animation": animation(chosen, _FRAMES) if chosen else None,
@@ -79,14 +95,25 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Pat
     return path
 
 
-def write_animation(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES) -> Path:
+def write_animation(
+    chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES
+) -> Path:
     """Write a page with the animation of runs, given by titles, runs and traces, on one clock."""
     title = " and ".join(name for name, _, _ in chosen)
-    empty: dict[str, Any] = {"question": "", "answer": "", "command": None, "figures": [], "tables": [], "config": None}
+    empty: dict[str, Any] = {
+        "question": "",
+        "answer": "",
+        "command": None,
+        "figures": [],
+        "tables": [],
+        "config": None,
+    }
     return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
 
 
-def films_of(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> tuple[np.ndarray, list[Film]]:
+def films_of(
+    chosen: Sequence[tuple[str, Run, Trace]], frames: int
+) -> tuple[np.ndarray, list[Film]]:
     """Return the times (s) of the frames, limited by the page's size, and a film of each run."""
     workers = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
     frames = max(2, min(frames, MOST_FRAMES, _MOST_BYTES // (6 * workers * len(chosen))))
@@ -108,25 +135,30 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
     about = (
         f"{drawn}{of} on their graph; a dot along an edge is a message under way."
         if gossips
-        else f"{drawn}{of} around the central variable, the square. The distance from the square is the "
-        f"{films[0].measure}, linear near the centre, logarithmic far out. "
+        else f"{drawn}{of} around the central variable, the square. The distance from the square "
+        f"is the {films[0].measure}, linear near the centre, logarithmic far out. "
     )
     if not gossips:
         about += (
-            "The direction is taken in the plane in which the reads spread most. A gradient is computed where its "
-            "worker is drawn, and is applied at the centre."
+            "The direction is taken in the plane in which the reads spread most. A gradient is "
+            "computed where its worker is drawn, and is applied at the centre."
             if films[0].measure == DISTANCE
-            else "Each worker has a constant direction without a meaning: only a study with --animate records the "
-            "positions of its reads."
+            else "Each worker has a constant direction without a meaning: only a study with "
+            "--animate records the positions of its reads."
         )
     if any(not low <= loss <= high for animated in films for _, loss in animated.loss):
-        about += f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at the edge."
+        about += (
+            f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at "
+            "the edge."
+        )
     return {
         "about": about,
         "frames": len(times),
         "duration": float(times[-1]),
         "rings": rings(bend, largest),
-        "phases": [(IN_WORDS.get(name, name), PHASES.get(name, "#808080"), name) for name in films[0].names],
+        "phases": [
+            (IN_WORDS.get(name, name), PHASES.get(name, "#808080"), name) for name in films[0].names
+        ],
         "limits": (low, high),
         "films": [
             {
@@ -166,13 +198,19 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
     """
     config = results.config_of(folder)
     try:
-        rows = [row for row in read_rows(folder / results.SUMMARY) if row.get("run_folder") and row.get("trace_file")]
+        rows = [
+            row
+            for row in read_rows(folder / results.SUMMARY)
+            if row.get("run_folder") and row.get("trace_file")
+        ]
         best: dict[str, tuple[float, dict[str, str]]] = {}
         for row in rows:
             loss = float(row.get("train_loss") or "nan")
             loss = loss if np.isfinite(loss) else np.inf
             previous = best.get(row["method"])
-            if row["trace_file"] == rows[0]["trace_file"] and (previous is None or loss < previous[0]):
+            if row["trace_file"] == rows[0]["trace_file"] and (
+                previous is None or loss < previous[0]
+            ):
                 best[row["method"]] = loss, row
         ordered = [row for _, row in sorted(best.values(), key=lambda pair: -pair[0])]
         if (folder / results.RANKING).exists():
@@ -182,7 +220,10 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
         titled = []
         for row in chosen:
             rate = f" at rate {row.get('method.learning_rate')}" if rates else ""
-            run, trace = Run.load(within(folder, row["run_folder"])), Trace.load(within(folder, row["trace_file"]))
+            run, trace = (
+                Run.load(within(folder, row["run_folder"])),
+                Trace.load(within(folder, row["trace_file"])),
+            )
             titled.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
         return titled
     except (InputError, OSError, ValueError, KeyError, csv.Error):  # a damaged folder
@@ -194,7 +235,10 @@ def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dic
     runs: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         runs.setdefault((row["method"], row.get("method.learning_rate") or ""), row)
-    ranks = [(row["method"], row.get("learning_rate") or "") for row in read_rows(folder / results.RANKING)]
+    ranks = [
+        (row["method"], row.get("learning_rate") or "")
+        for row in read_rows(folder / results.RANKING)
+    ]
     return [runs[rank] for rank in ranks if rank in runs]
 
 
@@ -216,7 +260,13 @@ def _table(file: Path) -> dict[str, Any]:
         columns, rows = [], []
     rows = [row for row in rows if len(row) == len(columns)]
     words = list(map(axis_of, columns))
-    return {"name": file.name, "count": len(rows), "columns": columns, "words": words, "rows": rows[:_MOST_ROWS]}
+    return {
+        "name": file.name,
+        "count": len(rows),
+        "columns": columns,
+        "words": words,
+        "rows": rows[:_MOST_ROWS],
+    }
 
 
 def _finite(value: Any) -> Any:

@@ -13,7 +13,9 @@ _PAGES = "pages"
 def trust_page(page: Path) -> None:
     """Record the checksum of a page drawn on this machine; other pages are redrawn to open."""
     with contextlib.suppress(OSError, ValueError):  # without a checksum the page is drawn again
-        results.add_line(results.index_folder() / _PAGES, hashlib.sha256(page.read_bytes()).hexdigest())
+        results.add_line(
+            results.index_folder() / _PAGES, hashlib.sha256(page.read_bytes()).hexdigest()
+        )
 
 
 def page_of(folder: Path) -> Path:

@@ -20,7 +20,8 @@ def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> Poli
     digits, and one token more. The policy is a perceptron with one hidden layer. It sees, at each
     position, the two digits there and at the position before, and the token before, from which the
     carry follows; for 64 hidden units it has 4,234 parameters. The reward is 1 if all tokens are
-    right, else 0; with ``partial`` the share of right tokens, which a new policy learns from faster.
+    right, else 0; with ``partial`` the share of right tokens, which a new policy learns from
+    faster.
 
     Raises
     ------
@@ -30,7 +31,9 @@ def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> Poli
     require_count("digits", digits)
     require_count("hidden", hidden)
     if digits > _MOST_DIGITS:
-        raise InputError(f"digits = {digits}: must be at most {_MOST_DIGITS}; longer sums have no reward")
+        raise InputError(
+            f"digits = {digits}: must be at most {_MOST_DIGITS}; longer sums have no reward"
+        )
     inputs = 4 * (_BASE + 1) + _BASE + 1
 
     def init(key: jax.Array) -> dict[str, Any]:
@@ -58,8 +61,12 @@ def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> Poli
             return jnp.where(entry < 0, _BASE, entry)
 
         before = position - 1
-        seen = [*(digit(numbers[i], at) for i in (0, 1) for at in (position, before)), digit(tokens, before)]
-        # Rows of the matrix in place of a product with ones and zeros: each sample has a version of its own.
+        seen = [
+            *(digit(numbers[i], at) for i in (0, 1) for at in (position, before)),
+            digit(tokens, before),
+        ]
+        # Rows of the matrix in place of a product with ones and zeros: each sample has a version of
+        # its own.
         rows = jnp.stack(seen) + (_BASE + 1) * jnp.arange(len(seen), dtype=jnp.int32)
         inputs = parameters["hidden"][rows].sum(0) + parameters["hidden_bias"]
         hidden = jax.nn.relu(inputs)

@@ -51,7 +51,8 @@ def characters(
     ``stride``. The test windows follow each other, so that each test character is predicted once
     (except the first, and an incomplete last window).
 
-    Examples ``[context + 1]`` of int32; ``evaluate`` gives ``"loss"``, nats a character, and ``"accuracy"``.
+    Examples ``[context + 1]`` of int32; ``evaluate`` gives ``"loss"``, nats a character, and
+    ``"accuracy"``.
 
     Parameters
     ----------
@@ -94,7 +95,9 @@ def characters(
 
     return Problem(
         name="characters",
-        init=functools.partial(_init, alphabet=len(alphabet), context=context, width=width, layers=layers),
+        init=functools.partial(
+            _init, alphabet=len(alphabet), context=context, width=width, layers=layers
+        ),
         loss=loss,
         evaluate=evaluate,
         train=train,
@@ -121,30 +124,43 @@ def _read(path: Path) -> str:
         # As bytes, so that the line ends are the same on every system.
         content = path.read_bytes().decode()
     except OSError as error:
-        raise InputError(f"text = {str(path)!r}: cannot be read ({error.strerror}); give a text file") from error
+        raise InputError(
+            f"text = {str(path)!r}: cannot be read ({error.strerror}); give a text file"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"text = {str(path)!r}: not text in UTF-8 ({error}); convert it, or give another") from error
+        raise InputError(
+            f"text = {str(path)!r}: not text in UTF-8 ({error}); convert it, or give another"
+        ) from error
     if "\0" in content:
-        raise InputError(f"text = {str(path)!r}: holds zero bytes, so it is not text; give another file")
+        raise InputError(
+            f"text = {str(path)!r}: holds zero bytes, so it is not text; give another file"
+        )
     return content
 
 
 def _encode(content: str) -> tuple[list[str], np.ndarray]:
     """Return the sorted alphabet of a text, and its characters as positions in it, int32."""
-    points, codes = np.unique(np.array(list(content), dtype="U1").view(np.uint32), return_inverse=True)
+    points, codes = np.unique(
+        np.array(list(content), dtype="U1").view(np.uint32), return_inverse=True
+    )
     return [chr(point) for point in points], codes.astype(np.int32)
 
 
-def _split(path: Path, codes: np.ndarray, context: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+def _split(
+    path: Path, codes: np.ndarray, context: int, stride: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut training and test windows, shape ``[examples, context + 1]``."""
     cut = len(codes) - int(_TEST_SHARE * len(codes))
     if min(cut, len(codes) - cut) <= context:
         raise InputError(
-            f"text = {str(path)!r}: too short, {len(codes)} characters; its last tenth must hold more than "
+            f"text = {str(path)!r}: too short, {len(codes)} characters; its last tenth must hold "
+            "more than "
             f"context = {context}: give a longer text, or a shorter context"
         )
     windows = np.lib.stride_tricks.sliding_window_view
-    return windows(codes[:cut], context + 1)[::stride].copy(), windows(codes[cut:], context + 1)[::context].copy()
+    return windows(codes[:cut], context + 1)[::stride].copy(), windows(codes[cut:], context + 1)[
+        ::context
+    ].copy()
 
 
 def _init(key: jax.Array, alphabet: int, context: int, width: int, layers: int) -> dict[str, Any]:
@@ -156,7 +172,12 @@ def _init(key: jax.Array, alphabet: int, context: int, width: int, layers: int) 
         "contract": (hidden, width),
     }
     names = [f"block{i}" for i in range(1, layers + 1)]
-    shapes = [(alphabet, width), (context, width), *(list(block.values()) * layers), (width, alphabet)]
+    shapes = [
+        (alphabet, width),
+        (context, width),
+        *(list(block.values()) * layers),
+        (width, alphabet),
+    ]
     characters, positions, *inner, last = initial_layers(key, shapes, math.sqrt(3), biases=False)
     # A table's rows are not summed over, so their number is no fan-in.
     params: dict[str, Any] = {
@@ -201,7 +222,9 @@ def _attend(block: Any, stream: jax.Array, heads: int) -> jax.Array:
     """Attend from each position to itself and earlier ones; shape ``[windows, context, width]``."""
     windows, context, width = stream.shape
     mixed = _dense(block["attention"], stream).reshape(windows, context, 3, heads, width // heads)
-    query, key, value = jnp.moveaxis(mixed, (2, 3), (0, 2))  # each [windows, heads, context, width / heads]
+    query, key, value = jnp.moveaxis(
+        mixed, (2, 3), (0, 2)
+    )  # each [windows, heads, context, width / heads]
     fit = query @ key.swapaxes(-1, -2) / math.sqrt(width // heads)
     causal = jnp.tril(jnp.ones((context, context), bool))
     share = jax.nn.softmax(jnp.where(causal, fit, -jnp.inf))

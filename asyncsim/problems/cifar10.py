@@ -11,7 +11,14 @@ import numpy as np
 
 from asyncsim.base.errors import require_choice
 from asyncsim.problems.data import as_images, load_cifar10
-from asyncsim.problems.layers import classifier, convolve, dense, group_norm, initial_layers, max_pool
+from asyncsim.problems.layers import (
+    classifier,
+    convolve,
+    dense,
+    group_norm,
+    initial_layers,
+    max_pool,
+)
 from asyncsim.problems.problem import Problem
 
 # Means and standard deviations of the training pixels, in [0, 1]: red, green, blue.
@@ -52,8 +59,8 @@ def cifar10(
 ) -> Problem:
     """Return CIFAR-10 and a convolutional network with rectifiers and cross-entropy.
 
-    ``"small"``, 122,570 parameters: convolutions 3x3 without padding to 32, 64 and 64 channels, max-pool 2 after the
-    first two; dense 1024 to 64 to 10.
+    ``"small"``, 122,570 parameters: convolutions 3x3 without padding to 32, 64 and 64 channels,
+    max-pool 2 after the first two; dense 1024 to 64 to 10.
 
     ``"resnet20"``, 269,722 parameters: He et al. 2016, arXiv 1512.03385, section 4.2. A convolution
     to 16 channels, three stages of three blocks of two convolutions, with 16, 32 and 64 channels,
@@ -63,10 +70,11 @@ def cifar10(
     parameters, but an example's loss depends on that example and the parameters alone. Running
     statistics would differ from worker to worker, a second kind of staleness.
 
-    ``"alexnet"``, 1,026,666 parameters: Krizhevsky, Sutskever and Hinton 2012 for images of 32x32, a quarter of the
-    channels and an eighth of the dense units. ``conv1`` 5x5 to 24, max-pool, ``conv2`` 5x5 to 64, max-pool,
-    ``conv3`` to ``conv5`` 3x3 to 96, 96 and 64, max-pool, all with padding; ``fc6`` 1024 to 512, ``fc7`` 512 to
-    512, ``fc8`` to 10. No strides, overlapping pools, local response normalisation or dropout.
+    ``"alexnet"``, 1,026,666 parameters: Krizhevsky, Sutskever and Hinton 2012 for images of 32x32,
+    a quarter of the channels and an eighth of the dense units. ``conv1`` 5x5 to 24, max-pool,
+    ``conv2`` 5x5 to 64, max-pool, ``conv3`` to ``conv5`` 3x3 to 96, 96 and 64, max-pool, all with
+    padding; ``fc6`` 1024 to 512, ``fc7`` 512 to 512, ``fc8`` to 10. No strides, overlapping pools,
+    local response normalisation or dropout.
 
     Initial weights are uniform in ±sqrt(6/fan_in), in the last layer in ±1/sqrt(fan_in); biases
     zero. Pixels are standardised channel by channel; there is no augmentation.
@@ -101,7 +109,8 @@ def cifar10_from_arrays(
 ) -> Problem:
     """Return the problem of `cifar10` on the caller's examples.
 
-    ``train`` and ``test``: dicts of ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, 0 to 9.
+    ``train`` and ``test``: dicts of ``"image"``, uint8, shape ``[examples, 3, 32, 32]``;
+    ``"label"``, int32, 0 to 9.
     """
     init, logits = NETWORKS[require_choice("network", network, NETWORKS)]
 
@@ -132,7 +141,9 @@ def _standardised(images: jax.Array, params: Any) -> jax.Array:
     return pixels * jnp.asarray(1 / (255 * std), dtype) - jnp.asarray(mean / std, dtype)
 
 
-def _layers(key: jax.Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, jax.Array]]:
+def _layers(
+    key: jax.Array, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, dict[str, jax.Array]]:
     layers = initial_layers(key, list(shapes.values()), _GAIN, biases=False)
     layers[-1]["weight"] /= _GAIN  # small first scores: a loss of about log(10)
     return dict(zip(shapes, layers, strict=True))
@@ -186,7 +197,9 @@ def _resnet_logits(params: Any, images: jax.Array) -> jax.Array:
     def normalised(name: str, activity: jax.Array, stride: int = 1) -> jax.Array:
         layer = params[name]
         # The normalisation subtracts the mean, so a bias of the convolution would have no effect.
-        return group_norm(layer, convolve({"weight": layer["weight"]}, activity, stride, padding=1), _GROUPS)
+        return group_norm(
+            layer, convolve({"weight": layer["weight"]}, activity, stride, padding=1), _GROUPS
+        )
 
     activity = jax.nn.relu(normalised("conv", images))
     for stage in range(1, len(_STAGES) + 1):

@@ -62,7 +62,9 @@ def least_squares(
     """
     config = locals()
     config["label_noise"] = label_noise = require_nonnegative("label_noise", label_noise)
-    shards = make_shards("least_squares", workers, dimension, examples, condition, heterogeneity, data_seed)
+    shards = make_shards(
+        "least_squares", workers, dimension, examples, condition, heterogeneity, data_seed
+    )
     target = shards.response + label_noise * shards.draw
     minimiser = np.linalg.lstsq(shards.features, target)[0]
 
@@ -72,7 +74,9 @@ def least_squares(
     def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
         return 0.5 * jnp.mean((data["features"] @ (x - jnp.asarray(minimiser, x.dtype))) ** 2)
 
-    return convex("least_squares", objective, excess, {"features": shards.features, "target": target}, config)
+    return convex(
+        "least_squares", objective, excess, {"features": shards.features, "target": target}, config
+    )
 
 
 def convex(
@@ -90,7 +94,11 @@ def convex(
 
     def evaluate(x: jax.Array, state: Any, data: Any) -> dict[str, jax.Array]:
         value, gradient = jax.value_and_grad(objective)(x, data)
-        return {"loss": value, "excess": excess(x, data, value), "gradient_norm": jnp.linalg.norm(gradient)}
+        return {
+            "loss": value,
+            "excess": excess(x, data, value),
+            "gradient_norm": jnp.linalg.norm(gradient),
+        }
 
     return Problem(
         name,
@@ -117,12 +125,19 @@ class Shards(NamedTuple):
 
 
 def make_shards(
-    purpose: str, workers: int, dimension: int, examples: int, condition: float, heterogeneity: float, data_seed: int
+    purpose: str,
+    workers: int,
+    dimension: int,
+    examples: int,
+    condition: float,
+    heterogeneity: float,
+    data_seed: int,
 ) -> Shards:
     """Draw the data of each worker from its own stream: adding a worker changes no other's data.
 
-    A feature vector is ``a = sqrt(h) z`` with ``z`` standard normal, so the covariance of the features has the
-    eigenvalues ``h``, in geometric steps from 1 down to ``1/condition``. The truth of worker ``i`` is::
+    A feature vector is ``a = sqrt(h) z`` with ``z`` standard normal, so the covariance of the
+    features has the eigenvalues ``h``, in geometric steps from 1 down to ``1/condition``. The truth
+    of worker ``i`` is::
 
         x_i = x_0 + heterogeneity v_i,    x_0, v_i ~ N(0, I / dimension)
 
@@ -134,7 +149,9 @@ def make_shards(
     workers, dimension = require_count("workers", workers), require_count("dimension", dimension)
     examples = require_count("examples", examples)
     if require_nonnegative("condition", condition) < 1:
-        raise InputError(f"condition = {condition!r}: must be one or above, the ratio of two eigenvalues")
+        raise InputError(
+            f"condition = {condition!r}: must be one or above, the ratio of two eigenvalues"
+        )
     heterogeneity = require_nonnegative("heterogeneity", heterogeneity)
     streams = Streams(require_count("data_seed", data_seed, minimum=0), purpose)
     scale = np.geomspace(1, 1 / condition, dimension) ** 0.5
@@ -166,10 +183,11 @@ def logistic(
 ) -> Problem:
     """Return regularised logistic regression on synthetic data, each worker with its own shard.
 
-    Worker ``i`` holds ``examples`` pairs ``(a, y)`` with ``y`` 1 with probability ``1 / (1 + exp(-<a, x_i>))`` and
-    -1 otherwise; the features ``a`` and the truths ``x_i`` are as in `least_squares`. The loss of a minibatch is the
-    mean of ``log(1 + exp(-y <a, x>))``, in nats, plus ``regularisation |x|^2 / 2``; the objective is the same over
-    all workers' examples. The parameters are the vector ``x`` and start at zero.
+    Worker ``i`` holds ``examples`` pairs ``(a, y)`` with ``y`` 1 with probability
+    ``1 / (1 + exp(-<a, x_i>))`` and -1 otherwise; the features ``a`` and the truths ``x_i`` are as
+    in `least_squares`. The loss of a minibatch is the mean of ``log(1 + exp(-y <a, x>))``, in nats,
+    plus ``regularisation |x|^2 / 2``; the objective is the same over all workers' examples. The
+    parameters are the vector ``x`` and start at zero.
 
     Examples ``{"features": [dimension], "label": []}``; ``evaluate`` gives ``"loss"``, the
     objective; ``"excess"``, the objective minus its minimum, with a round-off in float32 of a few
@@ -185,7 +203,9 @@ def logistic(
     """
     config = locals()
     config["regularisation"] = regularisation = require_positive("regularisation", regularisation)
-    shards = make_shards("logistic", workers, dimension, examples, condition, heterogeneity, data_seed)
+    shards = make_shards(
+        "logistic", workers, dimension, examples, condition, heterogeneity, data_seed
+    )
     label = _labels(shards.response, shards.draw)
     minimum = _minimum(shards.features, label, regularisation)
 
@@ -196,7 +216,9 @@ def logistic(
     def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
         return value - minimum
 
-    return convex("logistic", objective, excess, {"features": shards.features, "label": label}, config)
+    return convex(
+        "logistic", objective, excess, {"features": shards.features, "label": label}, config
+    )
 
 
 def _labels(response: np.ndarray, draw: np.ndarray) -> np.ndarray:
@@ -221,6 +243,11 @@ def _minimum(features: np.ndarray, label: np.ndarray, regularisation: float) -> 
         return curvature.T @ signed / examples + regularisation * np.eye(dimension)
 
     solved = minimize(
-        value, np.zeros(dimension), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": _SOLVED}
+        value,
+        np.zeros(dimension),
+        jac=gradient,
+        hess=hessian,
+        method="trust-exact",
+        options={"gtol": _SOLVED},
     )
     return float(solved.fun)

@@ -84,22 +84,32 @@ def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndar
     return _read_cifar10_archive(archive) if archive.is_file() else _read_cifar10_files(folder)
 
 
-def as_images(argument: str, examples: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def as_images(
+    argument: str, examples: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
     """Convert examples to a dict of arrays; check the images' shape and the labels, 0 to 9."""
     missing = {"image", "label"} - set(examples if isinstance(examples, Mapping) else ())
     if missing:
-        raise InputError(f'{argument}: has no {" and no ".join(sorted(missing))}; give a dict of "image" and "label"')
+        raise InputError(
+            f"{argument}: has no {' and no '.join(sorted(missing))}; give a dict of "
+            '"image" and "label"'
+        )
     arrays = {name: np.asarray(array) for name, array in examples.items()}
     image, label = arrays["image"], arrays["label"]
     if image.shape[1:] != shape:
-        raise InputError(f"{argument}: images of shape {list(image.shape[1:])}, must be {list(shape)}; reshape them")
+        raise InputError(
+            f"{argument}: images of shape {list(image.shape[1:])}, must be {list(shape)}; reshape "
+            "them"
+        )
     if label.ndim != 1 or label.dtype.kind not in "iu":
         raise InputError(
-            f"{argument}: labels of {label.dtype}{list(label.shape)}, must be whole numbers, one for each image"
+            f"{argument}: labels of {label.dtype}{list(label.shape)}, must be whole numbers, one "
+            "for each image"
         )
     if label.size and (label.min() < 0 or label.max() > _LAST_CLASS):
         raise InputError(
-            f"{argument}: labels from {label.min()} to {label.max()}, and there are ten classes; number them from 0 to "
+            f"{argument}: labels from {label.min()} to {label.max()}, and there are ten classes; "
+            "number them from 0 to "
             f"{_LAST_CLASS}"
         )
     return arrays
@@ -128,14 +138,18 @@ def _cached_cifar10_archive() -> Path:
     folder = Path(pooch.os_cache("asyncsim")) / "cifar10"
     # pooch downloads an archive with another hash, for example a damaged one, again.
     digest = f"sha256:{CIFAR10_SHA256}"
-    return _download(CIFAR10_MIRRORS, CIFAR10_ARCHIVE, digest, folder, lambda archive: archive, _cifar10_ways())
+    return _download(
+        CIFAR10_MIRRORS, CIFAR10_ARCHIVE, digest, folder, lambda archive: archive, _cifar10_ways()
+    )
 
 
 def _read_cifar10_archive(path: Path) -> dict[str, np.ndarray]:
     """Read the records of the files in the standard archive; raise InputError for another one."""
     contents = path.read_bytes()
     if hashlib.sha256(contents).hexdigest() != CIFAR10_SHA256:
-        raise InputError(f"{path}: damaged, or not the standard archive (SHA-256 differs); {_cifar10_ways()}")
+        raise InputError(
+            f"{path}: damaged, or not the standard archive (SHA-256 differs); {_cifar10_ways()}"
+        )
     records = {}
     with tarfile.open(fileobj=io.BytesIO(contents)) as archive:
         for member in archive:
@@ -169,7 +183,12 @@ def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             # pooch would hash the archive, which differs between mirrors.
             contents = _download(
-                MNIST_MIRRORS, f"{name}.gz", None, Path(scratch), lambda path: _read_checked(path, sha256), _ways(name)
+                MNIST_MIRRORS,
+                f"{name}.gz",
+                None,
+                Path(scratch),
+                lambda path: _read_checked(path, sha256),
+                _ways(name),
             )
             checked = Path(scratch, name)
             checked.write_bytes(contents)
@@ -180,7 +199,12 @@ def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
 
 
 def _download(
-    mirrors: Sequence[str], file: str, digest: str | None, folder: Path, use: Callable[[Path], Any], remedy: str
+    mirrors: Sequence[str],
+    file: str,
+    digest: str | None,
+    folder: Path,
+    use: Callable[[Path], Any],
+    remedy: str,
 ) -> Any:
     """Download a file from the first working mirror and return the result of ``use`` on it."""
     failures = []
@@ -188,7 +212,9 @@ def _download(
         fetch = pooch.HTTPDownloader(progressbar=True, timeout=_TIMEOUT)
         try:
             with _quiet(pooch.get_logger()):
-                return use(Path(pooch.retrieve(f"{mirror}{file}", digest, file, folder, downloader=fetch)))
+                return use(
+                    Path(pooch.retrieve(f"{mirror}{file}", digest, file, folder, downloader=fetch))
+                )
         except (OSError, ValueError) as error:
             failures.append(f"{mirror}: {type(error).__name__}")
             if digest is None:  # or pooch would reuse it for the next mirror
@@ -229,7 +255,9 @@ def _parse_idx(path: Path, contents: bytes) -> np.ndarray:
         raise InputError(f"{path}: not an IDX file of bytes; {_ways(path.name)}")
     shape = np.frombuffer(contents[4:header], ">u4").tolist()
     if len(contents) != header + math.prod(shape):
-        raise InputError(f"{path}: header says {shape}, {len(contents) - header} values; {_ways(path.name)}")
+        raise InputError(
+            f"{path}: header says {shape}, {len(contents) - header} values; {_ways(path.name)}"
+        )
     return np.frombuffer(contents, np.uint8, offset=header).reshape(shape)
 
 
@@ -238,11 +266,14 @@ def _ways(name: str) -> str:
 
 
 def _cifar10_ways() -> str:
-    return _supply(f"the standard archive cifar10/{CIFAR10_ARCHIVE} (or the six .bin files that are in it)")
+    return _supply(
+        f"the standard archive cifar10/{CIFAR10_ARCHIVE} (or the six .bin files that are in it)"
+    )
 
 
 def _supply(files: str) -> str:
     return (
-        f"supply {files} in the folder that the data_dir option names, or in the folder that {DATA_VARIABLE} names, or "
+        f"supply {files} in the folder that the data_dir option names, or in the folder that "
+        f"{DATA_VARIABLE} names, or "
         "connect to a network once for the download"
     )

@@ -33,7 +33,8 @@ def digits(
     1,797 images of 8x8 pixels, scaled to [0, 1]; every fifth image of each class is for the test
     (1,437 and 360).
 
-    Examples ``{"image": [64], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"``.
+    Examples ``{"image": [64], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and
+    ``"accuracy"``.
 
     Parameters
     ----------
@@ -57,7 +58,10 @@ def digits(
 
     def evaluate(params: Any, state: Any, data: Any) -> dict[str, jax.Array]:
         logits = _logits(params, data["image"])
-        return {"loss": cross_entropy(logits, data["label"]), "accuracy": accuracy(logits, data["label"])}
+        return {
+            "loss": cross_entropy(logits, data["label"]),
+            "accuracy": accuracy(logits, data["label"]),
+        }
 
     def predict(params: Any, data: Any) -> jax.Array:
         return _logits(params, data["image"])
@@ -99,7 +103,10 @@ def _load() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def _examples(table: np.ndarray) -> dict[str, np.ndarray]:
-    examples = {"image": (table[:, :-1] / 16).astype(np.float32), "label": table[:, -1].astype(np.int32)}
+    examples = {
+        "image": (table[:, :-1] / 16).astype(np.float32),
+        "label": table[:, -1].astype(np.int32),
+    }
     for array in examples.values():
         array.flags.writeable = False  # all problems share them
     return examples

@@ -21,17 +21,21 @@ def initial_layers(
     The draws are in float32 whatever the run's precision, so that both precisions start from the
     same values.
 
-    ``key``: random key. ``shapes``: shape of each layer's weights, units last; ``fan_in`` is the product of the other
-    sizes. ``gain``: 1 is PyTorch's default, ``sqrt(6)`` suits rectifiers (He et al. 2015, arXiv 1502.01852).
-    ``biases``: draw the biases too; else they are zero.
+    ``key``: random key. ``shapes``: shape of each layer's weights, units last; ``fan_in`` is the
+    product of the other sizes. ``gain``: 1 is PyTorch's default, ``sqrt(6)`` suits rectifiers (He
+    et al. 2015, arXiv 1502.01852). ``biases``: draw the biases too; else they are zero.
     """
     # One draw for all layers: JAX compiles each other size of draw separately, 0.2 s each.
     sizes = [math.prod(shape) + shape[-1] for shape in shapes]
-    draws = jnp.split(jax.random.uniform(key, (sum(sizes),), jnp.float32, -gain, gain), np.cumsum(sizes)[:-1])
+    draws = jnp.split(
+        jax.random.uniform(key, (sum(sizes),), jnp.float32, -gain, gain), np.cumsum(sizes)[:-1]
+    )
     layers = []
     for shape, draw in zip(shapes, draws, strict=True):
         bias, weight = jnp.split(draw / math.sqrt(math.prod(shape[:-1])), [shape[-1]])
-        layers.append({"weight": weight.reshape(shape), "bias": bias if biases else jnp.zeros_like(bias)})
+        layers.append(
+            {"weight": weight.reshape(shape), "bias": bias if biases else jnp.zeros_like(bias)}
+        )
     return layers
 
 
@@ -40,7 +44,9 @@ def dense(layer: dict[str, jax.Array], activity: jax.Array) -> jax.Array:
     return layer["weight"].T @ activity + layer["bias"][:, None]
 
 
-def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
+def convolve(
+    layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, padding: int = 0
+) -> jax.Array:
     """Convolve with a square kernel, and add the bias if the layer has one.
 
     From ``[channels, height, width, examples]`` to ``[units, new height, new width, examples]``.
@@ -64,7 +70,9 @@ def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, 
 
     patches = jnp.stack([shifted(i, j) for i in range(kernel) for j in range(kernel)])
     weight = layer["weight"].reshape(kernel**2 * channels, units)
-    result = (weight.T @ patches.reshape(kernel**2 * channels, -1)).reshape(units, rows, columns, examples)
+    result = (weight.T @ patches.reshape(kernel**2 * channels, -1)).reshape(
+        units, rows, columns, examples
+    )
     return result + layer["bias"][:, None, None, None] if "bias" in layer else result
 
 
@@ -78,7 +86,8 @@ def max_pool(activity: jax.Array) -> jax.Array:
 def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) -> jax.Array:
     """Standardise each example's groups of channels, then scale and shift by channel.
 
-    ``layer``: ``"scale"`` and ``"bias"``, shape ``[channels]``. ``groups``: number of groups; divides the channels.
+    ``layer``: ``"scale"`` and ``"bias"``, shape ``[channels]``. ``groups``: number of groups;
+    divides the channels.
 
     References
     ----------
@@ -133,7 +142,10 @@ def classifier(
     def evaluate(params: Any, state: Any, data: Any) -> dict[str, jax.Array]:
         def means(part: Any) -> dict[str, jax.Array]:
             logits, labels = scores(params, part["image"], None), part["label"]
-            return {"loss": cross_entropy(logits, labels, 0), "accuracy": accuracy(logits, labels, 0)}
+            return {
+                "loss": cross_entropy(logits, labels, 0),
+                "accuracy": accuracy(logits, labels, 0),
+            }
 
         return mean_in_pieces(means, jax.tree.map(lambda a: a[:evaluated], data), piece)
 
@@ -148,5 +160,9 @@ def classifier(
         sharded=config["sharded"],
         dirichlet=config["dirichlet"],
         predict=lambda params, data: scores(params, data["image"], None).T,
-        config={name: value for name, value in config.items() if name != "dirichlet" or value is not None},
+        config={
+            name: value
+            for name, value in config.items()
+            if name != "dirichlet" or value is not None
+        },
     )

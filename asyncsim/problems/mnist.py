@@ -25,7 +25,9 @@ _CNN = {
     "dense2": (300, 200),
     "dense3": (200, 10),
 }
-_MLP = {f"dense{i}": shape for i, shape in enumerate(itertools.pairwise((784, 1000, 2000, 1000, 10)), 1)}
+_MLP = {
+    f"dense{i}": shape for i, shape in enumerate(itertools.pairwise((784, 1000, 2000, 1000, 10)), 1)
+}
 NETWORKS = ("cnn", "mlp")
 _DROPOUT = 0.5
 
@@ -40,23 +42,23 @@ def mnist(
 ) -> Problem:
     """Return MNIST with the GEM paper's network, 163,790 parameters, or the thesis', 4,798,010.
 
-    ``"cnn"``: convolution 1 to 10 channels, 5x5, max-pool 2, rectifier; convolution 10 to 20, dropout of whole
-    channels, max-pool 2, rectifier; dense 320 to 300 to 200 to 10; cross-entropy. Initial weights and biases are
-    uniform in ±1/sqrt(fan_in).
+    ``"cnn"``: convolution 1 to 10 channels, 5x5, max-pool 2, rectifier; convolution 10 to 20,
+    dropout of whole channels, max-pool 2, rectifier; dense 320 to 300 to 200 to 10; cross-entropy.
+    Initial weights and biases are uniform in ±1/sqrt(fan_in).
 
-    ``"mlp"``: dense 784 to 1000 to 2000 to 1000 to 10, with rectifiers; cross-entropy. Initial weights are uniform in
-    ±sqrt(6/(fan_in + fan_out)), Keras' default, biases zero.
+    ``"mlp"``: dense 784 to 1000 to 2000 to 1000 to 10, with rectifiers; cross-entropy. Initial
+    weights are uniform in ±sqrt(6/(fan_in + fan_out)), Keras' default, biases zero.
 
     Pixels are scaled to [0, 1], and for ``"cnn"`` standardised.
 
-    60,000 and 10,000 examples ``{"image": [28, 28], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and
-    ``"accuracy"``.
+    60,000 and 10,000 examples ``{"image": [28, 28], "label": []}``; ``evaluate`` gives ``"loss"``
+    (nats) and ``"accuracy"``.
 
     Parameters
     ----------
     dropout : float, optional
-        Probability that a channel of an example is dropped by ``"cnn"``, from 0 to below 1; default 0.5. Evaluation
-        drops none.
+        Probability that a channel of an example is dropped by ``"cnn"``, from 0 to below 1; default
+        0.5. Evaluation drops none.
     data_dir : path, optional
         Folder that contains ``mnist/``; default the folder in ``ASYNCSIM_DATA``, then a download.
     dirichlet : float, optional
@@ -65,12 +67,14 @@ def mnist(
 
     References
     ----------
-    Hermans and Louppe 2018, arXiv 1805.08469, appendix A. Hermans 2017, "On scalable deep learning and parallelizing
-    gradient descent", master thesis, Maastricht University.
+    Hermans and Louppe 2018, arXiv 1805.08469, appendix A. Hermans 2017, "On scalable deep learning
+    and parallelizing gradient descent", master thesis, Maastricht University.
     """
     _checked_dropout(dropout, network)
     arrays = load_mnist(data_dir)
-    train, test = (_examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k"))
+    train, test = (
+        _examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k")
+    )
     return mnist_from_arrays(train, test, batch_size, dropout, sharded, network, dirichlet)
 
 
@@ -95,7 +99,12 @@ def mnist_from_arrays(
             return _mlp_logits(params, images)
         return _cnn_logits(params, images, 0.0 if key is None else probability, key)
 
-    config = {"batch_size": batch_size, "sharded": sharded, "dirichlet": dirichlet, "network": network}
+    config = {
+        "batch_size": batch_size,
+        "sharded": sharded,
+        "dirichlet": dirichlet,
+        "network": network,
+    }
     return classifier(
         "mnist",
         _init_mlp if network == "mlp" else _init_cnn,
@@ -111,12 +120,17 @@ def _checked_dropout(dropout: float | None, network: str) -> float:
     """Return the probability of dropping a channel; raise InputError if the network has none."""
     if require_choice("network", network, NETWORKS) == "mlp":
         if dropout:
-            raise InputError(f"dropout = {dropout}: the mlp has no channels to drop; leave it out, or choose the cnn")
+            raise InputError(
+                f"dropout = {dropout}: the mlp has no channels to drop; leave it out, or choose "
+                "the cnn"
+            )
         return 0.0
     return _DROPOUT if dropout is None else require_fraction("dropout", dropout)
 
 
-def _examples(arrays: dict[str, np.ndarray], part: str, standardised: bool) -> dict[str, np.ndarray]:
+def _examples(
+    arrays: dict[str, np.ndarray], part: str, standardised: bool
+) -> dict[str, np.ndarray]:
     image = arrays[f"{part}-images-idx3-ubyte"].astype(np.float32)
     image /= 255
     if standardised:
@@ -130,14 +144,23 @@ def _init_cnn(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
 
 
 def _init_mlp(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
-    layers = dict(zip(_MLP, initial_layers(key, list(_MLP.values()), gain=math.sqrt(6), biases=False), strict=True))
+    layers = dict(
+        zip(
+            _MLP,
+            initial_layers(key, list(_MLP.values()), gain=math.sqrt(6), biases=False),
+            strict=True,
+        )
+    )
     for name, (inputs, units) in _MLP.items():
         layers[name]["weight"] *= math.sqrt(inputs / (inputs + units))
     return layers
 
 
-def _cnn_logits(params: Any, images: jax.Array, dropout: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-    """Compute class scores, ``[10, examples]``, from standardised ``images``, ``[examples, 28, 28]``.
+def _cnn_logits(
+    params: Any, images: jax.Array, dropout: float = 0.0, key: jax.Array | None = None
+) -> jax.Array:
+    """Compute class scores, ``[10, examples]``, from standardised ``images``,
+    ``[examples, 28, 28]``.
 
     The examples are the innermost axis throughout, as `convolve` requires.
     """

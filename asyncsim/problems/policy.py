@@ -85,7 +85,9 @@ class PolicyProblem:
         return jax.lax.scan(write, tokens, jnp.arange(self.tokens, dtype=jnp.int32))
 
     def logp(self, parameters: Tree, prompt: Tree, tokens: Array, length: Array) -> Array:
-        """Return the log-probabilities of the tokens of a sample, ``[tokens]``, zero past its end."""
+        """Return the log-probabilities of the tokens of a sample, ``[tokens]``, zero past its
+        end.
+        """
 
         def at(position: Array) -> Array:
             logits = self.logits(parameters, prompt, tokens, position)

@@ -9,7 +9,13 @@ import numpy as np
 from jax import lax
 
 from asyncsim.base.console import counted
-from asyncsim.base.errors import InputError, require_count, require_name, require_positive, require_switch
+from asyncsim.base.errors import (
+    InputError,
+    require_count,
+    require_name,
+    require_positive,
+    require_switch,
+)
 from asyncsim.base.streams import Streams
 from asyncsim.base.tracing import require_threads
 
@@ -36,10 +42,11 @@ class Problem:
     init : callable
         ``init(key)`` returns the initial parameters, any tree of floating-point arrays.
     loss : callable
-        ``loss(params, batch, key)`` returns the mean loss of a minibatch, a scalar. With ``init_state``:
-        ``loss(params, state, batch, key)`` returns the scalar and the new state.
+        ``loss(params, batch, key)`` returns the mean loss of a minibatch, a scalar. With
+        ``init_state``: ``loss(params, state, batch, key)`` returns the scalar and the new state.
     train, test : tree of numpy arrays, or None
-        The examples, along the leading axis that all leaves share. Without ``train`` the ``batch`` is None.
+        The examples, along the leading axis that all leaves share. Without ``train`` the ``batch``
+        is None.
     batch_size : int or None
         Examples a minibatch; None without ``train``.
     evaluate : callable
@@ -90,21 +97,30 @@ class Problem:
             require_positive("dirichlet", self.dirichlet)
             label = self.train.get("label") if isinstance(self.train, dict) else None
             if label is None or np.ndim(label) != 1:
-                raise InputError(f"dirichlet = {self.dirichlet}: {self.name} has no label of each example to split by")
+                raise InputError(
+                    f"dirichlet = {self.dirichlet}: {self.name} has no label of each example to "
+                    "split by"
+                )
         if self.train is None:
             if self.batch_size is not None or self.sharded:
-                raise InputError(f"batch_size = {self.batch_size!r}, sharded = {self.sharded}: need train data")
+                raise InputError(
+                    f"batch_size = {self.batch_size!r}, sharded = {self.sharded}: need train data"
+                )
             return
         if self.batch_size is None:
             raise InputError("batch_size = None: say how many examples of train a minibatch takes")
         examples = count_examples("train", self.train)
         if require_count("batch_size", self.batch_size) > examples:
             raise InputError(
-                f"batch_size = {self.batch_size}: train has only {examples} examples; use a smaller batch_size"
+                f"batch_size = {self.batch_size}: train has only {examples} examples; use a "
+                "smaller batch_size"
             )
 
     def __repr__(self) -> str:
-        parameters, examples = counted(self.parameter_count, "parameter"), counted(self.examples, "example")
+        parameters, examples = (
+            counted(self.parameter_count, "parameter"),
+            counted(self.examples, "example"),
+        )
         return f"Problem({self.name!r}, {parameters}, {examples})"
 
     @property
@@ -122,20 +138,31 @@ class Problem:
         """Return the example indices of each worker's jobs; None for a problem without data."""
         if self.train is None or self.batch_size is None:
             return None
-        if self.sharded and self.shards is not None and self.shards % require_count("workers", workers):
+        if (
+            self.sharded
+            and self.shards is not None
+            and self.shards % require_count("workers", workers)
+        ):
             raise InputError(
-                f"workers = {workers}: {self.name} was made for {self.shards} workers, one shard each; make it "
+                f"workers = {workers}: {self.name} was made for {self.shards} workers, one shard "
+                "each; make it "
                 f"with workers={workers}, or run a number of workers that divides {self.shards}"
             )
         if self.dirichlet is not None:
             shards = dirichlet_shards(self.train["label"], workers, self.dirichlet, seed)
-            return BatchIndices(seed, workers, self.examples, self.batch_size, shards, "dirichlet=None")
+            return BatchIndices(
+                seed, workers, self.examples, self.batch_size, shards, "dirichlet=None"
+            )
         # Such problems have an option for the examples of each worker, and no meaning without
         # shards.
-        options = {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
+        options = (
+            {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
+        )
         return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, **options)
 
-    def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
+    def stateful_loss(
+        self, params: Tree, state: Tree, batch: Tree, key: jax.Array
+    ) -> tuple[jax.Array, Tree]:
         """Compute the minibatch loss and the new state, with or without ``init_state``."""
         if self.init_state is None:
             return self.loss(params, batch, key), state
@@ -150,7 +177,9 @@ def count_examples(argument: str, data: Tree) -> int:
         raise InputError(f"{argument}: needs at least one array, each with one or more examples")
     if len(lengths) > 1:
         shapes = ", ".join(str(np.shape(leaf)) for leaf in leaves)
-        raise InputError(f"{argument}: arrays of shapes {shapes} do not hold the same number of examples")
+        raise InputError(
+            f"{argument}: arrays of shapes {shapes} do not hold the same number of examples"
+        )
     return lengths[0]
 
 
@@ -159,7 +188,11 @@ def measures(problem: Problem) -> set[str]:
     params = jax.eval_shape(problem.init, jax.random.key(0))
     state = problem.init_state() if problem.init_state else None
     data = {"train": problem.train} | ({} if problem.test is None else {"test": problem.test})
-    return {f"{part}_{name}" for part in data for name in jax.eval_shape(problem.evaluate, params, state, data[part])}
+    return {
+        f"{part}_{name}"
+        for part in data
+        for name in jax.eval_shape(problem.evaluate, params, state, data[part])
+    }
 
 
 def mean_in_pieces(
@@ -211,8 +244,8 @@ class BatchIndices:
         Number of training examples.
     sharded : bool, or list of int array
         False: every worker shuffles the whole set. True: worker ``i`` shuffles its own shard, the
-        examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example. A list: the
-        examples of each worker.
+        examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one
+        example. A list: the examples of each worker.
     remedy : str
         Another remedy for small shards, for the error message.
     """
@@ -237,7 +270,8 @@ class BatchIndices:
         self._shard_size = np.array([len(shard) for shard in self._shards])
         if self._shard_size.min() < batch_size:
             raise InputError(
-                f"batch_size = {batch_size}: the smallest of {workers} shards of {examples} examples has "
+                f"batch_size = {batch_size}: the smallest of {workers} shards of {examples} "
+                "examples has "
                 f"{self._shard_size.min()}; use smaller batches, fewer workers or {remedy}"
             )
         self._batches = self._shard_size // batch_size
@@ -246,7 +280,8 @@ class BatchIndices:
         self._order = np.empty((workers, self._batches.max(), batch_size), np.int32)
 
     def rows(self, worker: Any, job: Any, window: int = 1, local_steps: Any = None) -> np.ndarray:
-        """Return the example indices of some jobs' minibatches, int32, shape ``[jobs, window, batch_size]``.
+        """Return the example indices of some jobs' minibatches, int32, shape
+        ``[jobs, window, batch_size]``.
 
         Fastest when each worker's jobs come in increasing order: one epoch a worker is stored.
 
@@ -282,8 +317,11 @@ class BatchIndices:
             self._epoch[worker] = epoch
 
 
-def dirichlet_shards(label: np.ndarray, workers: int, concentration: float, seed: int) -> list[np.ndarray]:
-    """Split examples among workers whose mixtures of classes are drawn from a Dirichlet distribution.
+def dirichlet_shards(
+    label: np.ndarray, workers: int, concentration: float, seed: int
+) -> list[np.ndarray]:
+    """Split examples among workers whose mixtures of classes are drawn from a Dirichlet
+    distribution.
 
     Each worker has shares of the classes, ``q_i ~ Dirichlet(concentration, ..., concentration)``:
     near one class with 0.01, some of them with 0.1, about equal shares with 100. The workers, in
@@ -314,7 +352,9 @@ def dirichlet_shards(label: np.ndarray, workers: int, concentration: float, seed
     """
     generator = Streams(require_count("seed", seed, minimum=0), "dirichlet").generator(0)
     pools = [generator.permutation(np.flatnonzero(label == class_)) for class_ in np.unique(label)]
-    shares = generator.dirichlet(np.full(len(pools), concentration), require_count("workers", workers))
+    shares = generator.dirichlet(
+        np.full(len(pools), concentration), require_count("workers", workers)
+    )
     remaining = np.array([len(pool) for pool in pools])
     shards = [np.empty(0, int)] * workers
     for worker in generator.permutation(workers).tolist():
@@ -325,6 +365,9 @@ def dirichlet_shards(label: np.ndarray, workers: int, concentration: float, seed
                 odds = (remaining - drawn).astype(float)
             drawn = np.minimum(drawn + generator.multinomial(missing, odds / odds.sum()), remaining)
         remaining -= drawn
-        shard = [pool[end : end + count] for pool, end, count in zip(pools, remaining, drawn, strict=True)]
+        shard = [
+            pool[end : end + count]
+            for pool, end, count in zip(pools, remaining, drawn, strict=True)
+        ]
         shards[worker] = np.sort(np.concatenate(shard))
     return shards

@@ -35,7 +35,9 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
     noise = require_nonnegative("noise", noise)
     x0 = _vector("start", start)
     if x0.shape not in ((), h.shape):
-        raise InputError(f"start = {start!r}: must be one number or as many as curvature has, {h.size}")
+        raise InputError(
+            f"start = {start!r}: must be one number or as many as curvature has, {h.size}"
+        )
 
     def energy(x: jax.Array) -> jax.Array:
         return 0.5 * jnp.sum(jnp.asarray(h, x.dtype) * x * x)
@@ -59,7 +61,9 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
 def _vector(argument: str, value: ArrayLike) -> np.ndarray:
     try:
         # Check the original entries: NumPy converts texts and truth values to numbers.
-        mistaken = any(np.asarray(entry).dtype.kind not in "iuf" for entry in np.asarray(value, object).flat)
+        mistaken = any(
+            np.asarray(entry).dtype.kind not in "iuf" for entry in np.asarray(value, object).flat
+        )
         array = np.zeros(1) if mistaken else np.asarray(value, np.float64)
     except (TypeError, ValueError):
         mistaken = True

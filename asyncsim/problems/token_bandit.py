@@ -1,4 +1,6 @@
-"""Token bandit: a softmax policy with shared features, of which every expectation is a finite sum."""
+"""Token bandit: a softmax policy with shared features, of which every expectation is a finite
+sum.
+"""
 
 import functools
 import itertools
@@ -16,13 +18,16 @@ from asyncsim.problems.policy import PolicyProblem
 _MOST_SEQUENCES = 100_000
 
 
-def token_bandit(states: int = 4, actions: int = 4, features: int = 8, tokens: int = 2, seed: int = 0) -> PolicyProblem:
+def token_bandit(
+    states: int = 4, actions: int = 4, features: int = 8, tokens: int = 2, seed: int = 0
+) -> PolicyProblem:
     """Return a contextual bandit whose actions are sequences of tokens.
 
-    A prompt is a state, each as likely as the others; a longer sample has a higher state. The logits
-    of the token at a position are linear in ``features`` shared parameters, with coefficients that
-    depend on the state, the position and the token before. The reward of a sequence in a state is a
-    number of a table. Coefficients and rewards are standard normal draws of ``seed``.
+    A prompt is a state, each as likely as the others; a longer sample has a higher state. The
+    logits of the token at a position are linear in ``features`` shared parameters, with
+    coefficients that depend on the state, the position and the token before. The reward of a
+    sequence in a state is a number of a table. Coefficients and rewards are standard normal draws
+    of ``seed``.
 
     ``value`` sums over all sequences, so that value, gradient and bias are exact.
 
@@ -80,7 +85,9 @@ def token_bandit(states: int = 4, actions: int = 4, features: int = 8, tokens: i
     def value(parameters: Any) -> jax.Array:
         def of_state(state: jax.Array) -> jax.Array:
             def of_sequence(written: jax.Array) -> jax.Array:
-                logp = problem.logp(parameters, state, written, jnp.asarray(tokens, jnp.int32)).sum()
+                logp = problem.logp(
+                    parameters, state, written, jnp.asarray(tokens, jnp.int32)
+                ).sum()
                 return jnp.exp(logp) * reward(written, state).astype(logp.dtype)
 
             return jax.vmap(of_sequence)(jnp.asarray(sequences)).sum()
@@ -121,16 +128,22 @@ def _enumerated(problem: PolicyProblem) -> Any:
     sequences, length = jnp.array(written, jnp.int32), jnp.int32(problem.tokens)
 
     def over_all(function: Any) -> Any:
-        return jax.vmap(lambda state: jax.vmap(lambda tokens: function(state, tokens))(sequences))(states)
+        return jax.vmap(lambda state: jax.vmap(lambda tokens: function(state, tokens))(sequences))(
+            states
+        )
 
     def of_policy(theta: jax.Array) -> Any:
         def logp(theta: jax.Array, state: jax.Array, tokens: jax.Array) -> jax.Array:
             return problem.logp({"theta": theta}, state, tokens, length)
 
         score = jax.grad(lambda *arguments: logp(*arguments).sum())
-        return over_all(lambda *case: logp(theta, *case)), over_all(lambda *case: score(theta, *case))
+        return over_all(lambda *case: logp(theta, *case)), over_all(
+            lambda *case: score(theta, *case)
+        )
 
     def enumerated(path: jax.Array) -> Any:
-        return *jax.vmap(of_policy)(path), over_all(lambda state, tokens: problem.reward(tokens, state))
+        return *jax.vmap(of_policy)(path), over_all(
+            lambda state, tokens: problem.reward(tokens, state)
+        )
 
     return jax.jit(enumerated)

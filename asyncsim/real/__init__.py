@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Processes", "Recorded", "load", "record"]
 
 #: The module of each name, imported on first use: the options of studies need no traces.
-_HOME = {"Processes": "processes", "Recorded": "recording", "load": "recording", "record": "supervisor"}
+_HOME = {
+    "Processes": "processes",
+    "Recorded": "recording",
+    "load": "recording",
+    "record": "supervisor",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,9 @@ class Agreement(NamedTuple):
     bar: float
 
     def worst(self, replay: str) -> float:
-        """Return the largest difference of a replay's losses and parameters; nan if one is not finite."""
+        """Return the largest difference of a replay's losses and parameters; nan if one is not
+        finite.
+        """
         return float(self.table[[f"loss_{replay}", f"params_{replay}"]].max().max())
 
     @property
@@ -87,9 +89,16 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     recorded.
     """
     header = recorded.header
-    paths = {stop: path for stop, path in states_in(recorded.folder).items() if stop <= len(recorded.commits)}
+    paths = {
+        stop: path
+        for stop, path in states_in(recorded.folder).items()
+        if stop <= len(recorded.commits)
+    }
     if not paths:
-        raise InputError(f"folder = {str(recorded.folder)!r}: no states of checkpoints; record it with keep_states")
+        raise InputError(
+            f"folder = {str(recorded.folder)!r}: no states of checkpoints; record it with "
+            "keep_states"
+        )
     dtype = jnp.dtype(header.precision)
 
     def shifted(key: jax.Array) -> Any:
@@ -109,19 +118,32 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         central = {}
         for stop, path in paths.items():
             state = load_state(path, like)[0]
-            worker_states = jax.tree.map(lambda *leaves: np.stack(leaves), *(row.method for row in state.workers))
+            worker_states = jax.tree.map(
+                lambda *leaves: np.stack(leaves), *(row.method for row in state.workers)
+            )
             central[stop] = _compared(recorded, state.central, worker_states)
     truth = _Course(recorded.commits["loss"].to_numpy(), central)
     table: dict[str, Any] = {"commit": np.arange(1, len(truth.loss) + 1)}
-    for name, course, reference in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
+    for name, course, reference in (
+        ("free", free, truth),
+        ("perturbed", perturbed, free),
+        ("forced", forced, truth),
+    ):
         loss = np.abs(course.loss - reference.loss) / np.nanmax(np.abs(reference.loss))
         params = np.full(len(loss), np.nan)
         for stop, expected in reference.central.items():
             value = course.central.get(stop)
-            far = np.inf if value is None else np.linalg.norm(value - expected) / np.linalg.norm(expected)
+            far = (
+                np.inf
+                if value is None
+                else np.linalg.norm(value - expected) / np.linalg.norm(expected)
+            )
             params[stop - 1] = far if np.isfinite(far) else np.inf
         # Non-finite values are infinitely far away.
-        table |= {f"loss_{name}": np.where(np.isfinite(loss), loss, np.inf), f"params_{name}": params}
+        table |= {
+            f"loss_{name}": np.where(np.isfinite(loss), loss, np.inf),
+            f"params_{name}": params,
+        }
     return Agreement(pd.DataFrame(table), BARS[header.precision])
 
 
@@ -139,7 +161,11 @@ class _Course(NamedTuple):
 
 
 def _follow(
-    recorded: Recorded, method: Method, problem: Problem, paths: dict[int, Path], forced_like: State | None = None
+    recorded: Recorded,
+    method: Method,
+    problem: Problem,
+    paths: dict[int, Path],
+    forced_like: State | None = None,
 ) -> _Course:
     """Replay from checkpoint to checkpoint; with ``forced_like``, load the recorded states."""
     commits = len(recorded.commits)
@@ -191,6 +217,13 @@ def _replay_state(state: State, replay: Replay) -> ReplayState:
         if ahead == 0 and waves.separate_pushes and waves.push[commit] <= stop:
             pulled = state.pulled[worker[commit]] if waves.push[commit] < stop else state.central
             push_read[waves.push_slot[commit]] = pulled
-    rows = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers)
-    arrays = {"central": state.central, "server": state.server, "read": read, "push_read": push_read}
+    rows = jax.tree.map(
+        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers
+    )
+    arrays = {
+        "central": state.central,
+        "server": state.server,
+        "read": read,
+        "push_read": push_read,
+    }
     return current._replace(**arrays, workers=rows)

@@ -49,7 +49,15 @@ class OwnVisit:
     ``kept`` is known only without a server.
     """
 
-    def __init__(self, worker: Any, worker_step: Any, local_steps: Any, workers: Any, key: Any, kept: Any = None):
+    def __init__(
+        self,
+        worker: Any,
+        worker_step: Any,
+        local_steps: Any,
+        workers: Any,
+        key: Any,
+        kept: Any = None,
+    ):
         self.worker, self.worker_step, self.key = worker, worker_step, key
         self.local_steps, self.workers = jnp.int32(local_steps), jnp.int32(workers)
         if kept is not None:
@@ -57,11 +65,19 @@ class OwnVisit:
 
     def _replace(self, key: Any) -> "OwnVisit":
         """Return the visit with another key, as `Visit._replace` does."""
-        return OwnVisit(self.worker, self.worker_step, self.local_steps, self.workers, key, self.__dict__.get("kept"))
+        return OwnVisit(
+            self.worker,
+            self.worker_step,
+            self.local_steps,
+            self.workers,
+            key,
+            self.__dict__.get("kept"),
+        )
 
     def __getattr__(self, name: str) -> Any:
         raise InputError(
-            f"method: its functions on a worker depend on the visit's {name}, which a real worker cannot know before "
+            f"method: its functions on a worker depend on the visit's {name}, which a real worker "
+            "cannot know before "
             "the visit; let the server's message or apply do it, or replay a trace"
         )
 
@@ -82,7 +98,9 @@ class Computing:
             self._data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
             self._method = method
-            self._compute = _compiled_steps(IdentityKey(method), IdentityKey(problem), workers, self._window, precision)
+            self._compute = _compiled_steps(
+                IdentityKey(method), IdentityKey(problem), workers, self._window, precision
+            )
 
     def first_job(self) -> Computation:
         """Return a job with the shapes of any worker's first."""
@@ -106,7 +124,11 @@ class Computing:
 
     def visit_key(self, worker: int, step: int) -> Any:
         """Return the key of a worker's visit after ``step`` commits; ``()`` without draws."""
-        return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.needs_key else ()
+        return (
+            visit_key(self._method_key, np.int32(worker), np.int32(step))
+            if self._method.needs_key
+            else ()
+        )
 
     def _arguments(self, worker: int, job: Computation) -> tuple[Any, ...]:
         rows = np.zeros((self._window, 0), np.int32)
@@ -122,7 +144,9 @@ def _compiled_steps(
     method: IdentityKey, problem: IdentityKey, workers: int, window: int, precision: str
 ) -> Callable[..., Any]:
     """Return the jitted local steps of a method and a problem, compiled once in a process."""
-    params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
+    params = jax.eval_shape(
+        lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0)
+    )
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
     local = build_local(method.value, problem.value, flat, window)
 
@@ -144,7 +168,9 @@ class State(NamedTuple):
 
 
 class Parameters:
-    """The central variable and all states: applies commits and answers reads, one after the other."""
+    """The central variable and all states: applies commits and answers reads, one after the
+    other.
+    """
 
     def __init__(self, method: Method, processes: Processes, computing: Computing):
         self._processes, self._x64, self._visit_key = processes, computing.x64, computing.visit_key
@@ -158,7 +184,9 @@ class Parameters:
                 learner=computing.first_learner(),
             )
             reads = (central,) * processes.workers
-            self.state = State(central, method.init_server(central), (row,) * processes.workers, reads, reads)
+            self.state = State(
+                central, method.init_server(central), (row,) * processes.workers, reads, reads
+            )
         order = "before" if processes.protocol == "read_then_write" else "after"
         self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
         self._begin, self._commit = _compiled_step(IdentityKey(method), order)
@@ -178,17 +206,24 @@ class Parameters:
         counts |= {"commit": row["version"] - 1, "workers": self._processes.workers}
         typed: dict[str, Any] = {name: np.int32(count) for name, count in counts.items()}
         with jax.enable_x64(self._x64):
-            typed |= {"time": np.asarray(row["commit_time"], self._dtype), "completes": np.bool_(True)}
+            typed |= {
+                "time": np.asarray(row["commit_time"], self._dtype),
+                "completes": np.bool_(True),
+            }
             typed |= {"place": np.int32(0), "messages": np.int32(1)}
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
             pulled = state.pulled[worker]
-            inputs = StepInputs(visit, state.workers[worker]._replace(learner=()), state.read[worker])
+            inputs = StepInputs(
+                visit, state.workers[worker]._replace(learner=()), state.read[worker]
+            )
             if self._processes.pulls:
                 inputs = inputs._replace(pulled=pulled)
             local = LocalResult(result.update, np.asarray(result.loss, self._dtype), ())
             memories = tuple(row.memory for row in state.workers) if self._sees_memories else ()
             server_state = ServerState(state.central, state.server)
-            server_state, worker_row, reply, numbers = self._commit(server_state, inputs, start, local, memories)
+            server_state, worker_row, reply, numbers = self._commit(
+                server_state, inputs, start, local, memories
+            )
             _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
             central=server_state.central,
@@ -219,7 +254,9 @@ def _compiled_step(same_method: IdentityKey, reads: str) -> tuple[Any, Any]:
 
     def commit(server_state, inputs, start, local, memories):
         # Each message makes a version.
-        server_state = server_state._replace(waiting=no_messages(method, inputs.row, server_state.central, 1))
+        server_state = server_state._replace(
+            waiting=no_messages(method, inputs.row, server_state.central, 1)
+        )
         everyone = [_all_memories(memories)] if method.sees_memories else []
         outputs = finish(method, reads, server_state, inputs, start, local, *everyone)
         recorders, numbers = observe([RECORDER], inputs.row.recorders, outputs.commit)
@@ -232,7 +269,9 @@ def _compiled_step(same_method: IdentityKey, reads: str) -> tuple[Any, Any]:
 def _all_memories(memories: tuple[Any, ...]) -> Memories:
     """Return the memories of all workers, without newer ones beside the table."""
     rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories)
-    return Memories(rows, jax.tree.map(lambda leaf: leaf[:1], rows), jnp.full(1, len(memories), jnp.int32))
+    return Memories(
+        rows, jax.tree.map(lambda leaf: leaf[:1], rows), jnp.full(1, len(memories), jnp.int32)
+    )
 
 
 def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
@@ -241,7 +280,9 @@ def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
 
 def save_state(path: Path, state: State, events: int) -> Path:
     """Write a state and the number of its events; the whole file or nothing."""
-    leaves: dict[str, Any] = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    leaves: dict[str, Any] = {
+        f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))
+    }
     return write_whole(path, lambda partial: np.savez(partial, events=np.array(events), **leaves))
 
 
@@ -252,7 +293,8 @@ def load_state(path: Path, like: State) -> tuple[State, int]:
         arrays = [file[name] for name in file.files if name != "events"]
         if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in leaves]:
             raise InputError(
-                f"{str(path)!r}: states of other shapes than the method and the problem have now; remove it, to resume "
+                f"{str(path)!r}: states of other shapes than the method and the problem have now; "
+                "remove it, to resume "
                 "from the log"
             )
         return jax.tree.unflatten(structure, arrays), int(file["events"])
@@ -264,14 +306,19 @@ def check(method: Method, problem: Problem, header: Header) -> None:
     check_method(method, params)
 
     def states(params: Any) -> Any:
-        central = jnp.concatenate([leaf.reshape(-1).astype(float) for leaf in jax.tree.leaves(params)])
-        method_states = [make(central) for make in (method.init_worker, method.init_server, method.init_memory)]
+        central = jnp.concatenate(
+            [leaf.reshape(-1).astype(float) for leaf in jax.tree.leaves(params)]
+        )
+        method_states = [
+            make(central) for make in (method.init_worker, method.init_server, method.init_memory)
+        ]
         return method_states, method.optimizer.init(params)
 
     for leaf in jax.tree.leaves(jax.eval_shape(states, params)):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise InputError(
-                f"method = {method.name!r}: keeps a random key in a state, which real processes cannot write; store "
+                f"method = {method.name!r}: keeps a random key in a state, which real processes "
+                "cannot write; store "
                 "jax.random.key_data of it, or draw from visit.key"
             )
     Computing(method, problem, header).check()

@@ -24,7 +24,16 @@ _INDEPENDENT = ("cpus", "memory", "restart", "start_timeout", "timeout")
 
 #: Options of simulated clusters that real processes do not have.
 _OF_CLUSTERS = (
-    *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
+    *(
+        "compute",
+        "latency",
+        "bandwidth",
+        "shared_bandwidth",
+        "message_bytes",
+        "sites",
+        "far_latency",
+        "far_bandwidth",
+    ),
     *("dynamic_window", "servers", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
     *("executor", "cpus_per_run", "accelerators_per_run"),
@@ -43,11 +52,15 @@ class RealConfig(StudyConfig):
     steps: int = 250
     """Commits per worker, on average; a recording has steps * workers commits."""
     delay: LawLike = "constant(0)"
-    """Law of the time that a worker sleeps per local step (s), besides computing; "[law, law, ...]" gives one each."""
+    """Law of the time that a worker sleeps per local step (s), besides computing; "[law, law, ...]"
+    gives one each.
+    """
     service: LawLike = "constant(0)"
     """Law of the time that the server sleeps per visit (s), besides applying the message."""
     checkpoint_every: int = 50
-    """Commits between two checkpoints, at which a teacher-forced replay takes over the recorded state."""
+    """Commits between two checkpoints, at which a teacher-forced replay takes over the recorded
+    state.
+    """
     restart: bool = False
     """Restart a worker whose process died."""
     address: str | None = None
@@ -93,7 +106,10 @@ class RealConfig(StudyConfig):
         """Check the options; see `StudyOptions.check`."""
         for name in _OF_CLUSTERS:
             if getattr(self, name) != getattr(StudyConfig(), name):
-                raise InputError(f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it out")
+                raise InputError(
+                    f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it "
+                    "out"
+                )
         require_count("checkpoint_every", self.checkpoint_every)
         if self.memory is not None:
             require_count("memory", self.memory)
@@ -112,7 +128,9 @@ class RealConfig(StudyConfig):
             values["policy"] = method.timing.policy
         return Processes(**values)
 
-    def recorded(self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any) -> "Recorded":
+    def recorded(
+        self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any
+    ) -> "Recorded":
         """Load the complete recording in a folder, resume an incomplete one, or record."""
         from asyncsim.real.supervisor import load, record
 
@@ -122,7 +140,15 @@ class RealConfig(StudyConfig):
         of_ray = ("address", "cpus", "memory", "start_timeout", "timeout")
         names = ("commits", "precision", "checkpoint_every", "restart", *of_ray)
         settings: dict[str, Any] = {name: getattr(self, name) for name in names} | options
-        return record(method, problem, self.processes(method), folder=folder, seed=seed, resume=exists, **settings)
+        return record(
+            method,
+            problem,
+            self.processes(method),
+            folder=folder,
+            seed=seed,
+            resume=exists,
+            **settings,
+        )
 
     @contextlib.contextmanager
     def one_by_one(self, processes: int) -> Iterator[Local]:
@@ -134,4 +160,8 @@ class RealConfig(StudyConfig):
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
         """Return the options on which recordings depend: no timeouts and no resources."""
-        return {name: value for name, value in super().record(methods, problem).items() if name not in _INDEPENDENT}
+        return {
+            name: value
+            for name, value in super().record(methods, problem).items()
+            if name not in _INDEPENDENT
+        }

@@ -115,7 +115,11 @@ class Peer:
 
     def warm_up(self) -> None:
         """Compile all functions; change no state."""
-        job, visit, functions = self._computing.first_job(), self._visit_arguments(0, 1.0), self._functions
+        job, visit, functions = (
+            self._computing.first_job(),
+            self._visit_arguments(0, 1.0),
+            self._functions,
+        )
         result = self._computing.run(self._index, job)
         with jax.enable_x64(self._computing.x64):
             row, start = self._row(), self._snapshot
@@ -165,19 +169,26 @@ class Peer:
 
     def result(self) -> PeerResult:
         """Return the recording and the arrays of the worker."""
-        replica, learner = ([np.asarray(leaf) for leaf in jax.tree.leaves(of)] for of in (self._replica, self._learner))
+        replica, learner = (
+            [np.asarray(leaf) for leaf in jax.tree.leaves(of)]
+            for of in (self._replica, self._learner)
+        )
         return PeerResult(self.rows, replica, learner, self._moved)
 
     def run(self, call: Call, same_clock: bool) -> None:
         """Compute gradients to the last one; ``same_clock``: worker 0 is on this machine."""
-        self._zero = clock_zero(SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock)
+        self._zero = clock_zero(
+            SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock
+        )
         with jax.enable_x64(self._computing.x64):
             continues = self._own_part > 0
             while continues:
                 # The answer travels while this worker computes.
                 next_allowed = None if self._waits else call(0, "may_begin")
                 self._compute(len(self.rows), call)
-                continues = len(self.rows) < self._own_part if next_allowed is None else next_allowed()
+                continues = (
+                    len(self.rows) < self._own_part if next_allowed is None else next_allowed()
+                )
 
     def _compute(self, step: int, call: Call) -> None:
         """Compute one gradient: mix messages, compute, apply and send."""
@@ -287,7 +298,12 @@ class Peer:
 
     def _visit_arguments(self, step: int, kept: float) -> tuple[Any, ...]:
         """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
-        return np.int32(self._index), np.int32(step), self._computing.visit_key(self._index, step), self._number(kept)
+        return (
+            np.int32(self._index),
+            np.int32(step),
+            self._computing.visit_key(self._index, step),
+            self._number(kept),
+        )
 
     def _number(self, value: float) -> np.ndarray:
         return np.asarray(value, self._dtype)
@@ -309,7 +325,9 @@ def _compiled(same_method: IdentityKey, workers: int, window: int) -> _Functions
         return OwnVisit(worker, step, window, workers, key, kept)
 
     def add(total, message, weight):
-        return jax.tree.map(lambda summed, leaf: summed + weight.astype(leaf.dtype) * leaf, total, message)
+        return jax.tree.map(
+            lambda summed, leaf: summed + weight.astype(leaf.dtype) * leaf, total, message
+        )
 
     def mix(row, inbox, visit):
         sees = method.sees_messages
@@ -333,14 +351,17 @@ def _compiled(same_method: IdentityKey, workers: int, window: int) -> _Functions
 
 
 def check(method: Method, problem: Problem, header: Header) -> None:
-    """Raise InputError if a method's messages depend on the central variable, which no worker knows."""
+    """Raise InputError if a method's messages depend on the central variable, which no worker
+    knows.
+    """
     try:
         Peer(0, method, problem, header)
     except InputError:
         raise
     except Exception as error:
         raise InputError(
-            f"method = {method.name!r}: its message needs the central variable, which no worker has ({error}); choose "
+            f"method = {method.name!r}: its message needs the central variable, which no worker "
+            f"has ({error}); choose "
             "another"
         ) from error
 
@@ -353,7 +374,9 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[P
     topology = header.processes.topology
     assert topology is not None
     sends = topology.sends(header.processes.workers)
-    rows = sorted((row for result in results for row in result.rows), key=lambda row: row["commit_time"])
+    rows = sorted(
+        (row for result in results for row in result.rows), key=lambda row: row["commit_time"]
+    )
     taken_up = {(row["worker"], *source) for row in rows for source in row["sources"]}
     flying = [
         {"source": [row["worker"], row["job"]], "taker": taker, "weight": share}
@@ -390,6 +413,8 @@ class PeerActor(KeyedActor):
         """Compute gradients; ``workers``: all actors, the first on ``node`` of the Ray cluster."""
 
         def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:
-            return functools.partial(self._ray.get, workers[index].call.remote(self._key, name, *arguments))
+            return functools.partial(
+                self._ray.get, workers[index].call.remote(self._key, name, *arguments)
+            )
 
         self._served.run(call, self._ray.get_runtime_context().get_node_id() == node)

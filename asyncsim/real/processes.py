@@ -19,7 +19,8 @@ _NO_TIME, _ASYNCHRONOUS = Constant(0.0), asynchronous()
 
 @dataclass(frozen=True)
 class Processes:
-    """Worker processes around one server process; or with a topology, workers that send each other messages.
+    """Worker processes around one server process; or with a topology, workers that send each other
+    messages.
 
     Attributes
     ----------
@@ -49,21 +50,28 @@ class Processes:
     def __post_init__(self) -> None:
         require_choice("discipline", self.discipline, ("fifo", "lowest_rank", "random"))
         if self.topology is not None and as_topology(self.topology).slow:
-            raise InputError(f"topology = {self.topology!s}: real links have their own speed; leave slow_links out")
+            raise InputError(
+                f"topology = {self.topology!s}: real links have their own speed; leave slow_links "
+                "out"
+            )
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         delay = _law("delay", values.pop("delay"))
         # Cluster checks the options that both share.
-        cluster = Cluster(compute=Constant(1.0), **{**values, "service": _law("service", self.service)})
+        cluster = Cluster(
+            compute=Constant(1.0), **{**values, "service": _law("service", self.service)}
+        )
         if cluster.topology is None and cluster.policy != _ASYNCHRONOUS:
             raise InputError(
-                f"policy = {cluster.policy}: a real server takes up all that comes; leave policy out, or give a "
+                f"policy = {cluster.policy}: a real server takes up all that comes; leave policy "
+                "out, or give a "
                 "topology and one without a server"
             )
         if not isinstance(delay, list | tuple):
             delay = as_law("delay", delay)
         elif len(delay) != cluster.workers:
             raise InputError(
-                f"delay = a list of {len(delay)} laws: must hold one law per worker, and there are {cluster.workers}; "
+                f"delay = a list of {len(delay)} laws: must hold one law per worker, and there are "
+                f"{cluster.workers}; "
                 "give one law for all, or as many as workers"
             )
         else:
@@ -89,7 +97,9 @@ class Processes:
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON; laws as the text that `asyncsim.clusters.laws.parse` reads."""
         laws = [self.delay] if isinstance(self.delay, Law) else self.delay
-        delay = " + ".join(f"[{text}]*{len(list(run))}" for text, run in itertools.groupby(map(str, laws)))
+        delay = " + ".join(
+            f"[{text}]*{len(list(run))}" for text, run in itertools.groupby(map(str, laws))
+        )
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.topology is None:
             del values["topology"], values["policy"]  # absent in older recordings
@@ -107,7 +117,9 @@ class Processes:
 def require_ray() -> Any:
     """Import Ray; raise InputError if it is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise InputError('ray: is not installed, and real processes need it; pip install "asyncsim[ray]"')
+        raise InputError(
+            'ray: is not installed, and real processes need it; pip install "asyncsim[ray]"'
+        )
     # Silences Ray's announcement of a change that does not matter here.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray

@@ -26,7 +26,8 @@ The kinds of events:
 ``restarted``, ``resumed``
     A worker, or the whole recording, continues.
 ``ended``
-    All commits are made; ``waiting`` are the worker and the arrival of each visit still at the server.
+    All commits are made; ``waiting`` are the worker and the arrival of each visit still at the
+    server.
 
 Without a server the files are written at the end. The log has a ``commit`` for each gradient, the
 row that its worker recorded for `asyncsim.recorded`, and ``ended`` with the messages ``in_flight``;
@@ -88,7 +89,9 @@ class Header(NamedTuple):
 
     def comparable(self) -> dict[str, Any]:
         """Return the header as plain values, as they come back from a file."""
-        return json.loads(json.dumps({**self._asdict(), "processes": self.processes.to_dict()}, default=str))
+        return json.loads(
+            json.dumps({**self._asdict(), "processes": self.processes.to_dict()}, default=str)
+        )
 
     def save(self, folder: Path) -> None:
         """Write it into the folder."""
@@ -104,10 +107,12 @@ class Header(NamedTuple):
                 return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"folder = {str(folder)!r}: holds no recording ({error}); give one that real processes wrote"
+                f"folder = {str(folder)!r}: holds no recording ({error}); give one that real "
+                "processes wrote"
             ) from None
         raise InputError(
-            f"folder = {str(folder)!r}: recording of format {file_format!r}, this asyncsim reads {FORMAT}; "
+            f"folder = {str(folder)!r}: recording of format {file_format!r}, this asyncsim reads "
+            f"{FORMAT}; "
             "use the version that wrote it, or record again"
         )
 
@@ -120,7 +125,8 @@ class Log:
         if not lock(self.file.fileno()):
             self.file.close()
             raise InputError(
-                f"folder = {str(folder)!r}: another process records there; wait for its end, or give another folder"
+                f"folder = {str(folder)!r}: another process records there; wait for its end, or "
+                "give another folder"
             )
         remove_partials(folder)
 
@@ -168,14 +174,27 @@ def usable_checkpoint(path: Path, events: int) -> Path | None:
             checkpointed = int(file["events"])
             for name in file.files:
                 file[name]  # compares checksums
-    except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         renamed = path.replace(require_plain(path.with_name(f"{path.name}.broken")))
-        note(f"{path}: a broken checkpoint ({error}), now {renamed.name}; all commits of the log are computed again")
+        note(
+            f"{path}: a broken checkpoint ({error}), now {renamed.name}; all commits of the log "
+            "are computed again"
+        )
         return None
     if checkpointed > events:
         raise InputError(
-            f"{str(path)!r}: a checkpoint after {checkpointed} events, and the log beside it has {events}: "
-            "it was cut, or is of another recording; put the whole log back, or remove the checkpoint, "
+            f"{str(path)!r}: a checkpoint after {checkpointed} events, and the log beside it has "
+            f"{events}: "
+            "it was cut, or is of another recording; put the whole log back, or remove the "
+            "checkpoint, "
             "to resume from the log"
         )
     return path
@@ -219,15 +238,24 @@ class Ledger:
         self.version = 0  #: commits so far
         self.time = 0.0  #: of the last event (s)
         self.rows: list[Event] = []  #: of the trace
-        self.waiting: list[tuple[int, float]] = []  #: worker and arrival (s) of each visit at the server at the end
-        self.faults: list[tuple[float, int | None, str, int | None]] = []  #: rows of `Recorded.faults`
+        self.waiting: list[
+            tuple[int, float]
+        ] = []  #: worker and arrival (s) of each visit at the server at the end
+        self.faults: list[
+            tuple[float, int | None, str, int | None]
+        ] = []  #: rows of `Recorded.faults`
         for event in events:
             self.take(event)
 
-    def commit_event(self, worker: int, start: float, send: float, arrive: float, serve: float, commit: float) -> Event:
+    def commit_event(
+        self, worker: int, start: float, send: float, arrive: float, serve: float, commit: float
+    ) -> Event:
         """Build the event of a worker's commit: its row of the trace."""
         account = self.accounts[worker]
-        read, form = account.read or FIRST, account.pulled or Read(self.version, arrive, serve, commit)
+        read, form = (
+            account.read or FIRST,
+            account.pulled or Read(self.version, arrive, serve, commit),
+        )
         # The clocks of two machines agree up to the time of a message.
         sent_until = arrive if account.pulled is None else form.arrive
         start = min(max(start, read.time), sent_until)
@@ -257,15 +285,31 @@ class Ledger:
         """Build the event of a visit that only reads."""
         account = self.accounts[worker]
         job, version = account.job + (account.read is not None), self.version
-        return dict(event="read", worker=worker, job=job, version=version, arrive=arrive, serve=serve, time=time)
+        return dict(
+            event="read",
+            worker=worker,
+            job=job,
+            version=version,
+            arrive=arrive,
+            serve=serve,
+            time=time,
+        )
 
     def lost_event(self, worker: int, time: float, cause: str) -> Event:
         """Build the event of a lost process; its computation counts from its read."""
         read, cancelled = self.accounts[worker].read, None
         if read is not None:
             cancelled = self.commit_event(worker, read.time, time, time, time, time)
-            cancelled |= dict(push_version=self.version, push_time=time, version=self.version, outcome="cancelled")
-        return {"event": "lost", "worker": worker, "time": time, "what": cause, "cancelled": cancelled}
+            cancelled |= dict(
+                push_version=self.version, push_time=time, version=self.version, outcome="cancelled"
+            )
+        return {
+            "event": "lost",
+            "worker": worker,
+            "time": time,
+            "what": cause,
+            "cancelled": cancelled,
+        }
 
     def take(self, event: Event) -> None:
         """Update the accounts and rows with an event."""
@@ -282,7 +326,10 @@ class Ledger:
         worker = event["worker"]
         account = self.accounts[worker]
         if kind == "commit":
-            visit = Read(self.version, *(event[name] for name in ("arrive_time", "serve_time", "commit_time")))
+            visit = Read(
+                self.version,
+                *(event[name] for name in ("arrive_time", "serve_time", "commit_time")),
+            )
             if self._processes.protocol == "exchange":
                 account.read = visit._replace(version=self.version + 1)
             elif self._processes.protocol == "write_then_read":
@@ -306,7 +353,9 @@ class Ledger:
             # A method's reply cannot be repeated: such a worker resumes from its last one.
             account.read = account.read if self._header.replies else None
             account.pulled, account.lost = None, True
-            self.faults.append((self.time, worker, event["what"], None if row is None else row["job"]))
+            self.faults.append(
+                (self.time, worker, event["what"], None if row is None else row["job"])
+            )
         elif kind == "restarted":
             account.lost = False
             self.faults.append((self.time, worker, "restarted", account.job))
@@ -319,15 +368,26 @@ class Ledger:
         for name, unit in COLUMNS.items():
             if name not in ("commit", "outcome"):
                 # Older logs lack the times at which messages leave.
-                values = [row.get(name, np.nan) if name == "send_time" else row[name] for row in self.rows]
+                values = [
+                    row.get(name, np.nan) if name == "send_time" else row[name] for row in self.rows
+                ]
                 columns[name] = np.array(values, np.float64 if unit == "s" else np.int64)
         columns["outcome"] = pd.Categorical([row["outcome"] for row in self.rows], OUTCOMES)
         reads = []
         for worker, account in enumerate(self.accounts):
             open_reads = [read for read in (account.read, account.pulled) if read is not None]
             reads += [(worker, account.job + ahead, *read) for ahead, read in enumerate(open_reads)]
-        names = ["worker", "job", "read_version", "read_arrive_time", "read_serve_time", "read_time"]
-        types = dict.fromkeys(names[:3], np.int64) | dict.fromkeys([*names[3:], "arrive_time"], np.float64)
+        names = [
+            "worker",
+            "job",
+            "read_version",
+            "read_arrive_time",
+            "read_serve_time",
+            "read_time",
+        ]
+        types = dict.fromkeys(names[:3], np.int64) | dict.fromkeys(
+            [*names[3:], "arrive_time"], np.float64
+        )
         tables = (
             pd.DataFrame(reads, columns=names),
             pd.DataFrame(sorted(self.waiting), columns=["worker", "arrive_time"]),
@@ -335,7 +395,12 @@ class Ledger:
         typed = (table.astype({name: types[name] for name in table}) for table in tables)
         processes, seed = self._processes, self._header.seed
         source = Source(
-            processes.workers, processes.protocol, processes.window, processes.separate_reads, seed, cluster=None
+            processes.workers,
+            processes.protocol,
+            processes.window,
+            processes.separate_reads,
+            seed,
+            cluster=None,
         )
         return Trace.of(pd.DataFrame(columns)[list(COLUMNS)], source, *typed)
 
@@ -372,13 +437,16 @@ def load(folder: str | Path) -> Recorded:
         rows = [row for row in ledger.rows if row["outcome"] == "applied"]
         commits: dict[str, Any] = {"commit": np.arange(len(rows))}
         for name in ("commit_time", "worker", "worker_step", "staleness", *RECORDED):
-            commits[name] = np.array([row[name] for row in rows], np.int64 if name.startswith("worker") else None)
+            commits[name] = np.array(
+                [row[name] for row in rows], np.int64 if name.startswith("worker") else None
+            )
         faults = pd.DataFrame(ledger.faults, columns=["time", "worker", "what", "job"])
         faults = faults.astype({"worker": "Int64", "job": "Int64"})
         return Recorded(folder, header, ledger.trace(), pd.DataFrame(commits), faults)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
-            f"{str(folder / LOG)!r}: a damaged log, whose events are not those of a recording ({error}); record again"
+            f"{str(folder / LOG)!r}: a damaged log, whose events are not those of a recording "
+            f"({error}); record again"
         ) from error
 
 
@@ -394,11 +462,15 @@ def _load_without_server(folder: Path, header: Header, events: list[Event]) -> R
         window=processes.window,
         begin=0.0,
         seed=header.seed,
-        takes_up="read" if processes.policy.mix != "beside" and processes.policy.name != "handshake" else "commit",
+        takes_up="read"
+        if processes.policy.mix != "beside" and processes.policy.name != "handshake"
+        else "commit",
         in_flight=ended["in_flight"] or None,
     )
     keys = ["worker", "job"]
     frame = trace.frame[["commit", "commit_time", *keys, "staleness"]]
-    commits = frame.merge(rows[[*keys, *RECORDED[:2]]], on=keys).rename(columns={"job": "worker_step"})
+    commits = frame.merge(rows[[*keys, *RECORDED[:2]]], on=keys).rename(
+        columns={"job": "worker_step"}
+    )
     faults = pd.DataFrame({"time": [], "worker": [], "what": [], "job": []})
     return Recorded(folder, header, trace, commits, faults)

@@ -124,7 +124,9 @@ class Server:
                 result = self._computing.run(worker, job)
                 parameters.commit(event, job.start, result)
             elif event["event"] == "read":
-                (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(worker)
+                (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(
+                    worker
+                )
             ledger.take(event)
         for stop, path in states_in(self._folder).items():
             if stop > ledger.version:  # from a longer log
@@ -179,7 +181,9 @@ class Server:
         """Record the loss of a worker's process; its waiting visits are dropped."""
         self._visit(worker, lambda call, serve_time: self._lose(call, cause), urgent=True)
 
-    def _visit(self, worker: int, serve: Callable[[ServerVisit, float], None], urgent: bool = False) -> Any:
+    def _visit(
+        self, worker: int, serve: Callable[[ServerVisit, float], None], urgent: bool = False
+    ) -> Any:
         with self._changed:
             if not self._open:
                 return None
@@ -212,7 +216,9 @@ class Server:
                 for call in [*waiting, *self._urgent]:
                     call.answer.set_result(None)
             if not trouble:
-                self._enter({"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]})
+                self._enter(
+                    {"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]}
+                )
                 self._checkpoint().result()
                 if self._traced < self._events:
                     self._write_trace(self._events)
@@ -242,8 +248,12 @@ class Server:
             call.answer.set_result(None)  # the process was given up
             return
         start = self._parameters.job(worker, account).start
-        row = ledger.commit_event(worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock())
-        recorded = self._parameters.commit(row, start, LocalResult(update.update, update.loss, update.learner))
+        row = ledger.commit_event(
+            worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock()
+        )
+        recorded = self._parameters.commit(
+            row, start, LocalResult(update.update, update.loss, update.learner)
+        )
         row["commit_time"] = self.clock()
         if not self._processes.pulls:
             row["push_time"] = row["commit_time"]
@@ -258,7 +268,9 @@ class Server:
     def _read(self, call: ServerVisit, serve_time: float) -> None:
         self._enter(self._ledger.read_event(call.worker, call.arrive, serve_time, self.clock()))
         self._parameters.read(call.worker)
-        call.answer.set_result(self._parameters.job(call.worker, self._ledger.accounts[call.worker]))
+        call.answer.set_result(
+            self._parameters.job(call.worker, self._ledger.accounts[call.worker])
+        )
 
     def _pull(self, call: ServerVisit, serve_time: float, job: int) -> None:
         account = self._ledger.accounts[call.worker]
@@ -316,7 +328,9 @@ class RealWorker:
     def __init__(self, index: int, method: Any, problem: Any, header: Header):
         self._index, self._processes = index, header.processes
         self._computing = Computing(method, problem, header)
-        self._delay = delays(header.processes.delay_laws, header.seed, "delay", header.processes.window)
+        self._delay = delays(
+            header.processes.delay_laws, header.seed, "delay", header.processes.window
+        )
 
     def warm_up(self) -> None:
         """Compile the worker's programs."""
@@ -335,7 +349,9 @@ class RealWorker:
             send_time = time.monotonic() - zero
             if self._processes.pulls and server.pull(self._index, job.job) is None:
                 return
-            update = Update(job.job, start_time, send_time, result.update, float(result.loss), result.learner)
+            update = Update(
+                job.job, start_time, send_time, result.update, float(result.loss), result.learner
+            )
             job = server.commit(self._index, update)
 
 

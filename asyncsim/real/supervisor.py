@@ -21,7 +21,15 @@ from asyncsim.base.files import plain, require_plain
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
 from asyncsim.real.processes import Processes, require_ray
-from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
+from asyncsim.real.recording import (
+    CHECKPOINT,
+    TRACE,
+    Header,
+    Recorded,
+    load,
+    read_log,
+    usable_checkpoint,
+)
 from asyncsim.real.server import ServerActor, WorkerActor
 from asyncsim.replays.suitable import require_enough
 from asyncsim.traces.archive import write_trace
@@ -42,7 +50,10 @@ _STORE = 512 * 2**20
 _POLL = 0.2
 #: Seconds for an answer of the server to a question outside its queue.
 _ANSWER = 30.0
-_REMEDY = "the recording so far is kept: continue with resume=True, in a study with --resume and its folder"
+_REMEDY = (
+    "the recording so far is kept: continue with resume=True, in a study with --resume and its "
+    "folder"
+)
 
 
 def record(
@@ -72,7 +83,8 @@ def record(
     method : Method
         Without a timing policy, and with local steps that need only values known to a worker.
     seed : int
-        Of the initial parameters, the minibatches, the problem's randomness and the delays: the streams of a replay.
+        Of the initial parameters, the minibatches, the problem's randomness and the delays: the
+        streams of a replay.
     folder : path
         For the recording; see `asyncsim.real.recording`.
     checkpoint_every : int
@@ -130,12 +142,15 @@ def record(
     header = Header(processes, commits, seed, precision, named, solved, method.reply is not None)
     require_timing(method, processes)
     check(method, problem, header)
-    limits = _Limits(cpus, memory, start_timeout, timeout, on_a_terminal() if progress is None else progress)
+    limits = _Limits(
+        cpus, memory, start_timeout, timeout, on_a_terminal() if progress is None else progress
+    )
     if processes.topology is not None:
         for name, switch in (("restart", restart), ("resume", resume)):
             if switch:
                 raise InputError(
-                    f"{name} = True: without a server the lost work is unknown; leave it out, record again"
+                    f"{name} = True: without a server the lost work is unknown; leave it out, "
+                    "record again"
                 )
         peers.check(method, problem, header)
         _prepare(folder, header, resume)
@@ -171,11 +186,16 @@ def require_timing(method: Any, processes: Processes) -> None:
             if gossips
             else "choose dpsgd or another method without a server, or no topology"
         )
-        raise InputError(f"method = {method.name!r}: has {server}, unlike these processes; {remedy}")
-    if gossips and (method.meet is not None) != (policy.name == "handshake"):
-        do, required = ("meet in pairs", "handshake()") if method.meet else ("send messages", "neighbours()")
         raise InputError(
-            f"method = {method.name!r}: its workers {do}, and the policy of these processes is {policy}; "
+            f"method = {method.name!r}: has {server}, unlike these processes; {remedy}"
+        )
+    if gossips and (method.meet is not None) != (policy.name == "handshake"):
+        do, required = (
+            ("meet in pairs", "handshake()") if method.meet else ("send messages", "neighbours()")
+        )
+        raise InputError(
+            f"method = {method.name!r}: its workers {do}, and the policy of these processes is "
+            f"{policy}; "
             f"give {required}"
         )
     require_enough(method.name, method.timing, processes.workers)
@@ -188,16 +208,19 @@ def require_timing(method: Any, processes: Processes) -> None:
             )
     if policy.mix == "beside" and method.timing.policy is None:
         raise InputError(
-            f"method = {method.name!r}: nothing says that its gradients are of replicas that are not mixed; with the "
+            f"method = {method.name!r}: nothing says that its gradients are of replicas that are "
+            "not mixed; with the "
             f"policy {policy} its timing must say so, as dpsgd's does"
         )
     if method.meet is not None and method.resume is not None:
         raise InputError(
-            f"method = {method.name!r}: where workers meet, a real one resumes from its message; leave resume out"
+            f"method = {method.name!r}: where workers meet, a real one resumes from its message; "
+            "leave resume out"
         )
     if method.reply is not None and processes.separate_reads:
         raise InputError(
-            f"method = {method.name!r}: replies to its workers with more than the central variable, which separate "
+            f"method = {method.name!r}: replies to its workers with more than the central "
+            "variable, which separate "
             "reads do not carry; choose protocol='exchange'"
         )
 
@@ -208,10 +231,15 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
     if not resume:
         try:
             if folder.exists() and any(folder.iterdir()):
-                raise InputError(f"folder = {str(folder)!r}: exists and is not empty; give another, or resume=True")
+                raise InputError(
+                    f"folder = {str(folder)!r}: exists and is not empty; give another, or "
+                    "resume=True"
+                )
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"folder = {str(folder)!r}: cannot be written: {error.strerror}; give another") from error
+            raise InputError(
+                f"folder = {str(folder)!r}: cannot be written: {error.strerror}; give another"
+            ) from error
         if header.processes.topology is None:
             header.save(folder)
         return
@@ -219,7 +247,8 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
     for name, value in header.comparable().items():
         if value != stored[name]:
             raise InputError(
-                f"resume: {name} = {value!r}, and the recording in {str(folder)!r} has {stored[name]!r}; resume with "
+                f"resume: {name} = {value!r}, and the recording in {str(folder)!r} has "
+                f"{stored[name]!r}; resume with "
                 "the original arguments"
             )
     # The server reads these files, too; checked here, the user gets the error.
@@ -238,7 +267,10 @@ def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
     from asyncsim.study.ray_executor import joined, send_by_value
 
     if address is not None and address.startswith("ray://"):
-        raise InputError(f"address = {address!r}: the server writes to this machine; give HOST:PORT of the cluster")
+        raise InputError(
+            f"address = {address!r}: the server writes to this machine; give HOST:PORT of the "
+            "cluster"
+        )
     with joined(address, num_cpus=math.ceil(cpus), object_store_memory=_STORE):
         send_by_value()
         yield ray
@@ -255,7 +287,9 @@ class _Limits(NamedTuple):
 
 
 @contextlib.contextmanager
-def _counting(limits: _Limits, total: int, unit: str, remedy: str) -> Iterator[Callable[[int], None]]:
+def _counting(
+    limits: _Limits, total: int, unit: str, remedy: str
+) -> Iterator[Callable[[int], None]]:
     """Show a progress bar in a ``with`` block; yield a function that updates it.
 
     The function raises InputError if the count has not grown within the timeout.
@@ -269,7 +303,10 @@ def _counting(limits: _Limits, total: int, unit: str, remedy: str) -> Iterator[C
                 bar.update(total_now - count)
                 count, grown = total_now, time.monotonic()
             if time.monotonic() - grown > limits.timeout:
-                raise InputError(f"timeout = {limits.timeout:g}: no {unit} for this long, after {total_now}; {remedy}")
+                raise InputError(
+                    f"timeout = {limits.timeout:g}: no {unit} for this long, after {total_now}; "
+                    f"{remedy}"
+                )
 
         yield advance
 
@@ -281,7 +318,9 @@ class Supervisor:
         count = header.processes.workers + 1
         options, self._content = _actor_options(ray, method, problem, count, limits)
         self._node = ray.get_runtime_context().get_node_id()
-        this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self._node, soft=False
+        )
         self._server_actor = ray.remote(ServerActor).options(
             scheduling_strategy=this_node, max_concurrency=2 * count + 6, **options
         )
@@ -359,7 +398,9 @@ class Supervisor:
         return self._worker_actor.remote(self._content, index, self._header)
 
     def _set_going(self, index: int) -> None:
-        call = self.workers[index].visit.remote(self.server, self._key, self._node, self._limits.timeout)
+        call = self.workers[index].visit.remote(
+            self.server, self._key, self._node, self._limits.timeout
+        )
         self._running[call] = index
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -373,10 +414,14 @@ class Supervisor:
         try:
             return self._ray.get(call, timeout=_ANSWER)
         except self._ray.exceptions.RayError as error:
-            raise InputError(f"server: its process is gone ({type(error).__name__}); {_REMEDY}") from error
+            raise InputError(
+                f"server: its process is gone ({type(error).__name__}); {_REMEDY}"
+            ) from error
 
 
-def _without_server(ray: Any, method: Any, problem: Any, header: Header, limits: _Limits) -> list[peers.PeerResult]:
+def _without_server(
+    ray: Any, method: Any, problem: Any, header: Header, limits: _Limits
+) -> list[peers.PeerResult]:
     """Run workers without a server; return the recorded results when all are done."""
     count, key = header.processes.workers, secrets.token_hex(32)
     options, content = _actor_options(ray, method, problem, count, limits)
@@ -387,17 +432,24 @@ def _without_server(ray: Any, method: Any, problem: Any, header: Header, limits:
         try:
             return ray.get(call, timeout=_ANSWER)
         except ray.exceptions.RayError as error:
-            raise InputError(f"worker {index}: {_trouble(ray, error)}; nothing is kept, record again") from error
+            raise InputError(
+                f"worker {index}: {_trouble(ray, error)}; nothing is kept, record again"
+            ) from error
 
     def ask_all(name: str) -> list[Any]:
-        return [answer(*call) for call in enumerate([worker.call.remote(key, name) for worker in workers])]
+        return [
+            answer(*call)
+            for call in enumerate([worker.call.remote(key, name) for worker in workers])
+        ]
 
     try:
         starting = [worker.call.remote(key, "warm_up") for worker in workers]
         _require_start(ray, starting, f"{count} processes", limits.start_timeout)
         node = answer(0, workers[0].begin.remote())  # all use worker 0's clock
         trained = [worker.train.remote(workers, node) for worker in workers]
-        with _counting(limits, header.commits, "gradient", "nothing is kept, record again") as advance:
+        with _counting(
+            limits, header.commits, "gradient", "nothing is kept, record again"
+        ) as advance:
             while True:
                 ended, unfinished = ray.wait(trained, num_returns=count, timeout=_POLL)
                 for call in ended:
@@ -411,20 +463,30 @@ def _without_server(ray: Any, method: Any, problem: Any, header: Header, limits:
                 ray.kill(worker)
 
 
-def _actor_options(ray: Any, method: Any, problem: Any, count: int, limits: _Limits) -> tuple[dict[str, Any], Any]:
+def _actor_options(
+    ray: Any, method: Any, problem: Any, count: int, limits: _Limits
+) -> tuple[dict[str, Any], Any]:
     """Return the options of ``count`` actors, and their content; check the resources."""
     cpus, memory, *_ = limits
     resources = ray.cluster_resources()
     for name, amount, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
         if amount * count > resources.get(name, 0):
             raise InputError(
-                f"workers: {count} processes, a server's among them, ask for {amount * count:g} {unit}, and the Ray "
-                f"cluster has {resources.get(name, 0):g}; run fewer, ask for less of each, or add nodes to the cluster"
+                f"workers: {count} processes, a server's among them, ask for {amount * count:g} "
+                f"{unit}, and the Ray "
+                f"cluster has {resources.get(name, 0):g}; run fewer, ask for less of each, or add "
+                "nodes to the cluster"
             )
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
-    caches = {name: os.environ[name] for name in os.environ if name.startswith("JAX_") and "CACHE" in name}
+    caches = {
+        name: os.environ[name] for name in os.environ if name.startswith("JAX_") and "CACHE" in name
+    }
     variables = {**caches, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
+    options: dict[str, Any] = {
+        "num_cpus": cpus,
+        "max_restarts": 0,
+        "runtime_env": {"env_vars": variables},
+    }
     if memory is not None:
         options["memory"] = memory
     return options, ray.put(ray.cloudpickle.dumps((method, problem)))
@@ -444,9 +506,12 @@ def _require_start(ray: Any, calls: list[Any], processes: str, timeout: float) -
     try:
         ray.get(calls, timeout=timeout)
     except errors.GetTimeoutError:
-        free = {name: n for name, n in ray.available_resources().items() if name in ("CPU", "memory")}
+        free = {
+            name: n for name, n in ray.available_resources().items() if name in ("CPU", "memory")
+        }
         raise InputError(
-            f"{processes} did not start within {timeout:g} s; the Ray cluster has left: {free}; run fewer, "
+            f"{processes} did not start within {timeout:g} s; the Ray cluster has left: {free}; "
+            "run fewer, "
             "ask for less of each, wait longer (start_timeout), or add nodes"
         ) from None
     except errors.RayTaskError as error:
@@ -455,4 +520,6 @@ def _require_start(ray: Any, calls: list[Any], processes: str, timeout: float) -
         raise
     except errors.RayError as error:
         # The last line of a traceback has the error.
-        raise InputError(f"{processes} could not start: {str(error).strip().splitlines()[-1]}") from error
+        raise InputError(
+            f"{processes} could not start: {str(error).strip().splitlines()[-1]}"
+        ) from error

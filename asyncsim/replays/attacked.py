@@ -23,7 +23,9 @@ from asyncsim.replays.programs import IdentityKey
 from asyncsim.traces.trace import Trace
 
 
-def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
+def under_attack(
+    method: Method, problem: Problem, attack: Attack | None, workers: int
+) -> tuple[Method, Problem]:
     """Return a method and a problem with Byzantine workers; equal arguments give the same objects.
 
     Attacked methods that differ in numbers alone share a program, as they do without an attack.
@@ -48,7 +50,9 @@ def among_the_living(method: Method, trace: Trace, attack: Attack | None) -> Met
 
 @cached(maxsize=64)
 def _cached_weighed(method_key: IdentityKey, workers: int) -> Method:
-    return recast(method_key.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers))
+    return recast(
+        method_key.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers)
+    )
 
 
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
@@ -58,7 +62,9 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 
 
 @cached(maxsize=64)
-def _cached_attacked(method_key: IdentityKey, attack_key: IdentityKey, mask: tuple[bool, ...]) -> Method:
+def _cached_attacked(
+    method_key: IdentityKey, attack_key: IdentityKey, mask: tuple[bool, ...]
+) -> Method:
     method, attack, byzantine = method_key.value, attack_key.value, np.array(mask)
     return recast(method, (attack_key, mask), lambda method: _attacked(method, attack, byzantine))
 
@@ -86,7 +92,8 @@ def _require_vectors(method: Method, attack: Attack, message: Any, shape: tuple[
     """Raise InputError unless messages are vectors of parameters."""
     if getattr(message, "shape", None) != shape:
         raise InputError(
-            f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
+            f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those "
+            f"of {method.name} "
             "are not; choose one of the own message: sign_flip, zero"
         )
 
@@ -101,7 +108,9 @@ def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> M
         _require_vectors(method, attack, messages, (rows, *central.shape))
         is_bad = jnp.asarray(byzantine)
         # A worker may have several messages in a version: attacks see the mean of each worker.
-        means, number = group_means(messages, present(messages, visits), visits.worker, len(byzantine))
+        means, number = group_means(
+            messages, present(messages, visits), visits.worker, len(byzantine)
+        )
         is_present = number > 0
         changed = change(means, is_present & ~is_bad, is_present & is_bad, visits.key)
         is_changed = is_bad[visits.worker] & jnp.any(is_present & ~is_bad)
@@ -116,7 +125,11 @@ def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Metho
 
     def message(worker, update, start, central, visit):
         sent, worker, diagnostics = method.message(worker, update, start, central, visit)
-        return _changed_leaves(sent, attack, jnp.asarray(byzantine)[visit.worker], visit.key), worker, diagnostics
+        return (
+            _changed_leaves(sent, attack, jnp.asarray(byzantine)[visit.worker], visit.key),
+            worker,
+            diagnostics,
+        )
 
     return method._replace(message=message, needs_key=True)
 
@@ -162,7 +175,8 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
     change = attack.change
     if last is None:
         raise InputError(
-            f"attack = {attack.text!r}: knows the receiver's last message, and {method.name} does not give it; add "
+            f"attack = {attack.text!r}: knows the receiver's last message, and {method.name} does "
+            "not give it; add "
             "last=lambda worker: ... to the method"
         )
 
@@ -184,7 +198,9 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
             honest = is_present & ~is_bad
             formed = change(states, honest, is_present & is_bad, visit.key)
             formed = formed.at[inbox.senders].get(mode="clip")
-            return jax.vmap(unravel)(jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors))
+            return jax.vmap(unravel)(
+                jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors)
+            )
 
         # Most inboxes have no Byzantine sender: a conditional skips the attack for them.
         messages = jax.lax.cond(jnp.any(from_bad), formed_for_the_receiver, lambda: inbox.messages)
@@ -220,7 +236,9 @@ def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
 
         return jax.lax.cond(is_bad[visit.worker] & jnp.any(honest), formed, lambda: state)
 
-    return method._replace(presents=presents, sees_messages=attack.change is not None, needs_key=True)
+    return method._replace(
+        presents=presents, sees_messages=attack.change is not None, needs_key=True
+    )
 
 
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:
@@ -266,7 +284,9 @@ def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Meth
         sent = jax.lax.cond(is_bad[visit.worker], changed, lambda: message)
         method_memories: tuple[Memories, ...] = ()
         if method.sees_memories:
-            method_memories = (Memories(memories.rows.method, memories.newer.method, memories.worker),)
+            method_memories = (
+                Memories(memories.rows.method, memories.newer.method, memories.worker),
+            )
         applied = method.apply(server, central, sent, memory.method, visit, *method_memories)
         # The honest message is remembered, so that attacks never build on their own forgeries.
         return applied._replace(memory=LastMemory(applied.memory, message, jnp.bool_(True)))
@@ -317,7 +337,9 @@ def _flipped(problem_key: IdentityKey, text: str, byzantine: tuple[bool, ...]) -
     problem = problem_key.value
     label = problem.train.get("label") if isinstance(problem.train, Mapping) else None
     if label is None or np.asarray(label).dtype.kind not in "iu":
-        raise InputError(f"attack = {text!r}: {problem.name} has no whole numbers in train['label'] to reverse")
+        raise InputError(
+            f"attack = {text!r}: {problem.name} has no whole numbers in train['label'] to reverse"
+        )
     examples = problem.examples
     twice = {name: np.concatenate([array, array]) for name, array in problem.train.items()}
     twice["label"][examples:] = np.max(label) - np.asarray(label)

@@ -43,7 +43,9 @@ def weighed(method: Method, honest: tuple[bool, ...]) -> Method:
     Messages may differ from their mass, which the replay keeps in its memory.
     """
     return method._replace(
-        honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
+        honest=honest,
+        last=None,
+        init_server=lambda central: jnp.asarray(sum(honest), central.dtype),
     )
 
 
@@ -72,11 +74,15 @@ def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:
     arrived = _mass(method, inbox.message) if method.honest is None else inbox.mass
     last = row.memory if method.last is None else _mass(method, method.last(row.method))
     last = honest_part(method, last, visit.worker)
-    mixed = jax.tree.map(lambda old, new: jnp.asarray(visit.kept, old.dtype) * old + new, last, arrived)
+    mixed = jax.tree.map(
+        lambda old, new: jnp.asarray(visit.kept, old.dtype) * old + new, last, arrived
+    )
     return row._replace(method=method.mix(row.method, messages, visit), memory=mixed)
 
 
-def meet(method: Method, row: Any, partner_state: Any, partner: Array, visit: Visit) -> tuple[Any, State]:
+def meet(
+    method: Method, row: Any, partner_state: Any, partner: Array, visit: Visit
+) -> tuple[Any, State]:
     """Average a worker's row with its partner's state; return both.
 
     The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
@@ -117,7 +123,13 @@ def meet(method: Method, row: Any, partner_state: Any, partner: Array, visit: Vi
 
 
 def commit_mean(
-    method: Method, server: State, central: Array, message: State, worker: State, mixed: Mass, visit: Visit
+    method: Method,
+    server: State,
+    central: Array,
+    message: State,
+    worker: State,
+    mixed: Mass,
+    visit: Visit,
 ) -> Applied:
     """Move the central variable by a commit.
 
@@ -148,7 +160,9 @@ def gain(method: Method, central: Array, total: Array, mass: Mass) -> tuple[Arra
     size = total if all(method.honest) else jnp.abs(total)
     lasts = size > _NOTHING
     step = (mass.vector - mass.weight[..., None] * central) / jnp.where(lasts, total, 1)[..., None]
-    return jnp.where(lasts[..., None], central + step, central), jnp.where(lasts, total, jnp.zeros_like(total))
+    return jnp.where(lasts[..., None], central + step, central), jnp.where(
+        lasts, total, jnp.zeros_like(total)
+    )
 
 
 def replica_of(method: Method, carrier: State) -> Any:
@@ -158,7 +172,9 @@ def replica_of(method: Method, carrier: State) -> Any:
 
 def summed(inbox: Inbox) -> Any:
     """Return the sum of the messages of an inbox, each times its weight."""
-    return jax.tree.map(lambda leaf: jnp.tensordot(inbox.weights.astype(leaf.dtype), leaf, 1), inbox.messages)
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(inbox.weights.astype(leaf.dtype), leaf, 1), inbox.messages
+    )
 
 
 def _without_absent(inbox: Inbox) -> Inbox:

@@ -87,7 +87,8 @@ def replay_ensemble(
     >>> from asyncsim import Cluster, Gamma, methods, problems, replay_ensemble, simulate
     >>> trace = simulate(Cluster(workers=4, compute=Gamma(mean=1.0, cv=0.2)), commits=40)
     >>> problem = problems.quadratic(curvature=[0.1, 1.0])
-    >>> runs = replay_ensemble(trace, methods.gem, problem, seeds=range(2), learning_rate=[0.05, 0.1, 0.2])
+    >>> rates = [0.05, 0.1, 0.2]
+    >>> runs = replay_ensemble(trace, methods.gem, problem, seeds=range(2), learning_rate=rates)
     >>> len(runs)
     6
     """
@@ -100,7 +101,11 @@ def replay_ensemble(
     grid = _grid(factory, list(seeds), hyperparameters)
     # With rollouts the program serves all learning rates: runs one by one compile once.
     if has_samples(trace, grid.methods[0], problem):
-        options: dict[str, Any] = {"precision": precision, "evaluate_every": evaluate_every, "attack": attack}
+        options: dict[str, Any] = {
+            "precision": precision,
+            "evaluate_every": evaluate_every,
+            "attack": attack,
+        }
         options |= {"record": record, "progress": progress}
         return [replay(trace, method, problem, seed, **options) for seed, method in grid.runs()]
     attack, learnt = parse_attack(attack), problem
@@ -127,20 +132,27 @@ def replay_ensemble(
     grid.numbers(jnp.float32)  # first, for an error that names the values that are no numbers
     if not grid.can_be_batched(problem):
         names = " or ".join(grid.combinations[0])
-        raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
+        raise InputError(
+            f"{names}: a count or a choice of the method must be the same in a batch; give "
+            "batched=False"
+        )
     if attack is not None:
         honest_factory, workers = grid.factory, trace.workers
         warn_of_weakness(attack, workers)
         _, problem = under_attack(grid.methods[0], problem, attack, workers)
         # Members are made from traced values: each trace makes a new method, never a cached one.
         grid = grid._replace(
-            factory=lambda **values: under_attack(honest_factory(**values), learnt, attack, workers)[0]
+            factory=lambda **values: under_attack(
+                honest_factory(**values), learnt, attack, workers
+            )[0]
         )
         grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
         recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     if any(among_the_living(method, trace, attack) is not method for method in grid.methods):
         unweighted_factory = grid.factory
-        grid = grid._replace(factory=lambda **values: among_the_living(unweighted_factory(**values), trace, attack))
+        grid = grid._replace(
+            factory=lambda **values: among_the_living(unweighted_factory(**values), trace, attack)
+        )
         grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         forget_other_precision()
@@ -148,7 +160,9 @@ def replay_ensemble(
         stops = evaluation_stops(trace, evaluate_every)
         ends = np.union1d(stops, len(trace)).astype(int)
         running = _running(trace, grid, problem, jnp.dtype(precision), ends, recorders)
-        run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
+        run_to_the_end(
+            running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress
+        )
         return [
             recording.run(method, learnt, params, {"seed": seed} | config, replicas)
             for (seed, method), recording, params, replicas in zip(
@@ -191,9 +205,13 @@ class _Grid(NamedTuple):
         for name in self.combinations[0]:
             values = [combination[name] for combination in self.combinations]
             # A bool is a choice between programs, and members share one program.
-            if any(isinstance(value, bool) or not isinstance(value, int | float | np.number) for value in values):
+            if any(
+                isinstance(value, bool) or not isinstance(value, int | float | np.number)
+                for value in values
+            ):
                 raise InputError(
-                    f"{name} = {values!r}: values of one batch must be numbers; run them with batched=False"
+                    f"{name} = {values!r}: values of one batch must be numbers; run them with "
+                    "batched=False"
                 )
             differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
         return differing
@@ -217,7 +235,11 @@ class _Grid(NamedTuple):
 
 def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:
     if not callable(factory):
-        hint = "; give the function that makes it, methods.gem without brackets" if isinstance(factory, Method) else ""
+        hint = (
+            "; give the function that makes it, methods.gem without brackets"
+            if isinstance(factory, Method)
+            else ""
+        )
         raise InputError(f"factory: is a {type(factory).__name__}, must be a function{hint}")
     try:
         signature = inspect.signature(factory)
@@ -226,10 +248,14 @@ def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:
     try:
         signature.bind(**hyperparameters)
     except TypeError as error:
-        raise InputError(f"hyperparameters: {error}; the factory takes {', '.join(signature.parameters)}") from None
+        raise InputError(
+            f"hyperparameters: {error}; the factory takes {', '.join(signature.parameters)}"
+        ) from None
 
 
-def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]) -> _Grid:
+def _grid(
+    factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]
+) -> _Grid:
     if not seeds:
         raise InputError("seeds: none given; give at least one")
     seeds = [require_count("seeds", seed, minimum=0) for seed in seeds]
@@ -240,9 +266,14 @@ def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dic
         if not values:
             raise InputError(f"{name}: no values given; give at least one")
     shared = {name: value for name, value in hyperparameters.items() if name not in differing}
-    combinations = [dict(zip(differing, values, strict=True)) for values in itertools.product(*differing.values())]
+    combinations = [
+        dict(zip(differing, values, strict=True))
+        for values in itertools.product(*differing.values())
+    ]
     factory = functools.partial(factory, **shared)
-    return _Grid(factory, seeds, combinations, [factory(**combination) for combination in combinations])
+    return _Grid(
+        factory, seeds, combinations, [factory(**combination) for combination in combinations]
+    )
 
 
 def _is_many(value: Any) -> bool:
@@ -252,7 +283,12 @@ def _is_many(value: Any) -> bool:
 
 
 def _running(
-    trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, recorders: tuple[Recorder, ...]
+    trace: Trace,
+    grid: _Grid,
+    problem: Problem,
+    dtype: Any,
+    stops: np.ndarray,
+    recorders: tuple[Recorder, ...],
 ) -> Running:
     """Build the replay of all members, at its start."""
     device = default_devices(problem.parameter_count)[0]
@@ -260,9 +296,13 @@ def _running(
     seeds = [seed for seed, _ in runs]
     # Not all members need draws: with a noise of zero a method has none.
     draws = any(method.needs_key for method in grid.methods)
-    plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", draws)
+    plan = Plan(
+        trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", draws
+    )
     family = Family(lambda numbers: grid.factory(**numbers), first_method)
-    program = compiled_ensemble(family, recorders, problem, plan.layout(first_method), dtype, device)
+    program = compiled_ensemble(
+        family, recorders, problem, plan.layout(first_method), dtype, device
+    )
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
     key = jnp.stack([starts[seed][1] for seed, _ in runs])

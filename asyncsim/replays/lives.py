@@ -20,17 +20,23 @@ from asyncsim.replays.state import ReplayState
 
 def lose_message(method: Method, state: ReplayState, slot: Array, share: Array) -> ReplayState:
     """Subtract a share of a message that waits in a slot from the mean."""
-    lost = jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf[slot], state.messages.mass)
+    lost = jax.tree.map(
+        lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf[slot], state.messages.mass
+    )
     return _gain(method, state, lost)
 
 
 def lose_worker(method: Method, state: ReplayState, worker: Array, share: Array) -> ReplayState:
     """Subtract a worker's remaining share of its last message, or its replica, from the mean."""
     mass = honest_part(method, _mass(method, state, worker), worker)
-    return _gain(method, state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass))
+    return _gain(
+        method, state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass)
+    )
 
 
-def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array, initial: Array) -> ReplayState:
+def return_worker(
+    parts: Parts, state: ReplayState, worker: Array, source: Array, initial: Array
+) -> ReplayState:
     """Restart a worker with a copy of the source's replica; -1: with the initial replica."""
     method, _, restart = parts
     assert restart is not None
@@ -39,17 +45,24 @@ def return_worker(parts: Parts, state: ReplayState, worker: Array, source: Array
     weight = jnp.where(copied.weight == 0, 1, copied.weight)[..., None]
     replica = jnp.where(source < 0, initial, copied.vector / weight)
     mass, (method_state, learner) = Mass(replica, jnp.ones_like(copied.weight)), restart(replica)
-    row = state.workers._replace(method=method_state, learner=learner, memory=mass if method.mix is not None else ())
+    row = state.workers._replace(
+        method=method_state, learner=learner, memory=mass if method.mix is not None else ()
+    )
 
     def write(leaves: Any, values: Any) -> Any:
         return jax.tree.map(lambda leaf, value: leaf.at[worker].set(value), leaves, values)
 
     workers = state.workers._replace(
-        **{name: write(getattr(state.workers, name), getattr(row, name)) for name in ("method", "learner", "memory")}
+        **{
+            name: write(getattr(state.workers, name), getattr(row, name))
+            for name in ("method", "learner", "memory")
+        }
     )
     # Where workers mix, nothing is read: `begin` sets the read.
     read = state.read if method.mix is not None else state.read.at[worker].set(replica)
-    return _gain(method, state._replace(workers=workers, read=read), honest_part(method, mass, worker))
+    return _gain(
+        method, state._replace(workers=workers, read=read), honest_part(method, mass, worker)
+    )
 
 
 def _mass(method: Method, state: ReplayState, worker: Array) -> Mass:

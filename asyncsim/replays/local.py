@@ -65,7 +65,9 @@ class LocalResult(NamedTuple):
     learner: Any  #: a `Learner`
 
 
-def build_local(method: Method, problem: Problem, flat: Flat, window: int, windows_differ: bool = False):
+def build_local(
+    method: Method, problem: Problem, flat: Flat, window: int, windows_differ: bool = False
+):
     """Return the function that takes a worker's local steps: the window's, or the visit's number.
 
     Their start and their sum are vectors.
@@ -85,7 +87,9 @@ def build_local(method: Method, problem: Problem, flat: Flat, window: int, windo
         steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, **extra)
         return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
 
-    def local(data, key, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
+    def local(
+        data, key, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array
+    ) -> LocalResult:
         params = flat.unravel(start)
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         carry = (params, learner.optimizer, learner.problem)
@@ -93,7 +97,9 @@ def build_local(method: Method, problem: Problem, flat: Flat, window: int, windo
 
         def key_at(index: Any) -> Array:
             """Return the key of a local step's loss; of the first, for any window, the job's."""
-            return jnp.where(index == 0, key, jax.random.fold_in(jax.random.fold_in(key, _LOCAL_STEPS), index))
+            return jnp.where(
+                index == 0, key, jax.random.fold_in(jax.random.fold_in(key, _LOCAL_STEPS), index)
+            )
 
         def extra_at(index: Any) -> dict[str, Any]:
             """Return the optimizer's arguments at a local step, with a key if visits have one."""
@@ -115,12 +121,18 @@ def build_local(method: Method, problem: Problem, flat: Flat, window: int, windo
 
             def step_and_sum(index, state):
                 carry, update, total = state
-                carry, (steps, value) = step(carry, rows[index], key_at(index), data, **extra_at(index))
+                carry, (steps, value) = step(
+                    carry, rows[index], key_at(index), data, **extra_at(index)
+                )
                 return carry, optax.tree.add(update, steps), total + value
 
             state = (carry, zeros, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
             carry, update, total = jax.lax.fori_loop(0, visit.local_steps, step_and_sum, state)
-            return LocalResult(flat.ravel(update), total / visit.local_steps.astype(total.dtype), Learner(*carry[1:]))
+            return LocalResult(
+                flat.ravel(update),
+                total / visit.local_steps.astype(total.dtype),
+                Learner(*carry[1:]),
+            )
 
         def next_step(state, index):
             carry, update = state
@@ -133,7 +145,9 @@ def build_local(method: Method, problem: Problem, flat: Flat, window: int, windo
     return local
 
 
-def build_restart(method: Method, problem: Problem, flat: Flat, dtype: Any) -> Callable[[Array], tuple[State, Learner]]:
+def build_restart(
+    method: Method, problem: Problem, flat: Flat, dtype: Any
+) -> Callable[[Array], tuple[State, Learner]]:
     """Return the function from a restarted worker's read to its first state.
 
     These are the initial states of the method and the local optimizer at the read parameters, and
@@ -152,7 +166,9 @@ def build_restart(method: Method, problem: Problem, flat: Flat, dtype: Any) -> C
     return restart
 
 
-def restart_worker(restart: Callable[[Array], tuple[State, Learner]], row: Any, read: Array, fresh: Array) -> Any:
+def restart_worker(
+    restart: Callable[[Array], tuple[State, Learner]], row: Any, read: Array, fresh: Array
+) -> Any:
     """Reset a worker's row if the worker is ``fresh``; the server's memory of it stays."""
     state, learner = restart(read)
     method, learner = jax.tree.map(
@@ -170,7 +186,9 @@ def flatten(template: Any, in_parts: bool = False) -> Flat:
     vector, unravel = ravel_pytree(template)
 
     def raveled_leaves(tree: Any) -> list[Array]:
-        return [leaf.reshape(-1).astype(vector.dtype) for leaf in jax.tree.leaves(tree) if leaf.size]
+        return [
+            leaf.reshape(-1).astype(vector.dtype) for leaf in jax.tree.leaves(tree) if leaf.size
+        ]
 
     def write_slices(tree: Any) -> Array:
         # Behind a barrier: otherwise XLA makes one pad of the zeros and the first part, which takes
@@ -182,4 +200,6 @@ def flatten(template: Any, in_parts: bool = False) -> Flat:
             at += part.size
         return array
 
-    return Flat(write_slices if in_parts else lambda tree: jnp.concatenate(raveled_leaves(tree)), unravel)
+    return Flat(
+        write_slices if in_parts else lambda tree: jnp.concatenate(raveled_leaves(tree)), unravel
+    )

@@ -36,14 +36,21 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
         inputs = gather(method, layout, state, jax.tree.map(lambda leaf: leaf[0], pieces))
         inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
         if layout.separate_pushes:
-            inputs = inputs._replace(pulled=jnp.where(pieces.push_offset[0, 0] < 0, inputs.pulled, state.central))
+            inputs = inputs._replace(
+                pulled=jnp.where(pieces.push_offset[0, 0] < 0, inputs.pulled, state.central)
+            )
         memories: tuple[Memories, ...] = ()
         if method.sees_memories:
             rows = of_workers(state.workers.memory, layout.workers)
             # No commit of the piece comes before the first: its newer row belongs to no worker.
             newer = jax.tree.map(lambda leaf: leaf[:1], rows)
             memories = (Memories(rows, newer, jnp.full(1, layout.workers, jnp.int32)),)
-        return FirstCommit(ServerState(state.central, state.server, state.waiting), state.recorders, inputs, memories)
+        return FirstCommit(
+            ServerState(state.central, state.server, state.waiting),
+            state.recorders,
+            inputs,
+            memories,
+        )
 
     return jax.jit(first)
 
@@ -58,20 +65,28 @@ def build_look(
     """
     over = over_members if layout.members is not None else lambda function: function
 
-    def look(first: FirstCommit, data: Any, constants: Constants, pieces: Pieces) -> list[dict[str, list[Array]]]:
+    def look(
+        first: FirstCommit, data: Any, constants: Constants, pieces: Pieces
+    ) -> list[dict[str, list[Array]]]:
         method, local, restart = parts(constants.numbers)
         # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
         inputs, start = begin(method, None if layout.gossip else restart, first.inputs)
         job, rows = pieces.job[0, 0], pieces.rows[0, 0]
         result = local(data, constants.key, start, inputs.row.learner, inputs.visit, job, rows)
         server_state = first.server_state
-        commit = finish(method, layout.reads, server_state, inputs, start, result, *first.memories).commit
+        commit = finish(
+            method, layout.reads, server_state, inputs, start, result, *first.memories
+        ).commit
         values: list[dict[str, list[Array]]] = []
         # Recorders come with those of shared states last.
-        for recorder, state in zip(recorders, (*first.inputs.row.recorders, *first.recorders), strict=True):
+        for recorder, state in zip(
+            recorders, (*first.inputs.row.recorders, *first.recorders), strict=True
+        ):
             if recorder.look is not None:
                 vectors = over(functools.partial(require_vectors, recorder))(state, commit)
-                values.append({name: jax.tree.leaves(flat.unravel(value)) for name, value in vectors.items()})
+                values.append(
+                    {name: jax.tree.leaves(flat.unravel(value)) for name, value in vectors.items()}
+                )
         return values
 
     return jax.jit(look)

@@ -9,7 +9,16 @@ from typing import Any
 
 import jax
 
-from asyncsim.methods.method import OF_MESSAGE, Array, Inbox, Memories, Method, Visit, add, send_update
+from asyncsim.methods.method import (
+    OF_MESSAGE,
+    Array,
+    Inbox,
+    Memories,
+    Method,
+    Visit,
+    add,
+    send_update,
+)
 from asyncsim.replays.local import MakeParts, Parts
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
@@ -31,7 +40,9 @@ def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
     return function_of_members
 
 
-def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array], restarts: bool) -> Parts:
+def batched_parts(
+    make: MakeParts, method: Method, numbers: Mapping[str, Array], restarts: bool
+) -> Parts:
     """Return the functions of all members.
 
     ``numbers`` have a leading axis of members; ``method`` is the method of any member.
@@ -58,7 +69,11 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
         visits = _VISIT._replace(**dict.fromkeys(OF_MESSAGE, 1))
         functions["combine"] = over(operator.attrgetter("method.combine"), 0, 0, 1, visits)
     local = over(operator.attrgetter("local"), None, 0, 0, 0, _VISIT, None, 0)
-    return Parts(method._replace(**functions), local, over(operator.attrgetter("restart")) if restarts else None)
+    return Parts(
+        method._replace(**functions),
+        local,
+        over(operator.attrgetter("restart")) if restarts else None,
+    )
 
 
 def _axis(argument: Any) -> Any:

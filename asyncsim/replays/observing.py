@@ -21,7 +21,9 @@ def observe(
     """Return recorders' states after a commit, and its numbers; with ``base`` `RECORDED` first."""
     dtype = commit.central.dtype
     # One dtype for all, so that a commit's numbers are one vector.
-    numbers = [commit.loss.astype(dtype), jnp.sqrt(jnp.vdot(commit.step, commit.step))] if base else []
+    numbers = (
+        [commit.loss.astype(dtype), jnp.sqrt(jnp.vdot(commit.step, commit.step))] if base else []
+    )
     after = []
     for recorder, state in zip(recorders, states, strict=True):
         new, values = _observed(recorder, state, commit)
@@ -32,18 +34,29 @@ def observe(
 
 def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, Sequence[Any]]:
     """Call a recorder; raise InputError, while it is traced, for results of a wrong form."""
-    call = f"record: observe(state, commit) of {', '.join(recorder.columns) or 'a recorder without columns'}"
+    call = (
+        "record: observe(state, commit) of "
+        f"{', '.join(recorder.columns) or 'a recorder without columns'}"
+    )
     with naming_failures(call):
         returned = recorder.observe(state, commit)
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
-        raise InputError(f"{call} returned {tree_text(returned)}: must return the new state and a list of numbers")
+    if not (
+        isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)
+    ):
+        raise InputError(
+            f"{call} returned {tree_text(returned)}: must return the new state and a list of "
+            "numbers"
+        )
     new, numbers = returned
     if len(numbers) != len(recorder.columns) or any(jnp.shape(number) != () for number in numbers):
-        raise InputError(f"{call} returned {tree_text(numbers)}: must return a scalar for each of its columns")
+        raise InputError(
+            f"{call} returned {tree_text(numbers)}: must return a scalar for each of its columns"
+        )
     after, before = (tree_text(jax.tree.map(jnp.asarray, tree)) for tree in (new, state))
     if after != before:
         raise InputError(
-            f"{call} returned the state {after}: must have the shapes and types of that before, {before}; "
+            f"{call} returned the state {after}: must have the shapes and types of that before, "
+            f"{before}; "
             "the first is init(method, central)"
         )
     return new, numbers
@@ -55,7 +68,9 @@ def require_vectors(recorder: Recorder, state: State, commit: Commit) -> Mapping
     with naming_failures("record: look(state, commit)"):
         vectors = recorder.look(state, commit)
     vector = jnp.shape(commit.central)
-    if not isinstance(vectors, Mapping) or any(jnp.shape(value) != vector for value in vectors.values()):
+    if not isinstance(vectors, Mapping) or any(
+        jnp.shape(value) != vector for value in vectors.values()
+    ):
         raise InputError(
             f"record: look(state, commit) returned {tree_text(vectors)}: must return a dict of "
             f"vectors like the central variable, {tree_text(commit.central)}"
@@ -73,19 +88,28 @@ def require_recorders(record: Any) -> tuple[Recorder, ...]:
     """
     recorders = (record,) if isinstance(record, Recorder) else record
     if not isinstance(recorders, list | tuple):
-        raise InputError(f"record = {record!r}: must be a list of recorders, [recorders.energy()] say")
+        raise InputError(
+            f"record = {record!r}: must be a list of recorders, [recorders.energy()] say"
+        )
     names = {"commit", "commit_time", "worker", "worker_step", "staleness", *RECORDED}
     for recorder in recorders:
         if not isinstance(recorder, Recorder):
-            hint = f"; call it, recorders.{recorder.__name__}()" if hasattr(recorder, "__name__") else ""
+            hint = (
+                f"; call it, recorders.{recorder.__name__}()"
+                if hasattr(recorder, "__name__")
+                else ""
+            )
             raise InputError(f"record: {recorder!r} is not a recorder{hint}")
         if not isinstance(recorder.columns, list | tuple):
             raise InputError(
-                f"record: columns = {recorder.columns!r}: must be a tuple of names, ({recorder.columns!r},)"
+                f"record: columns = {recorder.columns!r}: must be a tuple of names, "
+                f"({recorder.columns!r},)"
             )
         for column in recorder.columns:
             if column in names:
-                raise InputError(f"record: two columns are called {column!r}; give each recorder once")
+                raise InputError(
+                    f"record: two columns are called {column!r}; give each recorder once"
+                )
             names.add(column)
     # A stable sort: the order of columns and states within each kind is the caller's.
     return tuple(sorted(recorders, key=lambda recorder: recorder.shared))

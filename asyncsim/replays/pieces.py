@@ -32,7 +32,15 @@ from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
 from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import columns, observe
 from asyncsim.replays.recorders import Commit, Recorder
-from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
+from asyncsim.replays.state import (
+    GossipOfPiece,
+    Layout,
+    Pieces,
+    ReadsOfPiece,
+    ReplayState,
+    WorkerRow,
+    of_workers,
+)
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 from asyncsim.replays.waves import Change
 
@@ -59,10 +67,14 @@ class InPieces:
         members = () if layout.members is None else (layout.members,)
         shape = (layout.piece_size, *members, len(columns(recorders)))
 
-        def advance(state: ReplayState, data: Any, constants: Constants, pieces: Pieces, count: Array):
+        def advance(
+            state: ReplayState, data: Any, constants: Constants, pieces: Pieces, count: Array
+        ):
             run_piece = _build_piece(parts(constants.numbers), recorders, layout, self._divided)
 
-            def run_one(index: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
+            def run_one(
+                index: Array, carry: tuple[ReplayState, Array]
+            ) -> tuple[ReplayState, Array]:
                 state, numbers = carry
                 piece = jax.tree.map(lambda leaf: leaf[index], pieces)
                 state, commit_numbers = run_piece(state, data, constants.key, piece)
@@ -90,9 +102,14 @@ class InPieces:
             jax.jit(function, donate_argnums=0) for function in (drop_message, end_life, begin_life)
         )
 
-    def initial_state(self, numbers: Any, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
+    def initial_state(
+        self, numbers: Any, params: Any, problem_state: Any, **sizes: int
+    ) -> ReplayState:
         """Build the state at version zero on its devices; rows are a multiple of their number."""
-        sizes = {name: -(-count // len(self._devices)) * len(self._devices) for name, count in sizes.items()}
+        sizes = {
+            name: -(-count // len(self._devices)) * len(self._devices)
+            for name, count in sizes.items()
+        }
         key = tuple(sizes.values())
         if key not in self._initial:
             make = functools.partial(self._make, **sizes)
@@ -114,11 +131,18 @@ class InPieces:
         """Restore the server's states from a checkpoint; some slots read the restored variable."""
         # Copied again: the state is donated, and later restores may need the same checkpoint.
         central, server, memory = jax.tree.map(jnp.array, checkpoint)
-        read, push_read = state.read.at[slots].set(central), state.push_read.at[push_slots].set(central)
+        read, push_read = (
+            state.read.at[slots].set(central),
+            state.push_read.at[push_slots].set(central),
+        )
         workers = state.workers._replace(memory=memory)
-        return state._replace(central=central, server=server, read=read, push_read=push_read, workers=workers)
+        return state._replace(
+            central=central, server=server, read=read, push_read=push_read, workers=workers
+        )
 
-    def changed(self, state: ReplayState, change: Change, numbers: Any, initial: Array) -> ReplayState:
+    def changed(
+        self, state: ReplayState, change: Change, numbers: Any, initial: Array
+    ) -> ReplayState:
         """Apply a loss of a message, or the end or begin of a worker's life, without a server.
 
         ``initial`` is the initial replica.
@@ -129,7 +153,11 @@ class InPieces:
             state = self._end_life(state, numbers, change.place, change.share)
         else:
             state = self._begin_life(state, numbers, change.place, change.source, initial)
-        return state if len(self._devices) == 1 else jax.device_put(state, self._divided.of_state(state))
+        return (
+            state
+            if len(self._devices) == 1
+            else jax.device_put(state, self._divided.of_state(state))
+        )
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
@@ -149,9 +177,14 @@ class _Divided:
     def of_state(self, state: ReplayState) -> Any:
         """Return the shardings of a state: rows of workers and slots by worker, the rest copied."""
         if len(self.devices) == 1:
-            return jax.tree.map(lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state)
+            return jax.tree.map(
+                lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state
+            )
         everywhere = jax.tree.map(lambda leaf: self._sharding(), state)
-        rows = [jax.tree.map(lambda leaf: self._sharding("devices"), state._asdict()[name]) for name in _ROWS]
+        rows = [
+            jax.tree.map(lambda leaf: self._sharding("devices"), state._asdict()[name])
+            for name in _ROWS
+        ]
         return everywhere._replace(**dict(zip(_ROWS, rows, strict=True)))
 
     def by_commit(self, tree: Any) -> Any:
@@ -166,7 +199,9 @@ class _Divided:
             return tree
 
         def divide(leaf: Array) -> Array:
-            return jax.lax.with_sharding_constraint(leaf, self._sharding(*[None] * (leaf.ndim - 1), "devices"))
+            return jax.lax.with_sharding_constraint(
+                leaf, self._sharding(*[None] * (leaf.ndim - 1), "devices")
+            )
 
         return jax.tree.map(divide, tree)
 
@@ -222,7 +257,9 @@ def _build_piece(
     shared_recorders = [recorder for recorder in recorders if recorder.shared]
     over = over_members if layout.members is not None else lambda function: function
     observe_workers = over(lambda states, commit: observe(worker_recorders, states, commit))
-    observe_shared = over(lambda states, commit: observe(shared_recorders, states, commit, base=False))
+    observe_shared = over(
+        lambda states, commit: observe(shared_recorders, states, commit, base=False)
+    )
     members = () if layout.members is None else (layout.members,)
     numbers_shape = (*members, len(columns(recorders)))
 
@@ -231,16 +268,28 @@ def _build_piece(
         # A batch of one would still make grouped convolutions and batched products, which are slow.
         if size > 1:
             return jax.vmap(function)(*arguments)
-        return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], arguments)))
+        return jax.tree.map(
+            lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        )
 
-    def run_piece(state: ReplayState, data: Any, key: Array, piece: Pieces) -> tuple[ReplayState, Array]:
-        def compute(inputs: StepInputs, job: Array, rows: Array) -> tuple[StepInputs, Array, LocalResult]:
+    def run_piece(
+        state: ReplayState, data: Any, key: Array, piece: Pieces
+    ) -> tuple[ReplayState, Array]:
+        def compute(
+            inputs: StepInputs, job: Array, rows: Array
+        ) -> tuple[StepInputs, Array, LocalResult]:
             inputs, start = begin(method, restart, inputs)
-            return inputs, start, local(data, key, start, inputs.row.learner, inputs.visit, job, rows)
+            return (
+                inputs,
+                start,
+                local(data, key, start, inputs.row.learner, inputs.visit, job, rows),
+            )
 
         inputs = gather(method, layout, state, piece)
         rows = divided.by_commit((inputs.row, inputs.read, inputs.pulled, inputs.received))
-        inputs = inputs._replace(**dict(zip(("row", "read", "pulled", "received"), rows, strict=True)))
+        inputs = inputs._replace(
+            **dict(zip(("row", "read", "pulled", "received"), rows, strict=True))
+        )
         inputs, start, result = map_commits(compute, inputs, piece.job, piece.rows)
         result = divided.by_commit(result)
         # Commits depend on each other, and most rules are elementwise: from here each device has a
@@ -271,7 +320,9 @@ def _build_piece(
             if layout.separate_pushes:
                 # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read
                 # before the piece.
-                in_piece = jax.lax.dynamic_index_in_dim(before.history, jnp.maximum(offset, 0), keepdims=False)
+                in_piece = jax.lax.dynamic_index_in_dim(
+                    before.history, jnp.maximum(offset, 0), keepdims=False
+                )
                 inputs = inputs._replace(pulled=jnp.where(offset < 0, inputs.pulled, in_piece))
             memories: tuple[Memories, ...] = ()
             if method.sees_memories:
@@ -280,29 +331,57 @@ def _build_piece(
                 # ones.
                 is_earlier = jnp.arange(size, dtype=index.dtype) < index
                 newer = jnp.where(is_earlier, piece.visit.worker, inputs.visit.workers)
-                memories = (Memories(of_workers(state.workers.memory, layout.workers), before.memory, newer),)
+                memories = (
+                    Memories(
+                        of_workers(state.workers.memory, layout.workers), before.memory, newer
+                    ),
+                )
             # A piece of one commit has no padding, and a select would copy the central variable.
             mask = is_valid if size > 1 else None
-            outputs = finish(method, layout.reads, before.server_state, inputs, start, result, *memories, is_valid=mask)
+            outputs = finish(
+                method,
+                layout.reads,
+                before.server_state,
+                inputs,
+                start,
+                result,
+                *memories,
+                is_valid=mask,
+            )
             server_state = outputs.server_state
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                history = jax.lax.dynamic_update_index_in_dim(history, server_state.central, index + 1, 0)
+                history = jax.lax.dynamic_update_index_in_dim(
+                    history, server_state.central, index + 1, 0
+                )
             if method.sees_memories:
-                memory = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory)
+                memory = jax.tree.map(
+                    lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory
+                )
             observed = outputs.commit, outputs.read, outputs.partner_state
             return _Carried(server_state, history, memory), observed
 
         central = divided.by_parameter(state.central)
         first = _Carried(
             ServerState(central, state.server, state.waiting),
-            history=jnp.broadcast_to(central, (size + 1, *central.shape)) if layout.keeps_history else (),
+            history=jnp.broadcast_to(central, (size + 1, *central.shape))
+            if layout.keeps_history
+            else (),
             memory=inputs.row.memory if method.sees_memories else (),
         )
-        of_commits = (jnp.arange(size, dtype=piece.slot.dtype), valid, piece.push_offset, inputs, start, result)
+        of_commits = (
+            jnp.arange(size, dtype=piece.slot.dtype),
+            valid,
+            piece.push_offset,
+            inputs,
+            start,
+            result,
+        )
         # At least 2: unrolled whole, also a single commit, the scan becomes straight-line code.
         unroll = max(2, min(size, layout.unrolled))
-        end, (commits, next_reads, partner_states) = jax.lax.scan(step, first, of_commits, unroll=unroll)
+        end, (commits, next_reads, partner_states) = jax.lax.scan(
+            step, first, of_commits, unroll=unroll
+        )
 
         after, numbers = map_commits(observe_workers, inputs.row.recorders, commits)
         recorder_states = state.recorders
@@ -311,10 +390,14 @@ def _build_piece(
             def next_shared(states: Any, of_commit: Any) -> Any:
                 is_valid, commit = of_commit
                 after, numbers = observe_shared(states, commit)
-                return jax.tree.map(lambda new, old: jnp.where(is_valid, new, old), after, states), numbers
+                return jax.tree.map(
+                    lambda new, old: jnp.where(is_valid, new, old), after, states
+                ), numbers
 
             # In order, unlike the recorders above: each commit sees the state of the one before.
-            recorder_states, shared_numbers = jax.lax.scan(next_shared, recorder_states, (valid, commits))
+            recorder_states, shared_numbers = jax.lax.scan(
+                next_shared, recorder_states, (valid, commits)
+            )
             numbers = jnp.concatenate([numbers, shared_numbers], -1)
 
         read, push_read = state.read, state.push_read
@@ -322,25 +405,33 @@ def _build_piece(
             read = _put(read, next_reads, piece.slot, valid, single)
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
-            push_read = _put_separate(push_read, end.history, piece.push_reads, layout._replace(read_blocks=1))
+            push_read = _put_separate(
+                push_read, end.history, piece.push_reads, layout._replace(read_blocks=1)
+            )
         row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
         if method.meet is not None:
             # The partner's row first: without a partner it is the worker's row, written again
             # below.
             partner = jnp.where(inputs.partner < 0, piece.visit.worker, inputs.partner)
-            workers = workers._replace(method=_put(workers.method, partner_states, partner, valid, single))
+            workers = workers._replace(
+                method=_put(workers.method, partner_states, partner, valid, single)
+            )
         if method.mix is not None:
             # The form "single" writes unconditionally: messages without a taker go to a spare row.
             last = jax.tree.leaves(messages)[0].shape[0] - 1
             is_sent = piece.gossip.message_slot >= 0
             message_slot = jnp.where(is_sent, piece.gossip.message_slot, last)
-            mass = jax.vmap(functools.partial(honest_part, method))(commits.memory, piece.visit.worker)
+            mass = jax.vmap(functools.partial(honest_part, method))(
+                commits.memory, piece.visit.worker
+            )
             sent = Sent(commits.message, () if method.honest is None else mass)
             messages = _put(messages, sent, message_slot, valid & is_sent, single)
         workers = _put(workers, row, piece.visit.worker, valid, single)
         central, server, waiting = end.server_state
-        state = ReplayState(central, server, recorder_states, read, push_read, workers, messages, waiting)
+        state = ReplayState(
+            central, server, recorder_states, read, push_read, workers, messages, waiting
+        )
         return state, numbers
 
     return run_piece
@@ -392,14 +483,19 @@ def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool)
         return Inbox(jax.tree.map(rows, messages), gossip.weights, gossip.senders)
     if not single:
         return jax.tree.map(
-            lambda leaf: jnp.einsum("ij,ij...->i...", gossip.weights.astype(leaf.dtype), leaf[gossip.sources]), messages
+            lambda leaf: jnp.einsum(
+                "ij,ij...->i...", gossip.weights.astype(leaf.dtype), leaf[gossip.sources]
+            ),
+            messages,
         )
 
     def add(j: Array, total: Any) -> Any:
         slot, weight = gossip.sources[0, j], gossip.weights[0, j]
 
         def add_message(partial_sum: Array, leaf: Array) -> Array:
-            return partial_sum + weight.astype(leaf.dtype) * jax.lax.dynamic_slice_in_dim(leaf, slot, 1)
+            return partial_sum + weight.astype(leaf.dtype) * jax.lax.dynamic_slice_in_dim(
+                leaf, slot, 1
+            )
 
         return jax.tree.map(add_message, total, messages)
 
@@ -410,7 +506,11 @@ def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool)
 def _put(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
     """Write the ``valid`` rows into the tree; their indices differ."""
     if single:
-        return jax.tree.map(lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, index[0], 0), tree, rows)
+        return jax.tree.map(
+            lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, index[0], 0),
+            tree,
+            rows,
+        )
 
     def write(leaf: Array, row: Array) -> Array:
         # Invalid rows get distinct indices beyond the end: they are dropped, and the promise of

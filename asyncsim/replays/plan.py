@@ -14,7 +14,15 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
-from asyncsim.replays.waves import Change, Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
+from asyncsim.replays.waves import (
+    Change,
+    Gossip,
+    Reads,
+    cut,
+    find_waves,
+    most_at_one_position,
+    separate_reads,
+)
 from asyncsim.traces.trace import Trace
 
 
@@ -101,7 +109,9 @@ class Plan:
         self.restores: list[tuple[int, int, np.ndarray, np.ndarray]] = []
         if waves.restores is not None:
             restores = waves.restores
-            for position, checkpoint in zip(restores.position.tolist(), restores.checkpoint.tolist(), strict=True):
+            for position, checkpoint in zip(
+                restores.position.tolist(), restores.checkpoint.tolist(), strict=True
+            ):
                 slots = np.unique(waves.slot[restores.read & (waves.read == position)])
                 is_push = restores.push & (waves.push == position)
                 push_slots = np.unique(waves.push_slot[is_push])
@@ -135,8 +145,12 @@ class Plan:
         # Where workers meet, a commit writes the rows of two workers: pieces of one commit.
         meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
         sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
-        self.piece_size, self._cuts = self._best_cut(kinds, starts, [size * len(devices) for size in sizes])
-        self._form: Form = "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
+        self.piece_size, self._cuts = self._best_cut(
+            kinds, starts, [size * len(devices) for size in sizes]
+        )
+        self._form: Form = (
+            "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
+        )
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
         # A power of two, so that short traces that differ by a few pieces share a program.
@@ -204,7 +218,9 @@ class Plan:
                 starts = self._cuts[index : min(index + self._chunk, end) + 1]
                 yield starts, self._pieces(starts)
 
-    def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray, sizes: Sequence[int]) -> tuple[int, np.ndarray]:
+    def _best_cut(
+        self, kinds: tuple[Reads, ...], starts: np.ndarray, sizes: Sequence[int]
+    ) -> tuple[int, np.ndarray]:
         """Choose the size of pieces, by the trace alone, and cut."""
         # Recorders add starts of pieces, but do not change the size: they change no result.
         nowhere = np.empty(0, int)
@@ -245,7 +261,9 @@ class Plan:
             commit=column("commit"),
             time=column("commit_time", self._dtype),
             local_steps=column("local_steps"),
-            kept=() if waves.gossip is None else waves.gossip.kept_share[member].astype(self._dtype),
+            kept=()
+            if waves.gossip is None
+            else waves.gossip.kept_share[member].astype(self._dtype),
             completes=column("completes", np.bool_),
             place=column("place"),
             messages=column("messages"),
@@ -264,7 +282,9 @@ class Plan:
             job=column("job"),
             rows=self._rows(member, valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
-            push_reads=_reads_of_pieces(self._push_reads, begin, sizes, self._room(self._push_reads)),
+            push_reads=_reads_of_pieces(
+                self._push_reads, begin, sizes, self._room(self._push_reads)
+            ),
             gossip=() if waves.gossip is None else self._gossip(waves.gossip, member),
         )
 
@@ -275,22 +295,38 @@ class Plan:
             # At a restore the piece begins with the restored variable: an older read of the same
             # position is in its slot.
             restored = np.isin(begin, self.waves.restores.position)[:, None]
-            offset = np.where(restored & (offset == 0) & ~self.waves.restores.push[member], -1, offset)
+            offset = np.where(
+                restored & (offset == 0) & ~self.waves.restores.push[member], -1, offset
+            )
         return np.maximum(offset, -1)
 
     def _gossip(self, gossip: Gossip, member: np.ndarray) -> Any:
-        numbers = gossip.sources, gossip.source_count, gossip.message_slot, gossip.partner, gossip.senders
-        sources, source_count, message_slot, partner, senders = (table[member].astype(np.int32) for table in numbers)
+        numbers = (
+            gossip.sources,
+            gossip.source_count,
+            gossip.message_slot,
+            gossip.partner,
+            gossip.senders,
+        )
+        sources, source_count, message_slot, partner, senders = (
+            table[member].astype(np.int32) for table in numbers
+        )
         weights: Any = gossip.weights[member].astype(self._dtype)
         return GossipOfPiece(sources, weights, source_count, message_slot, partner, senders)
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""
         commits = member[valid]
-        worker, job, steps = (self._columns[name][commits] for name in ("worker", "job", "local_steps"))
+        worker, job, steps = (
+            self._columns[name][commits] for name in ("worker", "job", "local_steps")
+        )
         no_rows = np.zeros((len(commits), self._window, 0), np.int32)
         rows = np.stack(
-            [no_rows if batch is None else batch.rows(worker, job, self._window, steps) for batch in self._batches], 1
+            [
+                no_rows if batch is None else batch.rows(worker, job, self._window, steps)
+                for batch in self._batches
+            ],
+            1,
         )
         if self.members is None:
             rows = rows[:, 0]
@@ -313,7 +349,9 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
 
 def purpose_key(seed: int, purpose: str) -> Array:
     """Return the key of a purpose's random numbers, see `asyncsim.base.streams`."""
-    return jax.random.wrap_key_data(jnp.asarray(stream_key(seed, purpose).view(np.uint32)[:2]), impl="threefry2x32")
+    return jax.random.wrap_key_data(
+        jnp.asarray(stream_key(seed, purpose).view(np.uint32)[:2]), impl="threefry2x32"
+    )
 
 
 def method_key(seed: int) -> Array:
@@ -330,5 +368,7 @@ def visit_key(key: Array, worker: Any, worker_step: Any) -> Array:
 def visit_keys(keys: Array, worker: Array, worker_step: Array) -> Array:
     """Derive the keys of many visits, ``[*visits, *runs]``, from the key of a run or of several."""
     of_runs = visit_key if keys.ndim == 0 else jax.vmap(visit_key, (0, None, None))
-    keys_of_visits = jax.vmap(lambda *visit: of_runs(keys, *visit))(worker.reshape(-1), worker_step.reshape(-1))
+    keys_of_visits = jax.vmap(lambda *visit: of_runs(keys, *visit))(
+        worker.reshape(-1), worker_step.reshape(-1)
+    )
     return keys_of_visits.reshape(*worker.shape, *keys.shape)

@@ -119,7 +119,9 @@ def _quantiles(trained: pd.DataFrame, law: Any, seed: int) -> np.ndarray:
     return np.clip(law.cdf(trained["length"].to_numpy()), 0.0, np.nextafter(1.0, 0.0))
 
 
-def _token_versions(trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.ndarray, most: int) -> np.ndarray:
+def _token_versions(
+    trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.ndarray, most: int
+) -> np.ndarray:
     """Return the version of each token, ``[samples, most]``: that of the slot at its begin."""
     versions = np.repeat(trained["read_version"].to_numpy()[:, None], most, 1)
     place = pd.Series(np.arange(len(trained)), trained.index)
@@ -131,12 +133,19 @@ def _token_versions(trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.nd
     # The last switch before a token, of its own sample: shares are below 2.
     keys = (2 * sample + amid["share"].to_numpy())[order]
     tokens_at = 2 * np.arange(len(trained))[:, None] + np.arange(most) / tokens[:, None]
-    last = np.searchsorted(keys, np.minimum(tokens_at, 2 * np.arange(len(trained))[:, None] + 1), "right") - 1
+    last = (
+        np.searchsorted(
+            keys, np.minimum(tokens_at, 2 * np.arange(len(trained))[:, None] + 1), "right"
+        )
+        - 1
+    )
     belongs = (last >= 0) & (sample[order][last] == np.arange(len(trained))[:, None])
     return np.where(belongs, amid["version"].to_numpy()[order][last], versions)
 
 
-def _ring(versions: np.ndarray, update: np.ndarray, updates: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _ring(
+    versions: np.ndarray, update: np.ndarray, updates: int
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the slot of each version, the slot that each update writes to, and their number.
 
     A version keeps its slot from the update that made it to the last update that needs it. Slot 0
@@ -170,7 +179,8 @@ def build_update(
 ) -> Callable[..., tuple[PolicyState, Array]]:
     """Return the function that generates a batch, updates the policy and records the update.
 
-    The update returns the new state and a number for each of ``columns(recorders)`` and `OF_SAMPLES`.
+    The update returns the new state and a number for each of ``columns(recorders)`` and
+    `OF_SAMPLES`.
     """
 
     def generate(ring: Any, key: Array, sample: Array, quantile: Array, slot: Array) -> tuple:
@@ -178,7 +188,9 @@ def build_update(
         prompt = problem.prompt(prompt_key, quantile)
         length = problem.length(quantile)
 
-        def version(position: Array) -> Any:  # leaf by leaf: a gathered vector would be copied again
+        def version(
+            position: Array,
+        ) -> Any:  # leaf by leaf: a gathered vector would be copied again
             return jax.tree.map(lambda leaf: leaf[slot[position]], ring)
 
         tokens, behaviour = problem.sample(version, token_key, prompt, length)
@@ -187,9 +199,13 @@ def build_update(
     def logp(params: Array, batch: tuple) -> Array:
         return jax.vmap(functools.partial(problem.logp, unravel(params)))(*batch)
 
-    def update(state: PolicyState, planned: Updates, key: Array, rate: Array) -> tuple[PolicyState, Array]:
+    def update(
+        state: PolicyState, planned: Updates, key: Array, rate: Array
+    ) -> tuple[PolicyState, Array]:
         of_batch = planned.sample, planned.quantile, planned.slot
-        prompt, length, tokens, behaviour, rewards = jax.vmap(functools.partial(generate, state.ring, key))(*of_batch)
+        prompt, length, tokens, behaviour, rewards = jax.vmap(
+            functools.partial(generate, state.ring, key)
+        )(*of_batch)
         rewards = rewards.astype(state.params.dtype)
         grouped = rewards.reshape(-1, group), planned.start.reshape(-1, group)
         advantage = method.advantages(*grouped).reshape(-1)
@@ -218,7 +234,9 @@ def build_update(
             step, optimizer = method.optimizer.update(gradient, optimizer, params)
             return (params + rate.astype(params.dtype) * step, optimizer), (loss, *numbers)
 
-        parts = jax.tree.map(lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data)
+        parts = jax.tree.map(
+            lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data
+        )
         steps: Any = jax.lax.scan(inner, (state.params, state.optimizer), parts)
         (params, optimizer), (loss, weight, age) = steps
         ring = jax.tree.map(
@@ -238,7 +256,9 @@ def build_update(
 
 
 def _commit(planned: Updates, loss: Array, before: Array, after: Array, optimizer: Any) -> Commit:
-    """Return an update as recorders see it: the learner reads the newest version and sends its step."""
+    """Return an update as recorders see it: the learner reads the newest version and sends its
+    step.
+    """
     one, zero, step = jnp.int32(1), jnp.int32(0), after - before
     visit = Visit(
         staleness=planned.staleness,
@@ -353,10 +373,10 @@ def replay_members(
     Returns
     -------
     list of Run
-        ``commits`` has a row per update: ``staleness``, the mean of its samples; ``loss``, the surrogate
-        whose gradient is taken; the mean ``reward`` of its batch, and of the quartiles of length
-        (``reward_q1`` the shortest); the mean ``weight`` of a token; ``age``, the mean of log
-        behaviour less log policy. ``evaluations`` has ``reward``: the expected reward.
+        ``commits`` has a row per update: ``staleness``, the mean of its samples; ``loss``, the
+        surrogate whose gradient is taken; the mean ``reward`` of its batch, and of the quartiles of
+        length (``reward_q1`` the shortest); the mean ``weight`` of a token; ``age``, the mean of
+        log behaviour less log policy. ``evaluations`` has ``reward``: the expected reward.
 
     Raises
     ------
@@ -374,14 +394,18 @@ def replay_members(
         group = trace.cluster.rollouts.group
         programs = _programs(*of_method, problem, group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)
-        slots = max(_FEWEST_SLOTS, 1 << (slots - 1).bit_length())  # few sizes, so that traces share programs
+        slots = max(
+            _FEWEST_SLOTS, 1 << (slots - 1).bit_length()
+        )  # few sizes, so that traces share programs
         plan = plan._replace(quantile=plan.quantile.astype(dtype), time=plan.time.astype(dtype))
         count = len(plan.write)
         if stops is None:
             stops = np.linspace(0, count, 1 + min(_EVALUATIONS, count)).astype(int)
         stops = np.unique(np.r_[0, stops, count])
         keys = jnp.stack([purpose_key(seed, "samples") for seed in seeds])
-        states = programs.begin(jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds]), slots)
+        states = programs.begin(
+            jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds]), slots
+        )
         rates = [method.learning_rate] * len(seeds) if rates is None else list(rates)
         rate = jnp.asarray(rates, dtype)
         names = (*columns(recorders), *OF_SAMPLES)
@@ -398,7 +422,9 @@ def replay_members(
         runs = []
         for member, recording in enumerate(recordings):
             hyperparameters = {**method.hyperparameters, "learning_rate": rates[member]}
-            rated: Any = method._replace(learning_rate=rates[member], hyperparameters=hyperparameters)
+            rated: Any = method._replace(
+                learning_rate=rates[member], hyperparameters=hyperparameters
+            )
             params = jax.tree.map(np.asarray, programs.unravel(states.params[member]))
             learnt: Any = problem
             run = recording.run(rated, learnt, params, {"seed": seeds[member], **config})
@@ -407,9 +433,13 @@ def replay_members(
         return runs
 
 
-def _evaluate(programs: Programs, states: Any, keys: Array, recordings: Sequence[Recording]) -> None:
+def _evaluate(
+    programs: Programs, states: Any, keys: Array, recordings: Sequence[Recording]
+) -> None:
     """Record the expected rewards of the members that have not diverged."""
-    for recording, value in zip(recordings, np.asarray(programs.evaluate(states.params, keys)), strict=True):
+    for recording, value in zip(
+        recordings, np.asarray(programs.evaluate(states.params, keys)), strict=True
+    ):
         if recording.diverged_at is None:
             recording.evaluated({"reward": float(value)})
 
@@ -421,37 +451,49 @@ def _mean_staleness(trace: Trace) -> np.ndarray:
 
 
 def require_rollouts(trace: Trace, method: Any, problem: Any, record: Any) -> tuple[Recorder, ...]:
-    """Return the recorders; raise InputError unless a policy gradient can be replayed on a trace."""
+    """Return the recorders; raise InputError unless a policy gradient can be replayed on a
+    trace.
+    """
     if not isinstance(trace, Trace) or trace.rollouts is None:
         name = getattr(method, "name", None) if isinstance(method, PolicyGradient) else None
-        subject = f"method = {name!r}" if name else f"problem = {getattr(problem, 'name', problem)!r}"
+        subject = (
+            f"method = {name!r}" if name else f"problem = {getattr(problem, 'name', problem)!r}"
+        )
         raise InputError(
             f"{subject}: needs samples; simulate a cluster with "
             "rollouts=asyncsim.Rollouts(slots=..., length=..., batch=...)"
         )
     if not isinstance(method, PolicyGradient):
         raise InputError(
-            f"method = {getattr(method, 'name', method)!r}: this trace has rollouts, whose samples need "
+            f"method = {getattr(method, 'name', method)!r}: this trace has rollouts, whose samples "
+            "need "
             "a policy gradient; give methods.policy_gradient()"
         )
     if not isinstance(problem, PolicyProblem):
         raise InputError(
-            f"problem = {getattr(problem, 'name', problem)!r}: has no policy that writes samples; give "
+            f"problem = {getattr(problem, 'name', problem)!r}: has no policy that writes samples; "
+            "give "
             "problems.token_bandit(), problems.arithmetic() or a PolicyProblem"
         )
     if trace.workers > 1:
-        raise InputError(f"workers = {trace.workers}: a replay with rollouts has one learner; give workers=1")
+        raise InputError(
+            f"workers = {trace.workers}: a replay with rollouts has one learner; give workers=1"
+        )
     assert trace.cluster is not None and trace.cluster.rollouts is not None
     rollouts = trace.cluster.rollouts
     if rollouts.batch // rollouts.group % method.inner_steps:
         raise InputError(
-            f"inner_steps = {method.inner_steps}: does not divide the {rollouts.batch // rollouts.group} "
+            f"inner_steps = {method.inner_steps}: does not divide the "
+            f"{rollouts.batch // rollouts.group} "
             "groups of a batch; give a divisor"
         )
     recorders = require_recorders(record)
     for recorder in recorders:
         if recorder.look is not None:
-            raise InputError("record: a replay with rollouts looks at no single weights; give recorders without look")
+            raise InputError(
+                "record: a replay with rollouts looks at no single weights; give recorders without "
+                "look"
+            )
         if taken := set(recorder.columns) & set(OF_SAMPLES):
             raise InputError(f"record: {min(taken)!r} is a column of every replay with rollouts")
     return recorders

@@ -97,7 +97,9 @@ def compiled(
         # The value of a constant may decide whether others can be traced: then it is part of the
         # key.
         if len(names) < len(recipe.numbers):
-            names = _traced_numbers(Keyed((recipe.key, *recipe.numbers.values()), recipe), IdentityKey(problem))
+            names = _traced_numbers(
+                Keyed((recipe.key, *recipe.numbers.values()), recipe), IdentityKey(problem)
+            )
         constants = {name: value for name, value in recipe.numbers.items() if name not in names}
         key = recipe.key, names, tuple(constants.values())
         family = Keyed(key, Family(lambda numbers: recipe.make({**constants, **numbers}), method))
@@ -108,7 +110,12 @@ def compiled(
 
 
 def compiled_ensemble(
-    family: Family, recorders: tuple[Recorder, ...], problem: Problem, layout: Layout, dtype: Any, device: Any
+    family: Family,
+    recorders: tuple[Recorder, ...],
+    problem: Problem,
+    layout: Layout,
+    dtype: Any,
+    device: Any,
 ) -> Program:
     """Build the program of an ensemble on one device; it is not cached."""
     flat = _flatten(problem, dtype, device)
@@ -126,10 +133,15 @@ def compiled_ensemble(
     make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
     engine = InPieces(parts, recorders, layout, (device,), make)
     flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
-    first, look = build_first(family.method, layout), build_look(parts, recorders, flat_members, layout)
+    first, look = (
+        build_first(family.method, layout),
+        build_look(parts, recorders, flat_members, layout),
+    )
     evaluate_each = _evaluation_of_each(problem, flat)
     replicas = _build_replicas(parts, family.method, layout)
-    return Program(engine, first, look, jax.jit(evaluate_all), *replicas, evaluate_each, flat, (device,))
+    return Program(
+        engine, first, look, jax.jit(evaluate_all), *replicas, evaluate_each, flat, (device,)
+    )
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -220,7 +232,9 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
     def parts(numbers: Any) -> Parts:
         method = family.make(numbers)
         local = build_local(method, problem, flat, layout.window, layout.windows_differ)
-        return Parts(method, local, build_restart(method, problem, flat, dtype) if layout.restarts else None)
+        return Parts(
+            method, local, build_restart(method, problem, flat, dtype) if layout.restarts else None
+        )
 
     return parts
 
@@ -270,11 +284,17 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     functions = [
         value if value in (None, send_update, add) else callable(value)
         for name, value in zip(Method._fields, method, strict=True)
-        if name not in ("name", "hyperparameters", "optimizer", "timing", "rounds", "honest", "recipe")
+        if name
+        not in ("name", "hyperparameters", "optimizer", "timing", "rounds", "honest", "recipe")
     ]
-    central, *_ = jax.eval_shape(lambda tree: (jnp.concatenate([*map(jnp.ravel, jax.tree.leaves(tree))]),), params)
+    central, *_ = jax.eval_shape(
+        lambda tree: (jnp.concatenate([*map(jnp.ravel, jax.tree.leaves(tree))]),), params
+    )
     inits = method.init_worker, method.init_server, method.init_memory
-    states = [*(jax.eval_shape(init, central) for init in inits), jax.eval_shape(method.optimizer.init, params)]
+    states = [
+        *(jax.eval_shape(init, central) for init in inits),
+        jax.eval_shape(method.optimizer.init, params),
+    ]
     leaves, structure = jax.tree.flatten(states)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
     return (
@@ -318,7 +338,8 @@ def _require_fits(part: str, numbers: np.ndarray) -> None:
     smallest, largest, room = numbers.min(), numbers.max(), np.iinfo(dtype)
     if smallest < room.min or largest > room.max:
         raise InputError(
-            f"problem: its {part} has whole numbers from {smallest} to {largest}, which {dtype} cannot hold; use "
+            f"problem: its {part} has whole numbers from {smallest} to {largest}, which {dtype} "
+            "cannot hold; use "
             "precision='float64', or give smaller numbers, or floats"
         )
 

@@ -153,7 +153,9 @@ def energy(momentum: float = 0.9, tensors: int = 0) -> Recorder:
     ----------
     Hermans and Louppe 2018, arXiv 1805.08469, eq. 12 to 16.
     """
-    return _energy(require_fraction("momentum", momentum), require_count("tensors", tensors, minimum=0))
+    return _energy(
+        require_fraction("momentum", momentum), require_count("tensors", tensors, minimum=0)
+    )
 
 
 @functools.cache  # programs are cached by the recorder object: equal arguments need the same one
@@ -193,7 +195,9 @@ def chosen() -> Recorder:
 
 def _chosen_state(method: Method, central: Array) -> State:
     if method.rounds is None:
-        raise InputError(f"record: chosen() is for methods that combine messages by a rule, not {method.name}")
+        raise InputError(
+            f"record: chosen() is for methods that combine messages by a rule, not {method.name}"
+        )
     return ()
 
 
@@ -202,7 +206,9 @@ def _observe_chosen(state: State, commit: Commit) -> tuple[State, Sequence[Array
     return (), (server.byzantine_share, server.byzantine_messages, server.not_finite)
 
 
-_CHOSEN = Recorder(("byzantine_share", "byzantine_messages", "not_finite"), _observe_chosen, init=_chosen_state)
+_CHOSEN = Recorder(
+    ("byzantine_share", "byzantine_messages", "not_finite"), _observe_chosen, init=_chosen_state
+)
 
 
 def diagnostics(every: int = 5) -> Recorder:
@@ -255,11 +261,15 @@ def _positions(dimensions: int) -> Recorder:
         return signed.reshape(-1, dimensions).sum(0)
 
     def init(method: Method, central: Array) -> State:
-        signs = jax.random.rademacher(jax.random.key(zlib.crc32(b"positions")), central.shape, jnp.int8)
+        signs = jax.random.rademacher(
+            jax.random.key(zlib.crc32(b"positions")), central.shape, jnp.int8
+        )
         return signs, sketch(central, signs)
 
     def observe(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
         signs, start = state
         return state, list(sketch(commit.central, signs) - start)
 
-    return Recorder(tuple(f"{POSITION}{place}" for place in range(dimensions)), observe, init, shared=True)
+    return Recorder(
+        tuple(f"{POSITION}{place}" for place in range(dimensions)), observe, init, shared=True
+    )

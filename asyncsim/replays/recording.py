@@ -42,7 +42,9 @@ class Recording:
         self._diagnosed: list[tuple[int, str, str, float, float]] = []
         self._evaluations: list[dict[str, float]] = []
 
-    def take(self, starts: np.ndarray, numbers: np.ndarray, looks: Iterable[Mapping[str, Sequence[Any]]]) -> None:
+    def take(
+        self, starts: np.ndarray, numbers: np.ndarray, looks: Iterable[Mapping[str, Sequence[Any]]]
+    ) -> None:
         """Append a chunk's numbers, up to the first commit whose loss or step is not finite.
 
         ``numbers`` have shape ``[pieces, piece_size, columns]``; ``looks`` are the recorders'
@@ -81,7 +83,12 @@ class Recording:
         return row
 
     def run(
-        self, method: Method, problem: Problem, params: Any, config: Mapping[str, Any], replicas: Any = None
+        self,
+        method: Method,
+        problem: Problem,
+        params: Any,
+        config: Mapping[str, Any],
+        replicas: Any = None,
     ) -> Run:
         """Build the Run of the present records and parameters."""
         trace = self.trace
@@ -110,7 +117,9 @@ class Recording:
         frame = self.trace.frame.iloc[: self.position]
         table = frame[["commit", "commit_time", "worker", "staleness"]].reset_index(drop=True)
         table.insert(3, "worker_step", self.trace.worker_step[: self.position])
-        numbers = np.concatenate(self._recorded) if self._recorded else np.empty((0, len(self._columns)))
+        numbers = (
+            np.concatenate(self._recorded) if self._recorded else np.empty((0, len(self._columns)))
+        )
         for place, name in enumerate(self._columns):
             table[name] = numbers[:, place]
         return table
@@ -128,14 +137,22 @@ def diagnostic_rows(
     """
     # On the host, and sorted: numpy is far quicker than XLA on a CPU, and with AVX-512 it sorts
     # five to ten times as quickly as it selects (float32).
-    quantities = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
+    quantities = {
+        name: [np.asarray(leaf).reshape(-1) for leaf in leaves]
+        for name, leaves in diagnostics.items()
+    }
     rows = []
     if set(ENERGIES) <= quantities.keys():
         central, proxy = energies = [quantities.pop(name) for name in ENERGIES]
         for quantity, values in zip(ENERGIES, energies, strict=True):
-            rows += [(commit, quantity, name, np.nan, float(v.sum())) for name, v in zip(tensors, values, strict=True)]
+            rows += [
+                (commit, quantity, name, np.nan, float(v.sum()))
+                for name, v in zip(tensors, values, strict=True)
+            ]
         with np.errstate(over="ignore", invalid="ignore"):  # in a run that diverges here
-            quantities[ENERGY_RATIO] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
+            quantities[ENERGY_RATIO] = [
+                a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)
+            ]
     for quantity, values in quantities.items():
         if all(tensor.dtype == bool for tensor in values):
             share = sum(map(np.count_nonzero, values)) / sum(tensor.size for tensor in values)
@@ -146,9 +163,14 @@ def diagnostic_rows(
         # The stable sort merges ordered parts: a tenth of the time of another sort.
         everything.sort(kind="stable")
         quantiles = _quantiles(everything, QUANTILES)
-        rows += [(commit, quantity, "", q, value) for q, value in zip(QUANTILES, quantiles, strict=True)]
+        rows += [
+            (commit, quantity, "", q, value) for q, value in zip(QUANTILES, quantiles, strict=True)
+        ]
         medians = [_quantiles(tensor, (0.5,))[0] for tensor in ordered]
-        rows += [(commit, quantity, name, 0.5, value) for name, value in zip(tensors, medians, strict=True)]
+        rows += [
+            (commit, quantity, name, 0.5, value)
+            for name, value in zip(tensors, medians, strict=True)
+        ]
     return rows
 
 
@@ -162,7 +184,9 @@ def _quantiles(ordered: np.ndarray, quantiles: Sequence[float]) -> list[float]:
         return [np.nan] * len(quantiles)
     at = np.asarray(quantiles) * (len(ordered) - 1)
     below = at.astype(int)
-    low, high = (ordered[index].astype(float) for index in (below, np.minimum(below + 1, len(ordered) - 1)))
+    low, high = (
+        ordered[index].astype(float) for index in (below, np.minimum(below + 1, len(ordered) - 1))
+    )
     share = at - below
     # Infinities make NaN where ``between`` is not used, or between infinities of different signs.
     with np.errstate(invalid="ignore"):
@@ -172,7 +196,9 @@ def _quantiles(ordered: np.ndarray, quantiles: Sequence[float]) -> list[float]:
 
 def diagnostics_table(rows: list[tuple[int, str, str, float, float]], trace: Trace) -> pd.DataFrame:
     """Build the table of the rows, with time, worker and worker step from the trace."""
-    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"commit": int, "quantile": float, "value": float})
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
+        {"commit": int, "quantile": float, "value": float}
+    )
     index = table["commit"].to_numpy()
     commits = trace.frame.iloc[index]
     table.insert(1, "commit_time", commits["commit_time"].to_numpy())

@@ -31,7 +31,12 @@ from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
-from asyncsim.replays.suitable import require_arrived, require_one_server, require_server, require_timing
+from asyncsim.replays.suitable import (
+    require_arrived,
+    require_one_server,
+    require_server,
+    require_timing,
+)
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
 from asyncsim.traces.trace import Trace
 
@@ -119,9 +124,15 @@ def replay(
     Traces with rollouts: see `asyncsim.replays.post_training.replay_members`.
     """
     if has_samples(trace, method, problem):
-        for name, value in (("attack", attack), ("devices", devices), ("evaluate_replicas", evaluate_replicas or None)):
+        for name, value in (
+            ("attack", attack),
+            ("devices", devices),
+            ("evaluate_replicas", evaluate_replicas or None),
+        ):
             if value is not None:
-                raise InputError(f"{name} = {value!r}: is not for a replay with rollouts; leave it out")
+                raise InputError(
+                    f"{name} = {value!r}: is not for a replay with rollouts; leave it out"
+                )
         stops = None if evaluate_every is None else evaluation_stops(trace.accepted, evaluate_every)
         return replay_members(trace, method, problem, [seed], None, precision, stops, record)[0]  # type: ignore[arg-type]
     require_kinds(trace, method, problem)
@@ -188,12 +199,18 @@ class Replay:
         require_switch("evaluate_replicas", evaluate_replicas)
         if evaluate_replicas and trace.protocol != "gossip":
             raise InputError(
-                "evaluate_replicas = True: with a server workers have no replicas of their own; leave it out"
+                "evaluate_replicas = True: with a server workers have no replicas of their own; "
+                "leave it out"
             )
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         attack = parse_attack(attack)
-        self._config = {"seed": seed, "precision": precision, "attack": attack and attack.text, **jax_settings()}
+        self._config = {
+            "seed": seed,
+            "precision": precision,
+            "attack": attack and attack.text,
+            **jax_settings(),
+        }
         if attack is not None:
             method, problem = under_attack(method, problem, attack, trace.workers)
             recorders = check_replay(trace, method, problem, record)
@@ -203,18 +220,36 @@ class Replay:
             devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
         elif len(require_devices(devices)) > 1 and method.meet:
             raise InputError(
-                f"devices: {method.name} has one commit at a time, which touches two workers; give one device"
+                f"devices: {method.name} has one commit at a time, which touches two workers; give "
+                "one device"
             )
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(problem, devices)
-        plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
+        plan = Plan(
+            trace,
+            problem,
+            seed,
+            stops,
+            look_every(recorders),
+            dtype,
+            devices,
+            form,
+            method.needs_key,
+        )
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
         recording = Recording(trace, tensor_names(params), columns(recorders))
         self.devices = devices
         self.running = Running(
-            problem, plan, program, params, Constants(key, numbers), dtype, [recording], evaluate_replicas
+            problem,
+            plan,
+            program,
+            params,
+            Constants(key, numbers),
+            dtype,
+            [recording],
+            evaluate_replicas,
         )
 
     @property
@@ -257,16 +292,22 @@ class Replay:
         """
         rows = self.running.evaluate()
         if not rows:
-            raise InputError(f"replay: diverged at commit {self.diverged_at}, and is not evaluated any more")
+            raise InputError(
+                f"replay: diverged at commit {self.diverged_at}, and is not evaluated any more"
+            )
         return rows[0]
 
     def result(self) -> Run:
         """Build the Run of the commits so far."""
         (params,), (replicas,) = self.running.params(), self.running.replicas()
-        return self.running.recordings[0].run(self.method, self.problem, params, self._config, replicas)
+        return self.running.recordings[0].run(
+            self.method, self.problem, params, self._config, replicas
+        )
 
 
-def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:
+def run_to_the_end(
+    running: Running, stops: np.ndarray, description: str, progress: bool | None
+) -> None:
     """Advance to the last commit, evaluate at each stop, and show the progress."""
     commits = len(running.trace)
     show = on_a_terminal() if progress is None else progress
@@ -285,7 +326,8 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
                 running.advance(stop)
             except jax.errors.UnexpectedTracerError as error:  # does not name the place
                 raise InputError(
-                    f"{description}: a function of the method or the problem keeps a value from one call to the next, "
+                    f"{description}: a function of the method or the problem keeps a value from "
+                    "one call to the next, "
                     "in a list or a global say; return it as its state instead"
                 ) from error
             bar.update(running.position - bar.n)
@@ -300,7 +342,8 @@ def _require_finite(row: Mapping[str, float]) -> None:
     for name in LOSSES:
         if not math.isfinite(row.get(name, 0.0)):
             raise InputError(
-                f"problem: its {name.replace('_', ' ')} is {row[name]} at the initial parameters, before any commit; "
+                f"problem: its {name.replace('_', ' ')} is {row[name]} at the initial parameters, "
+                "before any commit; "
                 "look at init, loss, evaluate and the data"
             )
 
@@ -320,7 +363,11 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     _check_outcomes(trace)
     # Without diagnostics a look shows nothing, but begins a chunk, which costs as much as hundreds
     # of a small problem's commits.
-    return tuple(recorder for recorder in recorders if has_diagnostics or recorder.look is not show_diagnostics)
+    return tuple(
+        recorder
+        for recorder in recorders
+        if has_diagnostics or recorder.look is not show_diagnostics
+    )
 
 
 def look_every(recorders: Sequence[Recorder]) -> list[int]:
@@ -333,12 +380,22 @@ def require_kinds(trace: Any, method: Any, problem: Any) -> None:
     require_threads()
     if has_samples(trace, method, problem):
         require_rollouts(trace, method, problem, ())
-        raise InputError("method = 'policy_gradient': cannot be stopped and looked at; use asyncsim.replay")
-    for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
+        raise InputError(
+            "method = 'policy_gradient': cannot be stopped and looked at; use asyncsim.replay"
+        )
+    for name, value, kind in (
+        ("trace", trace, Trace),
+        ("method", method, Method),
+        ("problem", problem, Problem),
+    ):
         if not isinstance(value, kind):
-            maker = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
+            maker = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[
+                kind
+            ]
             hint = "; call it to make one" if callable(value) else f", which {maker} returns"
-            raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
+            raise InputError(
+                f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}"
+            )
 
 
 def has_samples(trace: Any, method: Any, problem: Any) -> bool:
@@ -349,9 +406,13 @@ def has_samples(trace: Any, method: Any, problem: Any) -> bool:
 
 def _check_outcomes(trace: Trace) -> None:
     if not len(trace.accepted):
-        raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
+        raise InputError(
+            "trace: the server took up none of its messages, so that there is nothing to replay"
+        )
     if not trace.frame["local_steps"].between(1, trace.window).all():
-        raise InputError(f"trace: local_steps must be from 1 to its window, {trace.window}, in every row")
+        raise InputError(
+            f"trace: local_steps must be from 1 to its window, {trace.window}, in every row"
+        )
     if trace.windows_differ:
         _check_windows(trace)
 
@@ -372,13 +433,22 @@ def _check_windows(trace: Trace) -> None:
 def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:
     """Warn if evaluations take seconds, and longer than the gradients; not in studies."""
     data = [part for part in (problem.train, problem.test) if part is not None]
-    if evaluations <= _LEAST_EVALUATIONS or not data or problem.batch_size is None or has_one_core():
+    if (
+        evaluations <= _LEAST_EVALUATIONS
+        or not data
+        or problem.batch_size is None
+        or has_one_core()
+    ):
         return
     evaluated = evaluations * sum(count_examples("data", part) for part in data)
     computed = int(trace.accepted.frame["local_steps"].sum()) * problem.batch_size
-    if evaluated > _EXAMPLES_A_GRADIENT * computed and evaluated * problem.parameter_count > _WORTH_A_WORD:
+    if (
+        evaluated > _EXAMPLES_A_GRADIENT * computed
+        and evaluated * problem.parameter_count > _WORTH_A_WORD
+    ):
         warnings.warn(
-            f"{evaluations} evaluations of {evaluated // evaluations:,} examples take longer than the gradients of "
+            f"{evaluations} evaluations of {evaluated // evaluations:,} examples take longer than "
+            "the gradients of "
             f"{computed:,}; a larger evaluate_every (worker steps between two) makes them fewer",
             stacklevel=3,
         )

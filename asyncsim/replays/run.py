@@ -83,10 +83,17 @@ class Run:
 
     def __repr__(self) -> str:
         """Describe the run in one line; its tables have thousands."""
-        title = " on ".join(str(self.config[name]) for name in ("method", "problem") if name in self.config)
-        ended = self.status if self.diverged_at is None else f"diverged at commit {self.diverged_at}"
+        title = " on ".join(
+            str(self.config[name]) for name in ("method", "problem") if name in self.config
+        )
+        ended = (
+            self.status if self.diverged_at is None else f"diverged at commit {self.diverged_at}"
+        )
         seed = f", seed {self.config['seed']}" if "seed" in self.config else ""
-        return f"<Run{' of ' if title else ''}{title}: {counted(len(self.commits), 'commit')}, {ended}{seed}>"
+        return (
+            f"<Run{' of ' if title else ''}{title}: {counted(len(self.commits), 'commit')}, "
+            f"{ended}{seed}>"
+        )
 
     @property
     def status(self) -> str:
@@ -122,7 +129,9 @@ class Run:
             shutil.rmtree(partial, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            raise InputError(f"path = {str(target)!r}: cannot write the run: {error.strerror or error}") from error
+            raise InputError(
+                f"path = {str(target)!r}: cannot write the run: {error.strerror or error}"
+            ) from error
         return target
 
     def _write(self, folder: Path) -> None:
@@ -157,7 +166,8 @@ class Run:
             names = ", ".join(str(path.parent.relative_to(folder / "runs")) for path in inside[:20])
             names += ", ..." if len(inside) > 20 else ""
             raise InputError(
-                f"path = {str(folder)!r}: is the folder of a study; give one of its runs, {inside[0].parent}: {names}"
+                f"path = {str(folder)!r}: is the folder of a study; give one of its runs, "
+                f"{inside[0].parent}: {names}"
             )
         try:
             header = unsealed(folder / RUN, FORMAT)
@@ -168,11 +178,14 @@ class Run:
                         raise ValueError(f"{name} is not as it was written")
                     file.seek(0)
                     stem, is_table = Path(name).stem, name.endswith(".parquet")
-                    contents[stem] = pd.read_parquet(file) if is_table else _load_tree(file, header["params"])
+                    contents[stem] = (
+                        pd.read_parquet(file) if is_table else _load_tree(file, header["params"])
+                    )
             return cls(**contents, diverged_at=header["diverged_at"], config=dict(header["config"]))
         except Exception as error:  # files of any content raise any error
             raise InputError(
-                f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
+                f"path = {str(folder)!r}: not a complete run ({error}); give a folder that "
+                "Run.save wrote"
             ) from error
 
 

@@ -45,7 +45,12 @@ class Running:
         self.evaluates_replicas = evaluates_replicas
         self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
-        self._problem, self._plan, self._program, self._constants = problem, plan, program, constants
+        self._problem, self._plan, self._program, self._constants = (
+            problem,
+            plan,
+            program,
+            constants,
+        )
         # The position of the last restore of each checkpoint, after which its copy is dropped; and
         # the restores by position.
         self._checkpoints = {stays: at for at, stays, *_ in plan.restores}
@@ -70,7 +75,9 @@ class Running:
     def state(self) -> ReplayState:
         """The state after ``position`` commits; InputError after an interruption amid commits."""
         if self._state is None:
-            raise InputError("replay: was interrupted amid its commits, and cannot go on; make a new one")
+            raise InputError(
+                "replay: was interrupted amid its commits, and cannot go on; make a new one"
+            )
         return self._state
 
     @property
@@ -100,7 +107,9 @@ class Running:
             if self._plan.restores:
                 state = self._restored(state, int(starts[0]))
             for change in self._plan.changes.get(int(starts[0]), ()):
-                state = self._program.engine.changed(state, change, self._constants.numbers, self._initial)
+                state = self._program.engine.changed(
+                    state, change, self._constants.numbers, self._initial
+                )
                 if change.kind != "message":
                     returns = change.kind == "begin"
                     self._counted[change.place] = returns and self._honest[change.place]
@@ -125,7 +134,9 @@ class Running:
             self._kept[position] = self._program.engine.server_of(state)
         if position in self._restores:
             checkpoint, slots, push_slots = self._restores[position]
-            state = self._program.engine.with_server(state, self._kept[checkpoint], slots, push_slots)
+            state = self._program.engine.with_server(
+                state, self._kept[checkpoint], slots, push_slots
+            )
             if position == self._checkpoints[checkpoint]:
                 del self._kept[checkpoint]
         return state
@@ -152,7 +163,10 @@ class Running:
     def params(self) -> list[Any]:
         """Return the members' central variables as trees of the problem with numpy arrays."""
         central = jax.device_put(self.state.central, self._program.devices[0])
-        return [jax.tree.map(np.asarray, self._program.flat.unravel(member)) for member in self._of_members(central)]
+        return [
+            jax.tree.map(np.asarray, self._program.flat.unravel(member))
+            for member in self._of_members(central)
+        ]
 
     def replicas(self) -> list[Any]:
         """Return the members' replicas, with a leading axis of workers; None with a server."""
@@ -179,25 +193,36 @@ class Running:
     def go_on_from(self, state: ReplayState) -> None:
         """Continue from another state; raise InputError if there are several devices."""
         if len(self._program.devices) > 1:
-            raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
+            raise InputError(
+                f"state: this replay has {len(self._program.devices)} devices; make one with a "
+                "single one"
+            )
         self._state = self._program.engine.from_whole(state)
 
     def _of_replicas(self, device: Any) -> dict[str, Any]:
         """Return the replicas' best, mean and worst loss and accuracy, on test data if present."""
         part, data = ("train", self._train) if self._test is None else ("test", self._test)
-        states = None if self._problem.init_state is None else self._program.engine.problem_states(self.state)
+        states = (
+            None
+            if self._problem.init_state is None
+            else self._program.engine.problem_states(self.state)
+        )
         assert self._program.replicas is not None
         replicas = self._program.replicas(self.state, self._constants.numbers)
         counted = self._counted if self._plan.changes else self._program.honest
         rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
         values: dict[str, Any] = {}
-        for name, metric in self._program.evaluate_each(*jax.device_put((*rows, data), device)).items():
+        for name, metric in self._program.evaluate_each(
+            *jax.device_put((*rows, data), device)
+        ).items():
             # For other metrics it is unknown whether high or low values are best.
             if name.endswith(("loss", "accuracy")):
                 ends = (metric.min(), metric.max())
                 best, worst = ends[::-1] if name.endswith("accuracy") else ends
                 summary = {"best": best, "mean": metric.mean(), "worst": worst}
-                values |= {f"{part}_{name}_{statistic}": value for statistic, value in summary.items()}
+                values |= {
+                    f"{part}_{name}_{statistic}": value for statistic, value in summary.items()
+                }
         return values
 
     def _take(self, starts: np.ndarray, numbers: Any, shown_looks: Any) -> None:
@@ -206,7 +231,9 @@ class Running:
         if self._batched:
             numbers = np.moveaxis(numbers, -2, 0)
         looks = self._plan.looks[:, starts[0]].tolist()
-        members = zip(self._of_members(numbers), self._of_members(shown_looks), self.recordings, strict=True)
+        members = zip(
+            self._of_members(numbers), self._of_members(shown_looks), self.recordings, strict=True
+        )
         for member_numbers, member_looks, recording in members:
             if recording.diverged_at is None:
                 recording.take(starts, member_numbers, itertools.compress(member_looks, looks))
@@ -217,7 +244,9 @@ class Running:
         if not self._batched:
             return [tree]
         arrays = jax.tree.map(np.asarray, tree)
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(self.recordings))]
+        return [
+            jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(self.recordings))
+        ]
 
     def _mean_problem_state(self) -> Any:
         """Return the workers' mean of the problem's non-trained state; None without one."""

@@ -200,7 +200,11 @@ def initial_state(
     central = flat.ravel(params)
     with naming_failures("record: init(method, central)"):
         worker_states, shared_states = (
-            tuple(recorder.init(method, central) for recorder in recorders if recorder.shared == shared)
+            tuple(
+                recorder.init(method, central)
+                for recorder in recorders
+                if recorder.shared == shared
+            )
             for shared in (False, True)
         )
     row = WorkerRow(
@@ -219,7 +223,9 @@ def initial_state(
         visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
         kinds, *_ = jax.eval_shape(method.message, row.method, central, central, central, visit)
         sent = Sent(kinds, () if method.honest is None else row.memory)
-        messages = jax.tree.map(lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), sent)
+        messages = jax.tree.map(
+            lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), sent
+        )
     return ReplayState(
         # Copies: the state is donated, and neither its parts nor the user's arrays may share memory
         # with it.

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, State, Visit, add, send_update
+from asyncsim.methods.method import (
+    OF_MESSAGE,
+    Applied,
+    Array,
+    Memories,
+    Method,
+    State,
+    Visit,
+    add,
+    send_update,
+)
 from asyncsim.replays.central import commit_mean, meet, take_up
 from asyncsim.replays.local import LocalResult, restart_worker
 from asyncsim.replays.recorders import Commit
@@ -158,7 +168,9 @@ def finish(
     )
     after = applied.central, applied.server
     if is_valid is not None:
-        after = jax.tree.map(lambda new, old: jnp.where(is_valid, new, old), after, (central, server))
+        after = jax.tree.map(
+            lambda new, old: jnp.where(is_valid, new, old), after, (central, server)
+        )
     return StepOutputs(ServerState(*after, waiting), commit, next_read, received)
 
 
@@ -196,5 +208,7 @@ def _wait(
     if is_valid is not None:
         completes &= is_valid
     # A conditional, not a select: an incomplete version then costs only a copy of the results.
-    central, server = jax.lax.cond(completes, complete, lambda: (server_state.central, server_state.server))
+    central, server = jax.lax.cond(
+        completes, complete, lambda: (server_state.central, server_state.server)
+    )
     return Applied(central, server, memory), waiting

@@ -17,8 +17,10 @@ def require_replies(method: Method, reads: str) -> None:
     """Raise InputError if a method replies to its workers, and `Waves.reads` are separate."""
     if method.reply is not None and reads == "separate":
         raise InputError(
-            f"method = {method.name!r}: replies to its workers with more than the central variable, and not every read "
-            "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), under a policy that "
+            f"method = {method.name!r}: replies to its workers with more than the central "
+            "variable, and not every read "
+            "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), "
+            "under a policy that "
             "answers each message as it is applied: asynchronous() say"
         )
 
@@ -29,16 +31,27 @@ def require_server(method: Method, trace: Trace) -> None:
     if gossips == (trace.protocol == "gossip"):
         meets = gossips and bool((trace.frame["partner"] >= 0).any())
         if meets != (method.meet is not None) and trace.workers > 1:
-            do, policy = ("meet in pairs", handshake()) if method.meet else ("send messages", method.timing.policy)
+            do, policy = (
+                ("meet in pairs", handshake())
+                if method.meet
+                else ("send messages", method.timing.policy)
+            )
             raise InputError(
-                f"method = {method.name!r}: its workers {do}, and this trace's policy is {trace.policy}; simulate one "
-                f"with Cluster(topology=..., policy={policy.call if policy else 'asyncsim.neighbours()'})"
+                f"method = {method.name!r}: its workers {do}, and this trace's policy is "
+                f"{trace.policy}; simulate one "
+                "with Cluster(topology=..., "
+                f"policy={policy.call if policy else 'asyncsim.neighbours()'})"
             )
         return
-    remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
+    remedy = (
+        "Cluster(topology=asyncsim.topologies.ring()), say"
+        if gossips
+        else "a Cluster without topology"
+    )
     required = "no server" if gossips else "a server"
     raise InputError(
-        f"method = {method.name!r}: needs a trace of a cluster with {required}, this one is of a cluster with "
+        f"method = {method.name!r}: needs a trace of a cluster with {required}, this one is of a "
+        "cluster with "
         f"{'a server' if gossips else 'none'}; simulate {remedy}"
     )
 
@@ -56,27 +69,39 @@ def require_arrived(method: Method, trace: Trace, params: Any) -> None:
     inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
     inbox = inbox_kinds(inbox) if method.sees_messages else inbox
     # The method's functions may be any: the traced program shows whether messages reach gradients.
-    traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
+    traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(
+        inbox, worker, visit
+    )
     messages = len(jax.tree.leaves(inbox))
     if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
         raise InputError(
-            f"method = {method.name!r}: computes gradients of replicas that have mixed their messages, and in this "
-            f"trace, with {trace.policy}, messages arrive while gradients are computed; simulate one with "
+            f"method = {method.name!r}: computes gradients of replicas that have mixed their "
+            "messages, and in this "
+            f"trace, with {trace.policy}, messages arrive while gradients are computed; simulate "
+            "one with "
             'Cluster(topology=..., policy=asyncsim.neighbours(mix="before")), or choose dpsgd'
         )
 
 
 def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
     """Return the flags of a traced function's outputs that depend on flagged inputs."""
-    reached = {variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input}
+    reached = {
+        variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input
+    }
     for equation in jaxpr.eqns:
         # Literals have a value and no hash.
-        dependent = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
+        dependent = [
+            not hasattr(variable, "val") and variable in reached for variable in equation.invars
+        ]
         if equation.primitive.name in ("jit", "pjit"):
             outputs = _depends(equation.params["jaxpr"].jaxpr, dependent)
         else:
             outputs = [any(dependent)] * len(equation.outvars)
-        reached |= {variable for variable, is_reached in zip(equation.outvars, outputs, strict=True) if is_reached}
+        reached |= {
+            variable
+            for variable, is_reached in zip(equation.outvars, outputs, strict=True)
+            if is_reached
+        }
     return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
 
@@ -84,12 +109,14 @@ def require_one_server(servers: int, parameters: int) -> None:
     """Raise InputError for several servers: replays have one central variable."""
     if servers > parameters:
         raise InputError(
-            f"servers = {servers}: each holds a part of the parameters, and there are {parameters}; "
+            f"servers = {servers}: each holds a part of the parameters, and there are "
+            f"{parameters}; "
             "give at most as many servers"
         )
     if servers > 1:
         raise InputError(
-            f"servers = {servers}: a replay of several servers is not built yet, only their simulation; "
+            f"servers = {servers}: a replay of several servers is not built yet, only their "
+            "simulation; "
             "give servers = 1, or run the study plan, which measures times alone"
         )
 
@@ -111,12 +138,15 @@ def require_timing(method: Method, trace: Trace) -> None:
             if trace.takes_up == mixed:
                 continue
             raise InputError(
-                f"method = {method.name!r}: with {required} messages are taken up at the {mixed}, and in this recorded "
-                f"trace they were at the {trace.takes_up}; choose another method, or correct takes_up"
+                f"method = {method.name!r}: with {required} messages are taken up at the {mixed}, "
+                "and in this recorded "
+                f"trace they were at the {trace.takes_up}; choose another method, or correct "
+                "takes_up"
             )
         call = required.call if isinstance(required, Policy) else repr(required)
         raise InputError(
-            f"method = {method.name!r}: needs a trace with {name} = {_value_text(required)}, this one "
+            f"method = {method.name!r}: needs a trace with {name} = {_value_text(required)}, this "
+            "one "
             f"has {_value_text(actual)}; simulate one with Cluster({name}={call})"
         )
 
@@ -125,7 +155,8 @@ def require_enough(name: str, timing: Timing, workers: int) -> None:
     """Raise InputError if there are fewer workers than a method needs."""
     if timing.fewest_workers is not None and workers < timing.fewest_workers:
         raise InputError(
-            f"method = {name!r}: with these arguments it needs at least {timing.fewest_workers} workers, and there are "
+            f"method = {name!r}: with these arguments it needs at least {timing.fewest_workers} "
+            "workers, and there are "
             f"{workers}; give more workers, or other arguments"
         )
 

@@ -91,7 +91,11 @@ def default_devices(parameters: int) -> tuple[Any, ...]:
     # From an array, as jax.default_backend() ignores a default device of the user.
     (device,) = jnp.zeros(()).devices()
     config: Any = jax.config
-    if device.platform == "cpu" or config.jax_default_device is not None or parameters < _FEW_PARAMETERS:
+    if (
+        device.platform == "cpu"
+        or config.jax_default_device is not None
+        or parameters < _FEW_PARAMETERS
+    ):
         return (device,)
     return tuple(jax.local_devices(backend=device.platform))
 
@@ -106,7 +110,8 @@ def require_devices(devices: Any) -> tuple[Any, ...]:
         or not all(isinstance(device, jax.Device) for device in chosen)
     ):
         raise InputError(
-            f"devices = {devices!r}: must be one or more different devices of one kind, as in jax.devices()"
+            f"devices = {devices!r}: must be one or more different devices of one kind, as in "
+            "jax.devices()"
         )
     return chosen
 

@@ -163,7 +163,10 @@ class Reads(NamedTuple):
 
 def find_waves(trace: Trace) -> Waves:
     """Find the dependencies of a trace's commits."""
-    columns = {name: trace.frame[name].to_numpy() for name in ("worker", "read_version", "push_version", "version")}
+    columns = {
+        name: trace.frame[name].to_numpy()
+        for name in ("worker", "read_version", "push_version", "version")
+    }
     commits = np.arange(len(trace))
     if trace.protocol == "gossip":
         return _find_gossip(trace)
@@ -187,15 +190,24 @@ def find_waves(trace: Trace) -> Waves:
     push_slot, push_slots = _share_slots(push) if separate_pushes else (np.zeros_like(commits), 0)
     # The running maximum: pieces are contiguous, so a commit waits for all commits before it.
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
-    return Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
+    return Waves(
+        read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks
+    )
 
 
 def _with_failures(
-    trace: Trace, read: np.ndarray, push: np.ndarray, separate_pushes: bool, previous: np.ndarray, before: np.ndarray
+    trace: Trace,
+    read: np.ndarray,
+    push: np.ndarray,
+    separate_pushes: bool,
+    previous: np.ndarray,
+    before: np.ndarray,
 ) -> Waves:
     """Find the dependencies of a trace with crashes and restores."""
     frame, commits = trace.frame, len(trace)
-    worker, version, incarnation = (frame[name].to_numpy() for name in ("worker", "version", "incarnation"))
+    worker, version, incarnation = (
+        frame[name].to_numpy() for name in ("worker", "version", "incarnation")
+    )
     fresh = incarnation != np.where(previous >= 0, incarnation[previous], 0)
     restored = np.zeros(commits, bool), np.zeros(commits, bool)
     restores = None
@@ -207,19 +219,29 @@ def _with_failures(
             after = np.maximum(position - 1, 0)
             flags[:] = (frame[name] > 0) & (frame[name].to_numpy() <= before[after])
             position -= flags
-        restores = Restores(rows, _first_position(frame["restored"].to_numpy()[rows], version), *restored)
+        restores = Restores(
+            rows, _first_position(frame["restored"].to_numpy()[rows], version), *restored
+        )
     blocks = _first_position(trace.block_versions(), version) if trace.read_blocks > 1 else None
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
-    push_slot, push_slots = _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
+    push_slot, push_slots = (
+        _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
+    )
     if trace.protocol == "exchange" and trace.policy == asynchronous():
         # Workers that return, or that gave up a message, read between commits.
         is_separate = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
         slot, slots, reads = worker, trace.workers, "after"
     else:
         is_separate, reads = None, "separate"
-        slot, slots = _share_slots(2 * read + restored[0] if blocks is None else blocks, 2 if blocks is None else 1)
-    waves = Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
-    return waves._replace(separate_commits=is_separate, fresh=fresh if fresh.any() else None, restores=restores)
+        slot, slots = _share_slots(
+            2 * read + restored[0] if blocks is None else blocks, 2 if blocks is None else 1
+        )
+    waves = Waves(
+        read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks
+    )
+    return waves._replace(
+        separate_commits=is_separate, fresh=fresh if fresh.any() else None, restores=restores
+    )
 
 
 def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) -> Reads:
@@ -234,7 +256,11 @@ def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) 
     position, slot, block = position[first], slot[first], None
     if position.ndim == 2:
         commits, blocks = position.shape
-        position, slot, block = position.ravel(), np.repeat(slot, blocks), np.tile(np.arange(blocks), commits)
+        position, slot, block = (
+            position.ravel(),
+            np.repeat(slot, blocks),
+            np.tile(np.arange(blocks), commits),
+        )
     order = np.argsort(position, kind="stable")
     order = order[position[order] > 0]
     return Reads(position[order], slot[order], None if block is None else block[order])
@@ -266,7 +292,9 @@ def cut(
     """
     commits = len(waves.depends_on)
     position = np.arange(commits)
-    end = np.minimum(np.searchsorted(waves.depends_on, position, side="right"), position + piece_size)
+    end = np.minimum(
+        np.searchsorted(waves.depends_on, position, side="right"), position + piece_size
+    )
     forced = np.r_[np.unique(starts), commits]
     end = np.minimum(end, forced[np.searchsorted(forced, position, side="right")])
     for kind in reads:
@@ -360,7 +388,11 @@ def _find_gossip(trace: Trace) -> Waves:
     message_slot = np.full(commits, -1)
     message_slot[sent] = slot
     in_use = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
-    sources, weights, newest = np.zeros(in_use.shape, int), np.zeros(in_use.shape), np.full(commits, -1)
+    sources, weights, newest = (
+        np.zeros(in_use.shape, int),
+        np.zeros(in_use.shape),
+        np.full(commits, -1),
+    )
     sources[in_use] = message_slot[flat]
     senders = np.full(in_use.shape, trace.workers)
     senders[in_use] = worker[flat]
@@ -372,10 +404,23 @@ def _find_gossip(trace: Trace) -> Waves:
     messages = zip(lost_at.tolist(), message_slot[lost_row].tolist(), lost["weight"], strict=True)
     changes = [Change(at, "message", slot, share) for at, slot, share in messages] + _lives(trace)
     changes.sort(key=lambda change: change.position)
-    gossip = Gossip(sources, weights, count, message_slot, slots, kept_share, partner, senders, tuple(changes))
+    gossip = Gossip(
+        sources, weights, count, message_slot, slots, kept_share, partner, senders, tuple(changes)
+    )
     depends_on = np.maximum.accumulate(np.maximum(own_read, newest + 1))
     nowhere = np.zeros(commits, int)
-    return Waves(own_read, own_read, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)
+    return Waves(
+        own_read,
+        own_read,
+        worker,
+        nowhere,
+        trace.workers,
+        0,
+        "message",
+        False,
+        depends_on,
+        gossip=gossip,
+    )
 
 
 def _positions(trace: Trace, times: pd.Series) -> np.ndarray:
@@ -389,18 +434,37 @@ def _lives(trace: Trace) -> list[Change]:
     if trace.spells.empty:
         return []
     spells = trace.spells.sort_values("begin", kind="stable")
-    begin_position, end_position = _positions(trace, spells["begin"]), _positions(trace, spells["end"])
+    begin_position, end_position = (
+        _positions(trace, spells["begin"]),
+        _positions(trace, spells["end"]),
+    )
     frame, kept_after = trace.frame, trace.kept_after
     number = spells.groupby("worker").cumcount().to_numpy()
-    last = {life: row for row, life in enumerate(zip(frame["worker"], frame["incarnation"], strict=True))}
+    last = {
+        life: row
+        for row, life in enumerate(zip(frame["worker"], frame["incarnation"], strict=True))
+    }
     # A life's first computation, finished or not, has the version from which it begins.
     reads = pd.concat([frame, trace.open_reads])[["worker", "read_arrive_time", "read_version"]]
-    version = {(worker, time): version for worker, time, version in reads[::-1].itertuples(index=False)}
+    version = {
+        (worker, time): version for worker, time, version in reads[::-1].itertuples(index=False)
+    }
     timed = []
-    positions = zip(spells.itertuples(), number.tolist(), begin_position.tolist(), end_position.tolist(), strict=True)
+    positions = zip(
+        spells.itertuples(),
+        number.tolist(),
+        begin_position.tolist(),
+        end_position.tolist(),
+        strict=True,
+    )
     for spell, before, begin, end in positions:
         row = last.get((spell.worker, before))
-        timed.append((spell.begin, Change(begin, "end", spell.worker, 1.0 if row is None else kept_after[row])))
+        timed.append(
+            (
+                spell.begin,
+                Change(begin, "end", spell.worker, 1.0 if row is None else kept_after[row]),
+            )
+        )
         if not np.isnan(spell.end):
             copied = version[spell.worker, spell.end]
             source = -1 if copied == 0 else int(frame["worker"].iloc[copied - 1])

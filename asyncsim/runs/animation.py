@@ -11,7 +11,11 @@ from asyncsim.runs.opened import open
 
 
 def animate(
-    name: str, runs: Sequence[str] | None, frames: int | None = None, out: str | None = None, force: bool = False
+    name: str,
+    runs: Sequence[str] | None,
+    frames: int | None = None,
+    out: str | None = None,
+    force: bool = False,
 ) -> Path:
     """Write the animation of one or two runs of a study; return the path of its file.
 
@@ -21,7 +25,9 @@ def animate(
     study = open(name)
     path = Path(out or f"{study.name}-animation.html")
     if path.exists() and not force:
-        raise InputError(f"--out {path}: exists already; give another name, or --force to overwrite it")
+        raise InputError(
+            f"--out {path}: exists already; give another name, or --force to overwrite it"
+        )
     if frames is not None and not 2 <= frames <= MOST_FRAMES:
         raise InputError(f"--frames {frames}: must be from 2 to {MOST_FRAMES}")
     names = runs or ([study.place.run] if study.place else [])
@@ -32,16 +38,23 @@ def animate(
     trace_files = dict(zip(rows["run_folder"], rows["trace_file"], strict=True))
     for run in names:
         if run not in study.runs:
-            raise InputError(f"--runs {run}: not in {study.folder}; {choices_like(run, study.runs)}")
+            raise InputError(
+                f"--runs {run}: not in {study.folder}; {choices_like(run, study.runs)}"
+            )
         file = trace_files.get(f"runs/{run}")
         if file is None:
-            raise InputError(f"--runs {run}: the summary in {study.folder} names no trace for it; choose another")
+            raise InputError(
+                f"--runs {run}: the summary in {study.folder} names no trace for it; choose another"
+            )
         chosen.append((run, study.runs[run], study.finished.trace(file)))
     chosen = chosen or two_runs(study.folder)
     if not chosen:
         raise InputError(f"name = {name!r}: {study.folder} has no run with a trace to animate")
     if not any(column.startswith("position_") for column in chosen[0][1].commits):
-        note("the study was not run with --animate: the picture shows the staleness, not the distance")
+        note(
+            "the study was not run with --animate: the picture shows the staleness, not the "
+            "distance"
+        )
     with reading_results(study.folder):
         if path.suffix == ".html":
             return write_animation(chosen, path, frames or MOST_FRAMES)

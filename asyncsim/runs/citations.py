@@ -1,4 +1,6 @@
-"""BibTeX of asyncsim and of the papers of methods, from the references in the methods' docstrings."""
+"""BibTeX of asyncsim and of the papers of methods, from the references in the methods'
+docstrings.
+"""
 
 import ast
 import re
@@ -54,25 +56,41 @@ class Reference(NamedTuple):
         if self.arxiv:
             fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
         lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
-        return "\n".join([f"@{'mastersthesis' if self.thesis else 'misc'}{{{self.key},", *lines, "}"])
+        return "\n".join(
+            [f"@{'mastersthesis' if self.thesis else 'misc'}{{{self.key},", *lines, "}"]
+        )
 
 
 def references() -> dict[str, list[Reference]]:
-    """Return the references of each method; a paper without its title has that of its other mentions."""
+    """Return the references of each method; a paper without its title has that of its other
+    mentions.
+    """
     texts = {}
     for path in sorted(Path(asyncsim.methods.__file__).parent.glob("*.py")):
         for statement in ast.parse(path.read_text()).body:
-            if isinstance(statement, ast.FunctionDef) and statement.name in asyncsim.methods.METHODS:
+            if (
+                isinstance(statement, ast.FunctionDef)
+                and statement.name in asyncsim.methods.METHODS
+            ):
                 text = ast.get_docstring(statement) or ""
-                texts[statement.name] = " ".join(text.partition("References\n----------\n")[2].split())
+                texts[statement.name] = " ".join(
+                    text.partition("References\n----------\n")[2].split()
+                )
     parsed = {method: _parse(text) for method, text in texts.items()}
-    papers = [paper for papers in parsed.values() for paper in papers if paper.title and paper.arxiv]
+    papers = [
+        paper for papers in parsed.values() for paper in papers if paper.title and paper.arxiv
+    ]
     titled = {paper.arxiv: paper for paper in sorted(papers, key=lambda paper: not paper.others)}
-    return {method: [titled.get(paper.arxiv, paper) for paper in papers] for method, papers in parsed.items()}
+    return {
+        method: [titled.get(paper.arxiv, paper) for paper in papers]
+        for method, papers in parsed.items()
+    }
 
 
 def bibtex(names: Iterable[str]) -> str:
-    """Return the entries of asyncsim and of the papers of methods, or of the methods of folders of results."""
+    """Return the entries of asyncsim and of the papers of methods, or of the methods of folders of
+    results.
+    """
     known, methods = references(), []
     for name in names:
         if name in known:
@@ -80,11 +98,16 @@ def bibtex(names: Iterable[str]) -> str:
         elif Path(name).is_dir():
             methods += _methods_of(Path(name))
         else:
-            raise InputError(f"{name!r}: neither a method nor a folder of results; {choices_like(name, sorted(known))}")
+            raise InputError(
+                f"{name!r}: neither a method nor a folder of results; "
+                f"{choices_like(name, sorted(known))}"
+            )
     entries, lines = {"asyncsim": SOFTWARE}, []
     for method in dict.fromkeys(methods):
         papers = known.get(method, [])
-        lines.append(f"% {method}: {', '.join(paper.key for paper in papers) or 'no paper is known'}")
+        lines.append(
+            f"% {method}: {', '.join(paper.key for paper in papers) or 'no paper is known'}"
+        )
         entries |= {paper.key: paper.bibtex for paper in papers}
     return "\n\n".join([*(["\n".join(lines)] if lines else []), *entries.values()])
 
@@ -94,7 +117,9 @@ def _methods_of(folder: Path) -> list[str]:
     config = config_of(folder)
     names = config.get("methods")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"folder = {str(folder)!r}: holds no results with methods; give a folder of results")
+        raise InputError(
+            f"folder = {str(folder)!r}: holds no results with methods; give a folder of results"
+        )
     return [name.partition("(")[0] for name in names]
 
 

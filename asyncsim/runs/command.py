@@ -31,7 +31,9 @@ class Parser(argparse.ArgumentParser):
 
 def _parser(command: Callable[..., Any]) -> Parser:
     """Create the parser of a command, with its docstring as the description."""
-    return Parser(prog=f"asyncsim {command.__name__}", description=" ".join((command.__doc__ or "").split()))
+    return Parser(
+        prog=f"asyncsim {command.__name__}", description=" ".join((command.__doc__ or "").split())
+    )
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -51,7 +53,9 @@ def runs(arguments: Sequence[str]) -> int:
     parser.add_argument("--tag", help="only results with a tag whose name contains this")
     parser.add_argument("--all", action="store_true", help=f"all, not only the newest {_ROWS}")
     parser.add_argument("--root", help="search this folder for results, too; it is remembered")
-    parser.add_argument("--forget", action="store_true", help="remove missing folders from the list")
+    parser.add_argument(
+        "--forget", action="store_true", help="remove missing folders from the list"
+    )
     options = parser.parse_args(arguments)
     if options.root is not None:
         index.add_root(options.root)
@@ -59,10 +63,15 @@ def runs(arguments: Sequence[str]) -> int:
         print(f"forgot {counted(index.forget(), 'folder')}")
     entries = index.entries()
     present = [entry for entry in entries if not entry.missing]
-    for name, names in (("study", {entry.study for entry in present}), ("method", _methods(present))):
+    for name, names in (
+        ("study", {entry.study for entry in present}),
+        ("method", _methods(present)),
+    ):
         value = getattr(options, name)
         if value is not None and value not in names:
-            raise InputError(f"--{name} {value!r}: no results; {choices_like(value, sorted(names))}")
+            raise InputError(
+                f"--{name} {value!r}: no results; {choices_like(value, sorted(names))}"
+            )
     matches = [
         entry
         for entry in present
@@ -80,14 +89,19 @@ def runs(arguments: Sequence[str]) -> int:
     for entry in entries:
         if entry.missing:
             tags = f" ({', '.join(tag.name for tag in entry.tags)})" if entry.tags else ""
-            note(f"{entry.folder}{tags} is gone; was it moved? asyncsim runs --root FOLDER, else --forget")
+            note(
+                f"{entry.folder}{tags} is gone; was it moved? asyncsim runs --root FOLDER, else "
+                "--forget"
+            )
     return 0
 
 
 def tag(arguments: Sequence[str]) -> int:
     """Name a folder of results, or a commit of one of its runs."""
     parser = _parser(tag)
-    parser.add_argument("folder", nargs="?", help="the folder of results, its name, or one of its tags")
+    parser.add_argument(
+        "folder", nargs="?", help="the folder of results, its name, or one of its tags"
+    )
     parser.add_argument("name", nargs="?", help="letters, digits, '.', '_' and '-'")
     parser.add_argument("--note", default="", help="a line of explanation")
     parser.add_argument("--run", help="name this run, such as downpour-seed0")
@@ -96,7 +110,9 @@ def tag(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.remove is not None:
         if options.folder is not None:
-            raise InputError(f"--remove {options.remove!r}: takes no folder; leave {options.folder!r} out")
+            raise InputError(
+                f"--remove {options.remove!r}: takes no folder; leave {options.folder!r} out"
+            )
         print(f"removed {options.remove} from {index.untag(options.remove).folder}")
         return 0
     if options.folder is None or options.name is None:
@@ -138,7 +154,9 @@ def diff(arguments: Sequence[str]) -> int:
     parser.add_argument("first", help="a tag, or a folder of results")
     parser.add_argument("second", help="another")
     parser.add_argument("--measure", help="the measure to draw: train_loss, test_accuracy, ...")
-    parser.add_argument("--out", help="path of the figure without its ending; by default from the two names")
+    parser.add_argument(
+        "--out", help="path of the figure without its ending; by default from the two names"
+    )
     from asyncsim.runs.difference import report  # loads matplotlib
 
     report(**vars(parser.parse_args(arguments)))
@@ -153,10 +171,17 @@ def animate(arguments: Sequence[str]) -> int:
     parser = _parser(animate)
     parser.add_argument("name", help="a tag, or a folder of results")
     parser.add_argument(
-        "--runs", nargs="+", metavar="RUN", help="one or two of its runs; by default runs of two methods"
+        "--runs",
+        nargs="+",
+        metavar="RUN",
+        help="one or two of its runs; by default runs of two methods",
     )
-    parser.add_argument("--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4")
-    parser.add_argument("--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html")
+    parser.add_argument(
+        "--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4"
+    )
+    parser.add_argument(
+        "--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     from asyncsim.runs import animation  # loads matplotlib
 
@@ -167,7 +192,9 @@ def animate(arguments: Sequence[str]) -> int:
 def cite(arguments: Sequence[str]) -> int:
     """Print BibTeX of asyncsim and of the papers of methods."""
     parser = _parser(cite)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a method, or a folder of results for its methods")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a method, or a folder of results for its methods"
+    )
     from asyncsim.runs.citations import bibtex  # which loads JAX
 
     print(bibtex(parser.parse_args(arguments).names))
@@ -175,7 +202,8 @@ def cite(arguments: Sequence[str]) -> int:
 
 
 def check_lag(arguments: Sequence[str]) -> int:
-    """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is violated.
+    """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is
+    violated.
 
     The log is parquet, or CSV named .csv, with a row per sample. Its columns: read_version, the
     version on the slot at the start of the sample; version, the learner's version when it took the
@@ -189,7 +217,9 @@ def check_lag(arguments: Sequence[str]) -> int:
     parser = _parser(check_lag)
     parser.prog = "asyncsim check-lag"
     parser.add_argument("path", metavar="FILE", help="the log")
-    parser.add_argument("--bound", type=int, help="the largest staleness (versions) that is allowed")
+    parser.add_argument(
+        "--bound", type=int, help="the largest staleness (versions) that is allowed"
+    )
     report = lag.check_lag(**vars(parser.parse_args(arguments)))
     print(report)
     return 0 if report.beyond is None else 1
@@ -211,7 +241,9 @@ def _show(folder: Path) -> None:
 def _methods(entries: Sequence[index.IndexEntry]) -> set[str]:
     """Return the methods of the entries, with their hyper-parameters and by their names alone."""
     # Commas inside brackets are between hyper-parameters.
-    calls = {call for entry in entries for call in re.split(r", (?![^(]*\))", entry.methods) if call}
+    calls = {
+        call for entry in entries for call in re.split(r", (?![^(]*\))", entry.methods) if call
+    }
     return calls | {call.partition("(")[0] for call in calls}
 
 
@@ -231,7 +263,11 @@ def _table(entries: Sequence[index.IndexEntry]) -> str:
     lines = []
     for row in rows:
         cells = [*map(one_line, row[:-1], widths), row[-1]]
-        lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+        lines.append(
+            "  ".join(
+                f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)
+            ).rstrip()
+        )
     return "\n".join(lines)
 
 

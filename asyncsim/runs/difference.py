@@ -26,12 +26,17 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
 
     Entries that only one of them has are left out, and hashes of code unless nothing else differs.
     """
-    pair = [{name: value for name, value in config.items() if name not in _NOT_OPTIONS} for config in (first, second)]
+    pair = [
+        {name: value for name, value in config.items() if name not in _NOT_OPTIONS}
+        for config in (first, second)
+    ]
     entries = [dict(flat(config)) for config in pair]
     names = dict.fromkeys([*entries[0], *entries[1]])
     values = [(name, *(entry.get(name, _ABSENT) for entry in entries)) for name in names]
     shared = [row for row in values if _ABSENT not in row[1:]]
-    changed = [(name, one_line(a, _LONGEST), one_line(b, _LONGEST)) for name, a, b in shared if a != b]
+    changed = [
+        (name, one_line(a, _LONGEST), one_line(b, _LONGEST)) for name, a, b in shared if a != b
+    ]
     return [row for row in changed if not row[0].startswith("code ")] or changed
 
 
@@ -50,7 +55,9 @@ def report(first: str, second: str, measure: str | None = None, out: str | None 
 
 
 def draw(
-    pair: tuple[TaggedStudy, TaggedStudy], measure: str | None = None, out: str | os.PathLike | None = None
+    pair: tuple[TaggedStudy, TaggedStudy],
+    measure: str | None = None,
+    out: str | os.PathLike | None = None,
 ) -> list[Path]:
     """Draw a measure of all runs of two studies; return the paths of the PNG and the PDF.
 
@@ -58,8 +65,8 @@ def draw(
     with a tuned learning rate only the best rate is drawn: from the study's table, else the one
     with the least training loss.
 
-    ``measure``: by default the first of test accuracy, test loss and training loss that all runs have. ``out``: the
-    path without its ending; by default the two names, in the working folder.
+    ``measure``: by default the first of test accuracy, test loss and training loss that all runs
+    have. ``out``: the path without its ending; by default the two names, in the working folder.
 
     Raises
     ------
@@ -71,16 +78,26 @@ def draw(
         require_free("out", target.with_name(f"{target.name}.{kind}"))
     runs, labels = [], []
     for study in pair:
-        rows = study.summary.dropna(subset="run_folder") if "run_folder" in study.summary else study.summary[:0]
+        rows = (
+            study.summary.dropna(subset="run_folder")
+            if "run_folder" in study.summary
+            else study.summary[:0]
+        )
         if rows.empty:
-            raise InputError(f"{study.name!r}: the summary in {study.folder} has no runs to draw; see its tables")
+            raise InputError(
+                f"{study.name!r}: the summary in {study.folder} has no runs to draw; see its tables"
+            )
         rates = "method.learning_rate" in rows and rows["method.learning_rate"].nunique() > 1
         if rates and (study.folder / results.RANKING).exists():
             best = study.finished.table(results.RANKING, ("method", "learning_rate"))
             best = best.rename(columns={"learning_rate": "method.learning_rate"})
             rows = rows.merge(best[["method", "method.learning_rate"]])
         elif rates:
-            cells = [name for name in results.cell_options(study.config) if name in rows and name != "learning_rate"]
+            cells = [
+                name
+                for name in results.cell_options(study.config)
+                if name in rows and name != "learning_rate"
+            ]
             by = [rows[name] for name in ("method", *cells)]
             loss = rows["train_loss"].where(np.isfinite(rows["train_loss"]), np.inf)
             mean = loss.groupby([*by, rows["method.learning_rate"]], dropna=False).transform("mean")
@@ -91,7 +108,9 @@ def draw(
             labels.append(f"{study.name}: {row.get('method', 'run')}{rate}")
     if measure is None:
         shared = set.intersection(*(set(run.evaluations) for run in runs))
-        measure = next((name for name in ("test_accuracy", "test_loss") if name in shared), "train_loss")
+        measure = next(
+            (name for name in ("test_accuracy", "test_loss") if name in shared), "train_loss"
+        )
     states = {study.name: results.unfinished(study.folder, study.config) for study in pair}
     remarks = [f"{name} is {state}" for name, state in states.items() if state]
     title = "; ".join([f"{pair[0].name} against {pair[1].name}", *remarks])

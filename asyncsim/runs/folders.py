@@ -28,7 +28,9 @@ _MOST_TAGS = 1000
 def roots() -> list[Path]:
     """List the folders to search: added roots, and folders outside them to which studies wrote."""
     try:
-        lines = (results.index_folder() / results.FOLDER_LIST).read_text(encoding="utf-8").splitlines()
+        lines = (
+            (results.index_folder() / results.FOLDER_LIST).read_text(encoding="utf-8").splitlines()
+        )
     except (OSError, UnicodeDecodeError):
         return []
     return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
@@ -83,13 +85,17 @@ def describe(folder: Path) -> dict[str, Any]:
             date = datetime.fromtimestamp(modified, UTC).isoformat(timespec="seconds")
     rows = _rows(folder / results.SUMMARY)
     methods = config.get("methods")
-    headline = "; ".join(filter(None, [results.unfinished(folder, config), _headline(rows, config)]))
+    headline = "; ".join(
+        filter(None, [results.unfinished(folder, config), _headline(rows, config)])
+    )
     return {
         "id": one_line(record.get("id") or ""),
         "study": one_line(config.get("study", "")),
         "date": one_line(date),
         "cluster": one_line(_cluster(config)),
-        "methods": one_line(", ".join(map(str, methods)) if isinstance(methods, list) else "", _LONGEST_LIST),
+        "methods": one_line(
+            ", ".join(map(str, methods)) if isinstance(methods, list) else "", _LONGEST_LIST
+        ),
         "headline": one_line(headline),
         "runs": len(rows),
         "tags": _tags(folder),
@@ -102,7 +108,9 @@ def _tags(folder: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError, InputError):  # the folder has no tags
         files = sorted(files_below(folder / "tags"), key=lambda file: file.stem)
     tags = []
-    for file in [file for file in files if file.suffix == ".json" and NAME.fullmatch(file.stem)][:_MOST_TAGS]:
+    for file in [file for file in files if file.suffix == ".json" and NAME.fullmatch(file.stem)][
+        :_MOST_TAGS
+    ]:
         values = results.json_table(file)
         run, commit = values.get("run"), values.get("commit")
         tags.append(
@@ -120,13 +128,17 @@ def _tags(folder: Path) -> list[dict[str, Any]]:
 def runs_in(folder: Path) -> list[str]:
     """List the runs in a folder of results: ``gem-seed0``, or in a cell ``workers-5/gem-seed0``."""
     runs = folder / "runs"
-    names = (path.parent.relative_to(runs).as_posix() for path in files_below(runs) if path.name == RUN)
+    names = (
+        path.parent.relative_to(runs).as_posix() for path in files_below(runs) if path.name == RUN
+    )
     return sorted(name for name in names if "/." not in f"/{name}")  # leading dot: half-written
 
 
 def one_line(value: Any, longest: int = LONGEST_TEXT) -> str:
     """Convert a value to a short text of one line, without control characters for a terminal."""
-    text = "".join(character if character.isprintable() else "?" for character in str(value)[: longest + 1])
+    text = "".join(
+        character if character.isprintable() else "?" for character in str(value)[: longest + 1]
+    )
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
@@ -143,7 +155,13 @@ def _rows(file: Path) -> list[dict[str, str]]:
 def _cluster(config: Mapping[str, Any]) -> str:
     """Describe the cluster of a study: its workers, and options that differ from the defaults."""
     workers = config.get("workers")
-    count = ", ".join(map(str, workers)) if isinstance(workers, list) else "" if workers is None else str(workers)
+    count = (
+        ", ".join(map(str, workers))
+        if isinstance(workers, list)
+        else ""
+        if workers is None
+        else str(workers)
+    )
     parts = [f"{count} worker{'' if count == '1' else 's'}"] if count else []
     for name, usual in (("topology", None), ("policy", "asynchronous"), ("protocol", "exchange")):
         value = config.get(name)
@@ -163,7 +181,8 @@ _HEADLINES = (
 
 
 def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> str:
-    """Return the best mean over seeds of a measure, and its method; without a measure, the mean staleness.
+    """Return the best mean over seeds of a measure, and its method; without a measure, the mean
+    staleness.
 
     A study whose runs differ in more than method, learning rate and seed has no best: its headline
     is the range of its means.
@@ -173,7 +192,9 @@ def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> s
     for column, is_larger_better in _HEADLINES:
         groups: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
-            conditions = (str(row.get(name) or "") for name in ("method", "method.learning_rate", *unlike))
+            conditions = (
+                str(row.get(name) or "") for name in ("method", "method.learning_rate", *unlike)
+            )
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 value = float(row[column])
                 groups.setdefault(tuple(conditions), []).append(value)

@@ -62,14 +62,24 @@ def entries() -> list[IndexEntry]:
             IndexEntry(
                 folder=Path(path),
                 tags=tuple(Tag(folder=Path(path), **tag) for tag in entry["tags"]),
-                **{name: entry[name] for name in IndexEntry._fields if name not in ("folder", "tags")},
+                **{
+                    name: entry[name]
+                    for name in IndexEntry._fields
+                    if name not in ("folder", "tags")
+                },
             )
             for path, entry in sorted(table.items())
         ]
     return sorted(rows, key=lambda entry: entry.date, reverse=True)
 
 
-def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None) -> Tag:
+def tag(
+    folder: str | os.PathLike,
+    name: str,
+    note: str = "",
+    run: str | None = None,
+    commit: int | None = None,
+) -> Tag:
     """Name a folder of results, or a place in one of its runs, by a file inside the folder.
 
     Raises
@@ -80,10 +90,14 @@ def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = 
     """
     place = require_path("folder", folder).absolute()
     if not isinstance(results.config_of(place).get("study"), str):
-        raise InputError(f"folder = {str(folder)!r}: holds no results of a study; give a folder that a study wrote")
+        raise InputError(
+            f"folder = {str(folder)!r}: holds no results of a study; give a folder that a study "
+            "wrote"
+        )
     if not isinstance(name, str) or not folders.NAME.fullmatch(name):
         raise InputError(
-            f"name = {name!r}: must be of letters, digits, '.', '_' and '-', begin with a letter or a digit, and be at "
+            f"name = {name!r}: must be of letters, digits, '.', '_' and '-', begin with a letter "
+            "or a digit, and be at "
             "most 64 characters long"
         )
     if not isinstance(note, str) or not note.isprintable():
@@ -101,10 +115,14 @@ def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = 
                     at = f", run {rival.run}" if rival.run else ""
                     at += f", commit {rival.commit}" if rival.commit is not None else ""
                     raise InputError(
-                        f"name = {name!r}: is taken by {rival.folder}{at}; choose another, or remove that one with: "
+                        f"name = {name!r}: is taken by {rival.folder}{at}; choose another, or "
+                        "remove that one with: "
                         f"asyncsim tag --remove {rival.name}"
                     )
-        write_json(_file(created), {field: value for field, value in created._asdict().items() if field != "folder"})
+        write_json(
+            _file(created),
+            {field: value for field, value in created._asdict().items() if field != "folder"},
+        )
         _refresh(table)
     return created
 
@@ -150,19 +168,27 @@ def find(name: str) -> Tag:
         matches = [here]
     if len(matches) > 1:
         places = ", ".join(str(tag.folder) for tag in matches)
-        raise InputError(f"name = {name!r}: {len(matches)} folders have it: {places}; give the path of one")
+        raise InputError(
+            f"name = {name!r}: {len(matches)} folders have it: {places}; give the path of one"
+        )
     if matches:
         return matches[0]
     for entry in all_entries:
         if entry.missing and name in (entry.folder.name, *(tag.name for tag in entry.tags)):
             raise InputError(
-                f"name = {name!r}: its folder {entry.folder} is gone; if it was moved, say where it is now with: "
-                "asyncsim runs --root FOLDER; else remove it from the list with: asyncsim runs --forget"
+                f"name = {name!r}: its folder {entry.folder} is gone; if it was moved, say where "
+                "it is now with: "
+                "asyncsim runs --root FOLDER; else remove it from the list with: asyncsim runs "
+                "--forget"
             )
-    names = {name for entry in present for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
+    names = {
+        name for entry in present for name in (*(tag.name for tag in entry.tags), entry.folder.name)
+    }
     nearest = difflib.get_close_matches(str(name)[: folders.LONGEST_TEXT], names, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise InputError(f"name = {shown(name)}: no tag and no folder of results; {hint}asyncsim runs lists all")
+    raise InputError(
+        f"name = {shown(name)}: no tag and no folder of results; {hint}asyncsim runs lists all"
+    )
 
 
 def add_root(folder: str | os.PathLike) -> Path:
@@ -201,7 +227,9 @@ def _require_run(folder: Path, run: str, commit: int | None) -> str:
         require_count("commit", commit, minimum=0)
         commits = len(Run.load(folder / "runs" / name).commits)
         if commit >= commits:
-            raise InputError(f"commit = {commit}: the run {name} has {counted(commits, 'commit')}, from 0")
+            raise InputError(
+                f"commit = {commit}: the run {name} has {counted(commits, 'commit')}, from 0"
+            )
     return name
 
 
@@ -229,7 +257,8 @@ def _index() -> Iterator[dict[str, dict[str, Any]]]:
                 write_text(file, sealed({"format": _VERSION, "folders": table}), mode=0o600)
     except OSError as error:
         raise InputError(
-            f"index = {str(file)!r}: cannot be used: {error}; set ASYNCSIM_INDEX to a folder that can be written"
+            f"index = {str(file)!r}: cannot be used: {error}; set ASYNCSIM_INDEX to a folder that "
+            "can be written"
         ) from error
 
 

@@ -96,13 +96,19 @@ class TaggedStudy(NamedTuple):
     def traces(self) -> LazyMapping[Trace]:
         """Its traces by name."""
         traces = self.folder / "traces"
-        paths = [path.relative_to(traces) for path in files_below(traces) if path.suffix == ".parquet"]
+        paths = [
+            path.relative_to(traces) for path in files_below(traces) if path.suffix == ".parquet"
+        ]
         names = [path.with_suffix("").as_posix() for path in paths if not path.name.startswith(".")]
-        return LazyMapping(names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet"))
+        return LazyMapping(
+            names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet")
+        )
 
     def __repr__(self) -> str:
         at = f" at {self.place.run}" if self.place else ""
-        at += f", commit {self.place.commit}" if self.place and self.place.commit is not None else ""
+        at += (
+            f", commit {self.place.commit}" if self.place and self.place.commit is not None else ""
+        )
         return f"<{self.config['study']} {self.name!r}{at}: {len(self.runs)} runs in {self.folder}>"
 
 
@@ -111,14 +117,27 @@ def table() -> pd.DataFrame:
     rows = [
         {
             "tags": ", ".join(tag.name for tag in entry.tags),
-            **{name: getattr(entry, name) for name in ("study", "cluster", "methods", "headline", "runs")},
+            **{
+                name: getattr(entry, name)
+                for name in ("study", "cluster", "methods", "headline", "runs")
+            },
             "date": pd.Timestamp(entry.date) if entry.date else pd.NaT,
             "folder": str(entry.folder),
             "missing": entry.missing,
         }
         for entry in index.entries()
     ]
-    columns = ["tags", "study", "cluster", "methods", "headline", "runs", "date", "folder", "missing"]
+    columns = [
+        "tags",
+        "study",
+        "cluster",
+        "methods",
+        "headline",
+        "runs",
+        "date",
+        "folder",
+        "missing",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -133,6 +152,8 @@ def open(name: str) -> TaggedStudy:
     tag = index.find(name)
     study = read(tag.folder, str(results.config_of(tag.folder).get("study")))
     if tag.run is not None and tag.run not in runs_in(tag.folder):
-        raise InputError(f"name = {name!r}: its run {tag.run} is not in {tag.folder} any more; tag another")
+        raise InputError(
+            f"name = {name!r}: its run {tag.run} is not in {tag.folder} any more; tag another"
+        )
     place = TaggedPlace(tag.run, tag.commit, tag.folder) if tag.run else None
     return TaggedStudy(tag.name, tag.note, study, place)

@@ -3,9 +3,9 @@
 A crash, or a departure, ends the life of a worker; the others count the worker until the failure is
 detected. When the worker is back, it begins a new life.
 
-With a server (`asyncsim.simulation.world`) a new life begins with the newest version: that read costs
-the way down, no way up, and a service only where reads are separate visits. So does the read after
-a message that was given up. Without a server see `asyncsim.simulation.peers`.
+With a server (`asyncsim.simulation.world`) a new life begins with the newest version: that read
+costs the way down, no way up, and a service only where reads are separate visits. So does the read
+after a message that was given up. Without a server see `asyncsim.simulation.peers`.
 """
 
 import functools
@@ -23,7 +23,17 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.simulation.clock import Clock, Record
 from asyncsim.simulation.station import Station, Worker
 from asyncsim.simulation.weather import Incidents, Weather
-from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS, TABLES
+from asyncsim.traces.columns import (
+    APPLIED,
+    CANCELLED,
+    CRASH,
+    FAILED_BY,
+    LEAVE,
+    NOTHING,
+    RESENT,
+    SPELLS,
+    TABLES,
+)
 
 if TYPE_CHECKING:
     from asyncsim.simulation.world import World
@@ -49,7 +59,12 @@ class Absences(ABC):
     fruitless: str
 
     def __init__(self, cluster: Cluster, weather: Weather, clock: Clock, rows: Record):
-        self._failures, self._weather, self._clock, self._rows = cluster.failures, weather, clock, rows
+        self._failures, self._weather, self._clock, self._rows = (
+            cluster.failures,
+            weather,
+            clock,
+            rows,
+        )
         n = cluster.workers
         self.away = [int(not is_present) for is_present in weather.present]
         self.incarnation = list(self.away)
@@ -57,7 +72,16 @@ class Absences(ABC):
         self._spells: list[list[float]] = []
         for index in range(n):
             if self.away[index]:  # it joins later: as if it had left at time 0
-                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan, -1]
+                self._spell[index] = [
+                    index,
+                    SPELLS.index("leave"),
+                    0.0,
+                    math.nan,
+                    0.0,
+                    0.0,
+                    math.nan,
+                    -1,
+                ]
                 self._spells.append(self._spell[index])
         self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
 
@@ -85,7 +109,8 @@ class Absences(ABC):
         if self._fruitless > self._most_fruitless:
             raise InputError(
                 f"failures = {', '.join(map(str, self._failures))}: so often that {self.fruitless} "
-                f"in {self._fruitless:,} failures; give longer times between them, or shorter computations"
+                f"in {self._fruitless:,} failures; give longer times between them, or shorter "
+                "computations"
             )
 
     def at(self, time: float, action: Callable[[], None]) -> None:
@@ -174,8 +199,8 @@ class ServerAbsences(Absences):
     jobs, reads_made : list of int
         The numbers of each worker's consumed reads, and of all its reads.
     has_begun, under_way : list of bool
-        Whether each worker has begun a computation without a row so far; whether its message or request is
-        under way to the server, or at the server: a crash does not stop these.
+        Whether each worker has begun a computation without a row so far; whether its message or
+        request is under way to the server, or at the server: a crash does not stop these.
     incarnation_of_job : list of int
         The number of losses of each worker's state before its computation began.
     """
@@ -208,7 +233,9 @@ class ServerAbsences(Absences):
 
     def close_job(self, index: int, failed_by: int, outcome: int) -> bool:
         """Record the end of a worker's job; return whether its computation had begun."""
-        self._world.causes.entries.extend((self.jobs[index], failed_by, self.incarnation_of_job[index]))
+        self._world.causes.entries.extend(
+            (self.jobs[index], failed_by, self.incarnation_of_job[index])
+        )
         if failed_by != RESENT:  # a resent message belongs to the same job
             self.jobs[index] += 1
         self.count_row(outcome < CANCELLED)
@@ -242,11 +269,15 @@ class ServerAbsences(Absences):
     def resume(self, worker: Worker) -> None:
         """Let a worker continue after a commit."""
         world = self._world
-        self.under_way[worker.index] = world.cluster.protocol == "write_then_read"  # to ask for its read
+        self.under_way[worker.index] = (
+            world.cluster.protocol == "write_then_read"
+        )  # to ask for its read
         world.resume(worker)
 
     def enter(self, index: int) -> None:
-        """Begin a new life of a worker, once the server is up, if the worker is present and has none."""
+        """Begin a new life of a worker, once the server is up, if the worker is present and has
+        none.
+        """
         world = self._world
         if self._down:
             self._when_up.append(functools.partial(self.enter, index))
@@ -323,7 +354,9 @@ class ServerAbsences(Absences):
 
         def restore() -> None:
             restored = len(self._world.steps), self._checkpoint
-            self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, *restored])
+            self._spells.append(
+                [-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, *restored]
+            )
             self._down = False
             self._since_checkpoint = 0
             self._next_outage(outages, number + 1)
@@ -357,8 +390,12 @@ class ServerAbsences(Absences):
         if write_end <= outage_begin:
             self._checkpoint = self._world.gate.version
 
-    def _service_time(self, service: Callable[[int], float], outages: Incidents) -> Callable[[int], float]:
-        """Return the function from a worker to a service's duration (s), checkpoints and outages included."""
+    def _service_time(
+        self, service: Callable[[int], float], outages: Incidents
+    ) -> Callable[[int], float]:
+        """Return the function from a worker to a service's duration (s), checkpoints and outages
+        included.
+        """
         at, server, number = outages.spells.at, self._world.server, 0
 
         def service_time(index: int) -> float:

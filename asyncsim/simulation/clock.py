@@ -32,9 +32,10 @@ class PeriodicClock(Clock):
     """A clock whose queue holds the near future only.
 
     SimPy keeps all pending events in one heap. With 100,000 workers every push and every pop walks
-    through 17 levels of it, in memory that no cache holds. Here time is cut into periods. SimPy's queue
-    holds the events of the current one; the events of a later period lie in a plain list until it begins.
-    Events happen in SimPy's order: by time, then by priority, then in the order of scheduling.
+    through 17 levels of it, in memory that no cache holds. Here time is cut into periods. SimPy's
+    queue holds the events of the current one; the events of a later period lie in a plain list
+    until it begins. Events happen in SimPy's order: by time, then by priority, then in the order of
+    scheduling.
 
     ``period``: length of a period, seconds. Best when some tens of events fall into one.
     """
@@ -88,7 +89,9 @@ def clock_for(cluster: Cluster) -> Clock:
     if cluster.workers <= _SMALL_CLUSTER:
         return Clock()
     laws, windows = cluster.compute_laws, cluster.windows
-    ends_per_second = sum(1.0 / (law.mean * count) for law, count in zip(laws, windows, strict=True))
+    ends_per_second = sum(
+        1.0 / (law.mean * count) for law, count in zip(laws, windows, strict=True)
+    )
     return PeriodicClock(_PER_PERIOD / ends_per_second)
 
 

@@ -12,7 +12,9 @@ from asyncsim.clusters.laws import Constant, Law
 _BLOCK = 64
 
 
-def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[int] = 1) -> Callable[[int], float]:
+def delays(
+    laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[int] = 1
+) -> Callable[[int], float]:
     """Return the function from a worker to its next duration.
 
     A worker's durations depend only on the seed, the purpose, its index and its law: not on the
@@ -36,8 +38,8 @@ def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[i
 
     Notes
     -----
-    The durations drawn ahead lie in one array, and not in an iterator per worker: with 100,000 workers
-    most of the time goes into cache misses, and an array has the fewest.
+    The durations drawn ahead lie in one array, and not in an iterator per worker: with 100,000
+    workers most of the time goes into cache misses, and an array has the fewest.
     """
     counts = [steps] * len(laws) if isinstance(steps, int) else steps
     if all(isinstance(law, Constant) for law in laws):

@@ -1,7 +1,7 @@
 """Gates: the state of a server's timing policy.
 
-A gate takes a message, makes a version when one is complete, and names the workers that continue. It
-counts *members*: workers that are not known to be away.
+A gate takes a message, makes a version when one is complete, and names the workers that continue.
+It counts *members*: workers that are not known to be away.
 """
 
 from collections import Counter
@@ -76,7 +76,9 @@ class Gate:
         self._waiting = [worker for worker in self._waiting if worker.index != index]
 
     def restore(self) -> Sequence[Worker]:
-        """Drop the buffered messages for a restored version; return the workers that waited for it."""
+        """Drop the buffered messages for a restored version; return the workers that waited for
+        it.
+        """
         self.version += 1
         # A restored version counts as a new one, so that versions never decrease.
         self._empty()
@@ -117,7 +119,9 @@ class Batches(Gate):
 
 
 class Barrier(Batches):
-    """Makes a version of the first ``count`` messages, or of all members'; senders wait for the version."""
+    """Makes a version of the first ``count`` messages, or of all members'; senders wait for the
+    version.
+    """
 
     holds = True
 
@@ -126,7 +130,9 @@ class Barrier(Batches):
         self._delivered = set[int]()
 
     def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
-        """Return all waiting workers once the version is made; the sender of a discarded message at once."""
+        """Return all waiting workers once the version is made; the sender of a discarded message at
+        once.
+        """
         if outcome == DISCARDED:
             return (worker,)
         self._waiting.append(worker)
@@ -162,7 +168,9 @@ class Barrier(Batches):
 
 
 class Turns(Gate):
-    """Collects a message of every member, then makes a version of the next of each; see `asyncsim.rounds`."""
+    """Collects a message of every member, then makes a version of the next of each; see
+    `asyncsim.rounds`.
+    """
 
     def __init__(self, policy: Policy, members: Iterable[int]):
         super().__init__(policy, members)
@@ -243,7 +251,9 @@ class Buckets(Gate):
 
 
 class Clocks(Gate):
-    """Makes a version of every message; no worker may be more than ``bound`` commits ahead of the slowest."""
+    """Makes a version of every message; no worker may be more than ``bound`` commits ahead of the
+    slowest.
+    """
 
     holds = True
 

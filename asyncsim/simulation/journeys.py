@@ -48,7 +48,10 @@ class Journeys:
         self._latency = delays(way.latency, seed, purpose)
         self._near_or_far: Callable[..., float] | None = None
         if cluster.far_every > 1 and way != near:
-            far, latency = delays(way.latency, seed, f"far {purpose}"), delays(near.latency, seed, purpose)
+            far, latency = (
+                delays(way.latency, seed, f"far {purpose}"),
+                delays(near.latency, seed, purpose),
+            )
 
             # Separate streams: a far visit does not change the draws of near ones.
             def near_or_far(index: int, loaded: bool) -> float:
@@ -57,10 +60,14 @@ class Journeys:
                 return travels(index) + (transfer[index] if loaded else 0.0)
 
             self._near_or_far = near_or_far
-        self._links = [self._link(exists) for _ in cluster.link_sizes] if cluster.shared_bandwidth else []
+        self._links = (
+            [self._link(exists) for _ in cluster.link_sizes] if cluster.shared_bandwidth else []
+        )
 
     def before(self, next_step: Step, loaded: bool = True) -> Step:
-        """Return the step that travels, with the parameters if ``loaded``, and continues with ``next_step``."""
+        """Return the step that travels, with the parameters if ``loaded``, and continues with
+        ``next_step``.
+        """
         # Only parameters occupy a link; requests and acknowledgements pass it.
         if not loaded or not self._links:
             return self._travel(next_step, loaded)

@@ -7,8 +7,9 @@ time has arrived for all computations that begin at the instant of its sending. 
 of all.
 
 A crash, or a departure, ends the life of a worker, with its replica and the messages not taken up.
-The others count the worker until the failure is detected. A returning worker copies the replica of the
-living neighbour that applied a gradient last, and takes part from the newest round of its neighbours on.
+The others count the worker until the failure is detected. A returning worker copies the replica of
+the living neighbour that applied a gradient last, and takes part from the newest round of its
+neighbours on.
 
 A share of a message that no worker will take up returns: its sender takes it up with the messages
 of others. So the shares of a row always sum to one; symmetric shares, as a worker mixes them, do as
@@ -54,9 +55,15 @@ _NO_SENDERS: set[int] = set()
 _NOTHING: _Round = [], [0.0], _NO_SENDERS
 
 
-def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
+def simulate_without_server(
+    cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]
+) -> Trace:
     """Simulate a cluster with a topology until ``commits`` gradients were applied."""
-    peers = Handshakes(cluster, seed) if cluster.policy.name == "handshake" else Messages(cluster, seed, commits)
+    peers = (
+        Handshakes(cluster, seed)
+        if cluster.policy.name == "handshake"
+        else Messages(cluster, seed, commits)
+    )
     peers.run(commits, report)
     return peers.trace()
 
@@ -67,11 +74,12 @@ class Peers(ABC):
     Attributes
     ----------
     rows : Record
-        Each gradient: its worker, the begin and end of its computation, and when it was applied. With failures
-        also cancelled computations.
+        Each gradient: its worker, the begin and end of its computation, and when it was applied.
+        With failures also cancelled computations.
     causes : Record
-        With failures, for each row: the worker's round, the version that the computation began from, when the
-        worker could have begun it, the outcome and its cause, and how often the worker had lost its state.
+        With failures, for each row: the worker's round, the version that the computation began
+        from, when the worker could have begun it, the outcome and its cause, and how often the
+        worker had lost its state.
     absences : PeerAbsences or None
         With failures, the absences of workers.
     """
@@ -82,7 +90,9 @@ class Peers(ABC):
         self.cluster, self.seed, self.topology = cluster, seed, cluster.topology
         self.clock = clock_for(cluster)
         self.rows = Record(("worker", "start_time", "send_time", "commit_time"))
-        self.causes = Record(("round", "read_version", "ready_time", "outcome", "failed_by", "incarnation"))
+        self.causes = Record(
+            ("round", "read_version", "ready_time", "outcome", "failed_by", "incarnation")
+        )
         self.records = [self.rows, self.causes]
         self.workers = [Worker(self.clock, index) for index in range(n)]  # the present life of each
         self.applied = [0] * n  # gradients of each worker; of one that was away, its round
@@ -110,7 +120,9 @@ class Peers(ABC):
             for index, takers in enumerate(self.topology.neighbours(n)):
                 for taker in takers:
                     self._near[taker] = sorted({*self._near[taker], index})
-            self._copy_latency, self._copy_transfer, _ = _journeys(cluster, self.topology, seed, "latency down")
+            self._copy_latency, self._copy_transfer, _ = _journeys(
+                cluster, self.topology, seed, "latency down"
+            )
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
         """Run until ``commits`` gradients were applied; report the progress."""
@@ -153,7 +165,9 @@ class Peers(ABC):
 
     def add_row(self, index: int) -> bool:
         """Record a gradient that is applied now; return whether the run continues."""
-        self.rows.entries.extend((index, self.start_time[index], self.end_time[index], self.clock._now))
+        self.rows.entries.extend(
+            (index, self.start_time[index], self.end_time[index], self.clock._now)
+        )
         self.accepted.append(index)
         if self.absences is not None:
             self._add_cause(index, APPLIED, NOTHING)
@@ -165,7 +179,9 @@ class Peers(ABC):
         """Record the outcome of a row, after which its worker waits."""
         assert self.absences is not None
         versions = self.applied[index], self.read_version[index], self.ready_time[index]
-        self.causes.entries.extend((*versions, outcome, failed_by, self.absences.incarnation[index]))
+        self.causes.entries.extend(
+            (*versions, outcome, failed_by, self.absences.incarnation[index])
+        )
         self.absences.count_row(outcome == APPLIED)
         self.ready_time[index], self.computing[index] = self.clock._now, False
 
@@ -181,7 +197,11 @@ class Peers(ABC):
         # A scheduled event cannot be removed from the clock's queue.
         self.workers[index].callbacks = []
         self.workers[index] = Worker(self.clock, index)
-        begin, end = (self.start_time[index], min(self.end_time[index], now)) if self.computing[index] else (now, now)
+        begin, end = (
+            (self.start_time[index], min(self.end_time[index], now))
+            if self.computing[index]
+            else (now, now)
+        )
         self.rows.entries.extend((index, begin, end, now))
         self._add_cause(index, CANCELLED, failed_by)
         self._has_row[index] = False
@@ -197,7 +217,9 @@ class Peers(ABC):
         self.counted.add(index)
         self.ready_time[index] = now
         # A peer without a row in its life may itself still be copying.
-        living = [peer for peer in range(self.cluster.workers) if self._has_row[peer] and not away[peer]]
+        living = [
+            peer for peer in range(self.cluster.workers) if self._has_row[peer] and not away[peer]
+        ]
         near = [peer for peer in living if peer in self._near[index]]
         source = max(near or living, key=self.read_version.__getitem__, default=None)
         self.read_version[index] = 0 if source is None else self.read_version[source]
@@ -207,14 +229,23 @@ class Peers(ABC):
         self.clock.schedule_at(self.workers[index], now, self.cluster.workers + index)
 
     def trace_of(
-        self, takes_up: str, rows: Columns, taken_up: Columns, in_flight: Sequence[tuple[int, int, float, float]]
+        self,
+        takes_up: str,
+        rows: Columns,
+        taken_up: Columns,
+        in_flight: Sequence[tuple[int, int, float, float]],
     ) -> Trace:
         """Build the trace from the record and the messages."""
         cluster, rows = self.cluster, self.rows.table() | rows
         worker, start = rows["worker"].astype(np.int64), np.array(self.start_time)
         rows["local_steps"] = np.array(cluster.windows)[worker]
         source = Source(
-            cluster.workers, GOSSIP, max(cluster.windows), seed=self.seed, cluster=cluster, takes_up=takes_up
+            cluster.workers,
+            GOSSIP,
+            max(cluster.windows),
+            seed=self.seed,
+            cluster=cluster,
+            takes_up=takes_up,
         )
         names = ("step", "taker", "weight", "arrive_time")
         flying = dict(zip(names, np.array(in_flight).reshape(-1, len(names)).T, strict=True))
@@ -226,7 +257,9 @@ class Peers(ABC):
                 "is_away": np.array(self.absences.away) > 0,
             }
             rows |= self.causes.table()
-            return trace_without_server(source, rows, taken_up, flying, open_reads, self.absences.table())
+            return trace_without_server(
+                source, rows, taken_up, flying, open_reads, self.absences.table()
+            )
         # A worker whose last gradient was just applied has begun no other computation: its start
         # time is that of its last row.
         started = np.full(cluster.workers, -1.0)
@@ -273,7 +306,9 @@ class Messages(Peers):
         self._edges = self.topology.edges(n)
         per_row = sum(len(edges.sender) for edges in self._edges) / (len(self._edges) * n)
         memory = commits * per_row * _MESSAGE_BYTES
-        require_memory(f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", memory)
+        require_memory(
+            f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", memory
+        )
         self._sends = self.topology.sends(n)
         self._expected = [np.bincount(edges.taker, minlength=n).tolist() for edges in self._edges]
         # Whether a worker waits for the round that lies `behind` its own, and takes up only that.
@@ -285,7 +320,10 @@ class Messages(Peers):
         self._rounds: list[dict[int, _Round]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
-        self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
+        self._waiting, self._ready = (
+            [-1] * n,
+            [0.0] * n,
+        )  # the round that a worker waits for, and since when
         self._wake = self.apply_at if self._mixes_beside else self.resume_at
         self._taken_up = Record(("step", "weight", "arrive_time", "by"))
         self.records.append(self._taken_up)
@@ -293,10 +331,17 @@ class Messages(Peers):
         if self.absences is not None:
             self._senders: list[Worker] = []  # of each row, the life that sent it
             self._from = [_senders(edges, n) for edges in self._edges]
-            # To workers that are away: round, row, share, arrival, and whether it was sent before they went.
-            self._undelivered: list[list[tuple[int, int, float, float, bool]]] = [[] for _ in range(n)]
-            self._lost: list[tuple[int, int, float, float]] = []  # rows of `Trace.in_flight` without a taker
-            self._void: set[tuple[int, int, int]] = set()  # sender, taker and round of messages that come back
+            # To workers that are away: round, row, share, arrival, and whether it was sent before
+            # they went.
+            self._undelivered: list[list[tuple[int, int, float, float, bool]]] = [
+                [] for _ in range(n)
+            ]
+            self._lost: list[
+                tuple[int, int, float, float]
+            ] = []  # rows of `Trace.in_flight` without a taker
+            self._void: set[tuple[int, int, int]] = (
+                set()
+            )  # sender, taker and round of messages that come back
             self._last = [0] * n  # of an absent worker, the first round without its message
 
     def compute(self, index: int, now: float) -> None:
@@ -351,12 +396,21 @@ class Messages(Peers):
             self._after_round(self.resume_at, index, number - self._behind, now)
 
     def _send(self, index: int, number: int, row: int) -> None:
-        """Send shares of a row's state to the neighbours of a round; wake those whose round is complete."""
+        """Send shares of a row's state to the neighbours of a round; wake those whose round is
+        complete.
+        """
         now, part, fails = self.clock._now, number % len(self._edges), self.absences is not None
         at_once, by_round, waits, rounds = self.at_once, self._by_round, self._waits, self._rounds
-        waiting, ready, expected, wake = self._waiting, self._ready, self._expected[part], self._wake
+        waiting, ready, expected, wake = (
+            self._waiting,
+            self._ready,
+            self._expected[part],
+            self._wake,
+        )
         for taker, share in self._sends[part][index]:
-            arrival = now if at_once else now + self.latency(index, taker) + self.transfer(index, taker)
+            arrival = (
+                now if at_once else now + self.latency(index, taker) + self.transfer(index, taker)
+            )
             if fails:
                 arrives = self._arrival(index, taker, number, (row, share, arrival))
                 if arrives is None:
@@ -386,13 +440,19 @@ class Messages(Peers):
         messages = [] if box is None else sorted(box[0])
         return messages if self.absences is None else _merged(messages)
 
-    def _after_round(self, schedule: Callable[[int, float], None], index: int, number: int, now: float) -> None:
+    def _after_round(
+        self, schedule: Callable[[int, float], None], index: int, number: int, now: float
+    ) -> None:
         """Schedule a worker's next event for the arrival of the last message of a round."""
         if self._waits and number >= self._since[index]:
             part = number % len(self._edges)
             expected = self._expected[part][index]
-            messages, latest, _ = self._rounds[index].get(number, _NOTHING) if expected else _NOTHING
-            is_short = len(messages) < expected if self.absences is None else self._lacks(index, number)
+            messages, latest, _ = (
+                self._rounds[index].get(number, _NOTHING) if expected else _NOTHING
+            )
+            is_short = (
+                len(messages) < expected if self.absences is None else self._lacks(index, number)
+            )
             if is_short:
                 self._waiting[index], self._ready[index] = number, now
                 return
@@ -408,7 +468,11 @@ class Messages(Peers):
         row, share, arrival = message
         # Each lost copy costs a time-out, until one arrives or the message is given up.
         late, is_given_up = 0.0, False
-        while self.weather.loses and not is_given_up and (loss := self.weather.loss(index)) is not None:
+        while (
+            self.weather.loses
+            and not is_given_up
+            and (loss := self.weather.loss(index)) is not None
+        ):
             late += loss.timeout or 0.0
             is_given_up = not loss.resend
         if (index, taker, number) in self._void:
@@ -472,21 +536,30 @@ class Messages(Peers):
         """Return whether a message of a round is expected that was not sent yet."""
         arrived = self._box(index, number)[2]
         senders = self._from[number % len(self._edges)][index]
-        return any(peer not in arrived and peer in self.counted and number >= self._since[peer] for peer in senders)
+        return any(
+            peer not in arrived and peer in self.counted and number >= self._since[peer]
+            for peer in senders
+        )
 
     def _recheck(self, index: int) -> None:
         """Wake a worker whose round has no missing message."""
         number = self._waiting[index]
         if number >= 0 and not self._lacks(index, number):
             self._waiting[index] = -1
-            self._wake(index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0]))
+            self._wake(
+                index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0])
+            )
 
     def _settle(self, index: int) -> None:
         """Return a dead worker's messages to their senders, or count them as lost."""
         for number, row, share, _, was_before in self._undelivered[index]:
             sender = self._senders[row]
             # The dead worker has sent its half of an earlier exchange: the other is lost with it.
-            is_lost = number < self._last[index] if self._is_exchange(sender.index, index, number) else was_before
+            is_lost = (
+                number < self._last[index]
+                if self._is_exchange(sender.index, index, number)
+                else was_before
+            )
             if is_lost or self.workers[sender.index] is not sender:
                 self._lost.append((row, -1, share, self.clock._now))
             else:
@@ -500,7 +573,11 @@ class Messages(Peers):
         self._lost += [(row, -1, share, self.clock._now) for row, share, _ in self._mixed[index]]
         self._mixed[index], self._waiting[index], self._last[index] = [], -1, self.applied[index]
         if self._by_round:
-            waiting = [(number, *message) for number, (box, *_) in self._rounds[index].items() for message in box]
+            waiting = [
+                (number, *message)
+                for number, (box, *_) in self._rounds[index].items()
+                for message in box
+            ]
         else:
             waiting = [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
         # They return when the death is detected, as no worker knows of it before.
@@ -519,7 +596,9 @@ class Messages(Peers):
         assert self.absences is not None
         if self._waits:
             # Neighbours never send older rounds again: the worker would wait for them forever.
-            rounds = [self.applied[peer] for peer in self._near[index] if not self.absences.away[peer]]
+            rounds = [
+                self.applied[peer] for peer in self._near[index] if not self.absences.away[peer]
+            ]
             self.applied[index] = self._since[index] = max([self.applied[index], *rounds])
         super().begin_life(index)
         self._settle(index)
@@ -528,7 +607,10 @@ class Messages(Peers):
         """Return the trace of the run."""
         n, takers = self.cluster.workers, range(self.cluster.workers)
         waiting: Sequence[list[_Message]] = (
-            [[message for messages, *_ in rounds.values() for message in messages] for rounds in self._rounds]
+            [
+                [message for messages, *_ in rounds.values() for message in messages]
+                for rounds in self._rounds
+            ]
             if self._by_round
             else [[(row, share, arrival) for arrival, row, share in box] for box in self._inbox]
         )
@@ -552,9 +634,13 @@ class Messages(Peers):
                 for _, row, share, arrival, _ in self._undelivered[taker]
             ]
         # The share kept after the previous row, by the edges of its round; 1 in a first row.
-        kept_share = np.array([edges.kept(n) for edges in self._edges])[(number - 1) % len(self._edges), worker]
+        kept_share = np.array([edges.kept(n) for edges in self._edges])[
+            (number - 1) % len(self._edges), worker
+        ]
         rows = {"kept": np.where(is_first, 1.0, kept_share)}
-        return self.trace_of("commit" if self._mixes_beside else "read", rows, self._taken_up.table(), in_flight)
+        return self.trace_of(
+            "commit" if self._mixes_beside else "read", rows, self._taken_up.table(), in_flight
+        )
 
 
 class Handshakes(Peers):
@@ -583,7 +669,9 @@ class Handshakes(Peers):
             self.computing[index] = True
         partner = self._partner[index] = self._partner_of(index, self._number[index])
         self._number[index] += 1
-        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.resume_at)(index, end)
+        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.resume_at)(
+            index, end
+        )
 
     def resume(self, worker: Worker) -> None:
         """Ask the partner for an exchange."""
@@ -604,7 +692,12 @@ class Handshakes(Peers):
             return
         begin = max(now, self._free[index], self._free[partner])
         request, reply = self.latency(index, partner), self.latency(index, partner)
-        end = begin + request + reply + (self.transfer(index, partner) + self.transfer(partner, index))
+        end = (
+            begin
+            + request
+            + reply
+            + (self.transfer(index, partner) + self.transfer(partner, index))
+        )
         self._free[index] = self._free[partner] = end
         self.apply_at(index, end)
 
@@ -696,7 +789,11 @@ def _journeys(
     at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
     latency, slow = delays(near.latency, seed, purpose), topology.slowness(cluster.workers)
     if near == far and not slow:
-        return lambda sender, taker: latency(sender), lambda sender, taker: near.transfer[sender], at_once
+        return (
+            lambda sender, taker: latency(sender),
+            lambda sender, taker: near.transfer[sender],
+            at_once,
+        )
     between = delays(far.latency, seed, f"far {purpose}")
     site = cluster.site_of
 
@@ -725,7 +822,9 @@ def partners(topology: Topology, workers: int, seed: int) -> Callable[[int, int]
             return -1
         block, place = divmod(number, _PARTNERS)
         if place == 0:
-            ahead[worker] = streams.generator(worker, block).integers(len(near), size=_PARTNERS).tolist()
+            ahead[worker] = (
+                streams.generator(worker, block).integers(len(near), size=_PARTNERS).tolist()
+            )
         return near[ahead[worker][place]]
 
     return partner

@@ -62,20 +62,28 @@ class Slots:
         self._far_latency = delays([rollouts.far_latency] * 2, seed, "rollout far latency")
         self._first_far = rollouts.slots - rollouts.far_slots
         failures = [failure for failure in cluster.failures if failure.on == "slots"]
-        self._weather = Weather(failures, rollouts.slots, None, seed, "slot failure") if failures else None
+        self._weather = (
+            Weather(failures, rollouts.slots, None, seed, "slot failure") if failures else None
+        )
         self._aborts = rollouts.updates == "abort_and_resume"
         slows = self._weather is not None and self._weather.slows
         #: Whether a new version changes when samples end, or how far they are.
-        self._reschedules = rollouts.updates != "start" and (self._aborts or rollouts.prefill > 0 or slows)
+        self._reschedules = rollouts.updates != "start" and (
+            self._aborts or rollouts.prefill > 0 or slows
+        )
 
         count = rollouts.slots
         self._events = [Worker(clock, slot) for slot in range(count)]
         self._on_end: list[Callable[[Any], None]] = [self._finish]
         self._row_of = [-1] * count  # the row that each slot generates
-        self._done, self._since = [0.0] * count, [0.0] * count  # its progress (s), growing since (s)
+        self._done, self._since = (
+            [0.0] * count,
+            [0.0] * count,
+        )  # its progress (s), growing since (s)
         self._free = list(reversed(range(count)))
         self._crashes = [0] * count  # that keep each slot away
-        # At the learner's site and at the other one: the newest version, and the arrivals of versions.
+        # At the learner's site and at the other one: the newest version, and the arrivals of
+        # versions.
         self._versions = [0, 0]
         self._arrivals: list[list[tuple[float, int]]] = [[(0.0, 0)], [(0.0, 0)]]
         self._on_the_way: set[int] = set()  # rows of finished samples from far slots
@@ -100,7 +108,8 @@ class Slots:
         self._discarded = 0  # groups since the last batch
         self._idle: deque[Callable[[], None]] = deque()  # learners without a batch
 
-        # The record, row by row, and update by update. Columns that are filled later grow in blocks.
+        # The record, row by row, and update by update. Columns that are filled later grow in
+        # blocks.
         self._sample: list[int] = []
         self._slot: list[int] = []
         self._read: list[int] = []
@@ -225,8 +234,10 @@ class Slots:
                 self._discarded += 1
         if self._discarded > _MOST_DISCARDED:
             raise InputError(
-                f"rollouts: queue = {self._rollouts.queue}: {self._discarded:,} groups in a row were "
-                "too stale, and no batch was complete; give a larger limit, fewer slots or a larger "
+                f"rollouts: queue = {self._rollouts.queue}: {self._discarded:,} groups in a row "
+                "were "
+                "too stale, and no batch was complete; give a larger limit, fewer slots or a "
+                "larger "
                 "batch"
             )
 
@@ -469,7 +480,9 @@ class Slots:
             last = np.searchsorted(times, end, "left")
             count = np.maximum(last - first, 0) * (self._rollouts.updates != "start")
             number = np.repeat(np.arange(len(at_site)), count)
-            place = np.arange(len(number)) - np.repeat(np.cumsum(count) - count, count) + first[number]
+            place = (
+                np.arange(len(number)) - np.repeat(np.cumsum(count) - count, count) + first[number]
+            )
             share = (times[place] - start[number]) / length[number]
             row = at_site.index.to_numpy()[number]
             parts.append(pd.DataFrame({"row": row, "share": share, "version": versions[place]}))

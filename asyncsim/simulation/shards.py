@@ -53,15 +53,17 @@ class Shard(Versions):
         self.station: Station | OpenStation = (
             OpenStation(clock, n, service)
             if cluster.discipline == "lock_free"
-            else Station(clock, n, service, waiting_room(cluster.discipline, world.seed, self.stream))
+            else Station(
+                clock, n, service, waiting_room(cluster.discipline, world.seed, self.stream)
+            )
         )
 
 
 class SplitMessages(Versions):
     """Messages in parts, one per server.
 
-    Its versions count messages: a message is committed, or read, with the last of its parts. A message is
-    discarded if all servers discard their parts.
+    Its versions count messages: a message is committed, or read, with the last of its parts. A
+    message is discarded if all servers discard their parts.
     """
 
     def __init__(self, world: "World", servers: int):
@@ -69,7 +71,9 @@ class SplitMessages(Versions):
         n = world.cluster.workers
         self._world, self._servers = world, servers
         self._parts = [[Worker(world.clock, index) for index in range(n)] for _ in range(servers)]
-        self._uncommitted, self._unread, self._under_way, self._accepted_parts = ([0] * n for _ in range(4))
+        self._uncommitted, self._unread, self._under_way, self._accepted_parts = (
+            [0] * n for _ in range(4)
+        )
 
     def fork(self, shards: list[Shard], departures: list[Step]) -> Step:
         """Return the step that sends the parts of a message, each to its server."""
@@ -111,7 +115,9 @@ class SplitMessages(Versions):
         return record
 
     def count_reads(self, shard: Shard) -> Callable[[tuple[Any, ...]], None]:
-        """Return the function that records the read of a shard, and the whole read if the shard is the last."""
+        """Return the function that records the read of a shard, and the whole read if the shard is
+        the last.
+        """
         parts, messages = shard.reads.entries.extend, self.reads.entries.extend
         unread, last_read, gate = self._unread, self.last_read, self.gate
 

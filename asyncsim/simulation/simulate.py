@@ -23,7 +23,9 @@ from asyncsim.traces.trace import Trace
 _COMMIT_BYTES = 400
 
 
-def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
+def simulate(
+    cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None
+) -> Trace:
     """Simulate a cluster until its server has accepted ``commits`` messages.
 
     Without a server the run ends after ``commits`` gradients. Several servers have accepted a
@@ -57,7 +59,9 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
     memory = (commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES) * cluster.servers
-    require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory)
+    require_memory(
+        f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory
+    )
 
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
@@ -65,12 +69,18 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         world = World(cluster, seed)
         world.run(commits, report)
     commits_made, absences = world.steps.table(), None
-    shards = [(shard.steps.table(), shard.reads.table()) for shard in world.shards] if cluster.servers > 1 else []
+    shards = (
+        [(shard.steps.table(), shard.reads.table()) for shard in world.shards]
+        if cluster.servers > 1
+        else []
+    )
     if world.absences is not None:
         commits_made |= world.causes.table()
         absences = world.absences.table()
     rollouts = None if world.slots is None else world.slots.tables()
-    reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
+    reads = (
+        reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
+    )
     return trace_of(cluster, seed, commits_made, reads, world.present(), absences, shards, rollouts)
 
 

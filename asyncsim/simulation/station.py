@@ -59,7 +59,9 @@ class Station:
         Each worker's last arrival here, and the begin of its last service, seconds.
     """
 
-    def __init__(self, env: simpy.Environment, workers: int, busy: Callable[[int], float], waiting: Any):
+    def __init__(
+        self, env: simpy.Environment, workers: int, busy: Callable[[int], float], waiting: Any
+    ):
         self.env = env
         self.busy = busy
         self.waiting = waiting

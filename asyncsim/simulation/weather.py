@@ -54,7 +54,8 @@ class Weather:
     Attributes
     ----------
     changes : list
-        For each worker its departures and returns, in order: pairs of time (s) and whether it joins.
+        For each worker its departures and returns, in order: pairs of time (s) and whether it
+        joins.
     present : list of bool
         Whether each worker is present at the start.
     incidents : list of Incidents
@@ -79,8 +80,12 @@ class Weather:
         self.outages: Incidents | None = None
         self._seed, self._workers, self._sites = seed, workers, sites
         self._speeds: list[list[tuple[Spells, float]]] = [[] for _ in self.present]
-        self._passed: list[list[int]] = [[] for _ in self.present]  # spells that are over, of each of these
-        self._losses: list[list[tuple[Failure, Callable[[int], float]]]] = [[] for _ in self.present]
+        self._passed: list[list[int]] = [
+            [] for _ in self.present
+        ]  # spells that are over, of each of these
+        self._losses: list[list[tuple[Failure, Callable[[int], float]]]] = [
+            [] for _ in self.present
+        ]
         self.slows = any(failure.name in ("slow", "pause") for failure in failures)
         self.loses = any(failure.name == "loss" for failure in failures)
         numbers: dict[str, int] = {}
@@ -119,7 +124,10 @@ class Weather:
                 return work if time == now and speed == 1.0 else time + work / speed - now
             work -= (until - time) * speed
             time = until
-        raise InputError(f"failures: a computation of worker {index} is not done after {_SPELLS_OF_A_STEP:,} spells")
+        raise InputError(
+            f"failures: a computation of worker {index} is not done after {_SPELLS_OF_A_STEP:,} "
+            "spells"
+        )
 
     def work(self, index: int, begin: float, end: float) -> float:
         """Return the work (s at full speed) that is done from ``begin`` to ``end``."""

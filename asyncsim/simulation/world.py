@@ -6,10 +6,10 @@ steps, built at the start: a step lets a worker act and calls the step that foll
 in `_visits`, are ways to chain them. With several servers the chain forks after the computation,
 into one branch per server, and joins before the next computation.
 
-A `Worker` is one *life* of a worker. A crash ends it, unless its message is under way to the server;
-then the visit ends it. A step of a life that has ended does nothing. Job ``j`` of a worker always
-computes from its read ``j``, read 0 being version 0 at time 0, so a read that is open when a life ends
-belongs to a cancelled row.
+A `Worker` is one *life* of a worker. A crash ends it, unless its message is under way to the
+server; then the visit ends it. A step of a life that has ended does nothing. Job ``j`` of a worker
+always computes from its read ``j``, read 0 being version 0 at time 0, so a read that is open when a
+life ends belongs to a cancelled row.
 """
 
 import functools
@@ -44,7 +44,8 @@ class World:
     shards : list of Shard
         The servers, each with its shard of the parameters; one with all of them.
     steps, reads : Record
-        The messages and cancelled computations, and the reads, in the order in which their services ended.
+        The messages and cancelled computations, and the reads, in the order in which their services
+        ended.
     causes : Record
         With failures, for each row of ``steps``: its job, the failure that lost it, and the earlier
         losses of its worker's state.
@@ -72,7 +73,9 @@ class World:
         self.lives: list[Worker | None] = [None] * n
         self.computing: dict[int, Worker] = {}  # where computations may be stopped
         self._stops = cluster.policy.stops_computations and self._split is None
-        self._began_from: dict[int, list[int]] = defaultdict(list)  # workers by the version they began from
+        self._began_from: dict[int, list[int]] = defaultdict(
+            list
+        )  # workers by the version they began from
         self.accepted: list[int] = []
         self.start_time, self.send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
         self._visit_counts = [0] * n
@@ -82,7 +85,9 @@ class World:
         #: record.
         has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or self.weather
         self.reads_are_commits = not (has_own_reads or self._split)
-        self.slots = None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
+        self.slots = (
+            None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
+        )
         self.compute = self._cycle()
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
@@ -114,9 +119,15 @@ class World:
         for number, shard in enumerate(self.shards):
             station = shard.station
             served = [] if station.serving is None else [station.serving]
-            worker = np.array(sorted(worker.index for worker in [*station.waiting, *served]), np.int64)
+            worker = np.array(
+                sorted(worker.index for worker in [*station.waiting, *served]), np.int64
+            )
             columns = {"worker": worker, "arrive_time": np.array(station.arrive_time)[worker]}
-            tables.append(columns if self._split is None else {**columns, "shard": np.full(len(worker), number)})
+            tables.append(
+                columns
+                if self._split is None
+                else {**columns, "shard": np.full(len(worker), number)}
+            )
         return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
     # The cycle of a worker.
@@ -143,12 +154,18 @@ class World:
         cluster, visit = self.cluster, shard.station.visit
         exists = None if self.weather is None else self._exists
         way_up, way_down = (
-            Journeys(self.clock, cluster, self.seed, direction, self._visit_counts, exists, shard.stream).before
+            Journeys(
+                self.clock, cluster, self.seed, direction, self._visit_counts, exists, shard.stream
+            ).before
             for direction in (UP, DOWN)
         )
         if self.weather is not None and cluster.collective_time:
             way_down = self._all_reduce
-        up = way_up if self.weather is None else lambda step, loaded=True: self._send(way_up(step, loaded), loaded)
+        up = (
+            way_up
+            if self.weather is None
+            else lambda step, loaded=True: self._send(way_up(step, loaded), loaded)
+        )
         commit, read = functools.partial(self._commit, shard), functools.partial(self._read, shard)
         if cluster.protocol == "exchange":
             self.resume = self.enter = read(way_down(compute))
@@ -176,7 +193,9 @@ class World:
         duration = delays(self.cluster.compute_laws, self.seed, "compute", self.cluster.windows)
         gate, absences, stops = self.gate, self.absences, self._stops
         counts, may_end = self.cluster.far_every > 1, stops or absences is not None
-        working_time = None if self.weather is None or not self.weather.slows else self.weather.working_time
+        working_time = (
+            None if self.weather is None or not self.weather.slows else self.weather.working_time
+        )
 
         def end(worker: Worker) -> None:
             if lives[worker.index] is worker:
@@ -213,7 +232,9 @@ class World:
         return compute
 
     def _all_reduce(self, next_step: Step, loaded: bool = True) -> Step:
-        """Return the step that waits for the all-reduce of the gate's members, and continues with ``next_step``."""
+        """Return the step that waits for the all-reduce of the gate's members, and continues with
+        ``next_step``.
+        """
         clock, gate, arrival = self.clock, self.gate, [next_step]
         seconds: dict[frozenset[int], float] = {}  # by members, which seldom change
 
@@ -265,7 +286,9 @@ class World:
             absences.enter(index)
 
     def _commit(self, shard: Shard, next_step: Step) -> Step:
-        """Return the end of a visit at which a message is taken; released workers continue with ``next_step``."""
+        """Return the end of a visit at which a message is taken; released workers continue with
+        ``next_step``.
+        """
         clock, gate, stops, absences = self.clock, shard.gate, self._stops, self.absences
         steps: Callable[[tuple[float, ...]], None] = shard.steps.entries.extend
         accepted: Callable[[int], None] = self.accepted.append
@@ -303,7 +326,9 @@ class World:
         return commit
 
     def _read(self, shard: Shard, next_step: Step, ends_visit: bool = False) -> Step:
-        """Return the step that reads the newest version, at the end of a separate visit if ``ends_visit``."""
+        """Return the step that reads the newest version, at the end of a separate visit if
+        ``ends_visit``.
+        """
         clock, gate, last_read, absences = self.clock, shard.gate, shard.last_read, self.absences
         reads: Callable[[tuple[float, ...]], None] = shard.reads.entries.extend
         if self._split is not None:
@@ -332,7 +357,9 @@ class World:
     # Stopped computations, and jobs without a message.
 
     def stop_outdated(self) -> None:
-        """Stop the computations that the newest version has made too stale, in the order of workers."""
+        """Stop the computations that the newest version has made too stale, in the order of
+        workers.
+        """
         limit = self.cluster.policy.staleness_limit
         if not self._stops or limit is None:
             return

@@ -1,4 +1,6 @@
-"""``python -m asyncsim.study`` lists the studies, or runs the one that is named; the same as ``asyncsim study``."""
+"""``python -m asyncsim.study`` lists the studies, or runs the one that is named; the same as
+``asyncsim study``.
+"""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""One point of a study's grid: methods on a cluster, each with the timing that it needs, and the runs that they make.
+"""One point of a study's grid: methods on a cluster, each with the timing that it needs, and the
+runs that they make.
 
-Methods that need another timing than the cluster's get a separate trace, from the same random streams. Cells of one
-cluster share their traces.
+Methods that need another timing than the cluster's get a separate trace, from the same random
+streams. Cells of one cluster share their traces.
 """
 
 import dataclasses
@@ -53,7 +54,9 @@ class Cell(NamedTuple):
     methods: list[Method]  #: none: traces alone
     problem: Problem
     goal: Target | None = None  #: the target of its runs: columns of the summary
-    seconds: float | None = None  #: simulated time of each method, instead of equal numbers of gradients
+    seconds: float | None = (
+        None  #: simulated time of each method, instead of equal numbers of gradients
+    )
 
     @property
     def folder(self) -> str:
@@ -61,7 +64,8 @@ class Cell(NamedTuple):
         return folder_name(self.name)
 
     def cluster_of(self, method: Method, seed: int = 0) -> tuple[Cluster, int]:
-        """Return the cluster that a method runs on, and its commits: all methods compute the same number of gradients.
+        """Return the cluster that a method runs on, and its commits: all methods compute the same
+        number of gradients.
 
         If the cell has ``seconds``, the number of commits within that time with this seed.
         """
@@ -69,12 +73,17 @@ class Cell(NamedTuple):
         return cluster, self.length(cluster, seed)
 
     def length(self, cluster: Cluster, seed: int) -> int:
-        """Return the commits of a trace of the cell's cluster, or of one that meets a method's timing."""
+        """Return the commits of a trace of the cell's cluster, or of one that meets a method's
+        timing.
+        """
         if self.seconds is None:
             return same_gradients(self.config.commits, self.cluster, cluster)
         commits = commits_within(cluster, self.seconds, seed)
         if not commits:
-            raise InputError(f"time_budget = {self.seconds:g}: ends before the first commit of seed {seed}; give more")
+            raise InputError(
+                f"time_budget = {self.seconds:g}: ends before the first commit of seed {seed}; "
+                "give more"
+            )
         return commits
 
     def with_options(self, **options: Any) -> "Cell":
@@ -83,9 +92,14 @@ class Cell(NamedTuple):
 
 
 def _values(cell: Cell) -> str:
-    """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are not split."""
+    """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are
+    not split.
+    """
     alike = {"dirichlet": np.inf}.items()
-    return "".join(f"{name} {'none' if (name, value) in alike else value}, " for name, value in cell.values.items())
+    return "".join(
+        f"{name} {'none' if (name, value) in alike else value}, "
+        for name, value in cell.values.items()
+    )
 
 
 def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Cluster, list[str]]:
@@ -96,7 +110,9 @@ def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Clu
     groups: dict[Cluster, list[str]] = {}
     for method in methods:
         groups.setdefault(meet(cluster, method.timing, bits), []).append(method.name)
-    return dict(sorted(groups.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True))
+    return dict(
+        sorted(groups.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True)
+    )
 
 
 def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
@@ -104,11 +120,15 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
 
     ``bits``: the size of a parameter in a message.
     """
-    needs: dict[str, Any] = {name: value for name, value in vars(timing).items() if value is not None}
+    needs: dict[str, Any] = {
+        name: value for name, value in vars(timing).items() if value is not None
+    }
     if needs.get("workers", cluster.workers) != cluster.workers:
         laws, windows = cluster.compute, cluster.window
         needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
-        needs.setdefault("window", windows if isinstance(windows, int) else windows[: needs["workers"]])
+        needs.setdefault(
+            "window", windows if isinstance(windows, int) else windows[: needs["workers"]]
+        )
         for name in ("latency", "bandwidth"):
             if isinstance(value := getattr(cluster, name), PerWorker):
                 needs[name] = value.first(needs["workers"])
@@ -137,7 +157,9 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
 
 
 def same_gradients(commits: int, cluster: Cluster, target: Cluster) -> int:
-    """Return the number of commits of ``target`` that contain as many gradients as ``commits`` of ``cluster``."""
+    """Return the number of commits of ``target`` that contain as many gradients as ``commits`` of
+    ``cluster``.
+    """
     # The margin guards the floor against round-off: mean windows of unlike workers are quotients.
     return math.floor(commits * cluster.mean_window / target.mean_window * (1 + _ROUND_OFF))
 
@@ -146,14 +168,17 @@ def same_gradients(commits: int, cluster: Cluster, target: Cluster) -> int:
 def commits_within(cluster: Cluster, seconds: float, seed: int = 0) -> int:
     """Return how many commits a cluster makes in some simulated seconds; there may be none."""
     commits = cluster.workers
-    while (times := simulate(cluster, commits, seed, progress=False).accepted.frame["commit_time"]).iloc[-1] <= seconds:
+    while (
+        times := simulate(cluster, commits, seed, progress=False).accepted.frame["commit_time"]
+    ).iloc[-1] <= seconds:
         commits *= 2
     return int((times <= seconds).sum())
 
 
 @each_note_once()
 def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) -> list[Job]:
-    """Return the runs of some cells, each method on one trace per seed; only the traces of a cell without methods.
+    """Return the runs of some cells, each method on one trace per seed; only the traces of a cell
+    without methods.
 
     ``traces``: the files of the traces by cluster, commits and seed; new traces are added.
     """
@@ -177,7 +202,9 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
                     is_same_length = cell.seconds is not None or commits == cell.config.commits
-                    length = "" if is_same_length else f", of {commits:,} commits for as many gradients"
+                    length = (
+                        "" if is_same_length else f", of {commits:,} commits for as many gradients"
+                    )
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
                 file = (Path("traces", cell.folder) / f"{folder_name(name)}.parquet").as_posix()
                 file = traces.setdefault((cluster, commits, seed), file)
@@ -190,7 +217,9 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
                 if method.reply and seed == 0:
-                    require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
+                    require_replies(
+                        method, find_waves(_trace(cluster, commits, seed).accepted).reads
+                    )
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 
@@ -207,7 +236,9 @@ def weak_attacks(cells: Iterable[Cell]) -> list[str]:
 
 
 def _trace_job(cell: Cell, seed: int) -> Job:
-    """Return the job of a trace without a run; the statistics of the trace are a row of the summary."""
+    """Return the job of a trace without a run; the statistics of the trace are a row of the
+    summary.
+    """
     cluster, commits = cell.cluster, cell.length(cell.cluster, seed)
     file = (Path("traces", cell.folder) / f"seed{seed}.parquet").as_posix()
     labels = {**cell.values, "workers": cluster.workers, "seed": seed}
@@ -228,7 +259,9 @@ def _trace_job(cell: Cell, seed: int) -> Job:
             note(f"{error}: moved to {set_aside(folder, file)}, and made again")
             return None
 
-    return Job(f"{_values(cell)}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels)
+    return Job(
+        f"{_values(cell)}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels
+    )
 
 
 class CellRun(NamedTuple):
@@ -244,12 +277,18 @@ class CellRun(NamedTuple):
     @property
     def folder(self) -> str:
         """Its folder inside the study's folder."""
-        return (Path("runs", self.cell.folder) / folder_name(f"{self.method.name}-seed{self.seed}")).as_posix()
+        return (
+            Path("runs", self.cell.folder) / folder_name(f"{self.method.name}-seed{self.seed}")
+        ).as_posix()
 
     @property
     def labels(self) -> dict[str, Any]:
         """The columns that name the run."""
-        columns = {"workers": self.cell.cluster.workers, "method": self.method.name, "seed": self.seed}
+        columns = {
+            "workers": self.cell.cluster.workers,
+            "method": self.method.name,
+            "seed": self.seed,
+        }
         return {**self.cell.values, **columns}
 
     @property
@@ -260,22 +299,41 @@ class CellRun(NamedTuple):
     def job(self) -> Job:
         """Return the job that computes it."""
         cell, config, method = self.cell, self.cell.config, self.method
-        # Worker steps of the study's cluster, in steps of this trace: of equal gradients, or of equal time.
-        share = 1 if cell.seconds is not None else max(1, cell.cluster.workers // self.cluster.workers)
+        # Worker steps of the study's cluster, in steps of this trace: of equal gradients, or of
+        # equal time.
+        share = (
+            1 if cell.seconds is not None else max(1, cell.cluster.workers // self.cluster.workers)
+        )
         options: dict[str, Any] = {
             "precision": config.precision,
-            "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
+            "evaluate_every": None
+            if config.evaluate_every is None
+            else config.evaluate_every * share,
             "attack": config.attack,
         }
         if self.cluster.topology is not None and getattr(config, "evaluate_replicas", False):
             options["evaluate_replicas"] = True
         looks_every = config.diagnose_every * share
-        looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum, config.animate
+        looks = (
+            looks_every,
+            looks_every if config.diagnose_energy else 0,
+            config.momentum,
+            config.animate,
+        )
         return Job(
             f"{_values(cell)}{method.name}, seed {self.seed}",
             self.folder,
             _replayed,
-            (self.cluster, self.commits, self.seed, method, cell.problem, looks, options, config.device),
+            (
+                self.cluster,
+                self.commits,
+                self.seed,
+                method,
+                cell.problem,
+                looks,
+                options,
+                config.device,
+            ),
             self.keep,
             self.read,
             {**self.labels, **self.of_trace},
@@ -283,7 +341,9 @@ class CellRun(NamedTuple):
         )
 
     def keep(self, folder: Path, result: tuple[Run, Trace]) -> Tables:
-        """Write the run, and the trace unless another run has, into a study's folder; return the row."""
+        """Write the run, and the trace unless another run has, into a study's folder; return the
+        row.
+        """
         run, trace = result
         if not (folder / self.trace_file).exists():
             trace.save(folder / self.trace_file)
@@ -339,7 +399,9 @@ def _ending(tables: Tables) -> str:
     """Return in words how a run ended."""
     ((row,),) = tables.values()
     diverged = row["status"] == "diverged"
-    return f"diverged at commit {row['diverged_at']}" if diverged else f"loss {row['final_loss']:.3g}"
+    return (
+        f"diverged at commit {row['diverged_at']}" if diverged else f"loss {row['final_loss']:.3g}"
+    )
 
 
 def _numbers(trace: Trace) -> dict[str, float]:
@@ -358,7 +420,9 @@ def _require_match(source: str, recorded: Mapping[str, Any], expected: Mapping[s
     """Raise InputError for a run or a trace that was copied from another run."""
     for name, value in expected.items():
         if recorded.get(name) != value:
-            raise InputError(f"{source}: is another's, of {name} {recorded.get(name)!r}, not {value!r}")
+            raise InputError(
+                f"{source}: is another's, of {name} {recorded.get(name)!r}, not {value!r}"
+            )
 
 
 def _replayed(

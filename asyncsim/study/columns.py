@@ -1,4 +1,5 @@
-"""Columns of the tables of studies, each declared once: its name in files, its title in printed tables, its axis.
+"""Columns of the tables of studies, each declared once: its name in files, its title in printed
+tables, its axis.
 
 Pages show the words of the axis where the mouse is over a column's name.
 """
@@ -17,7 +18,9 @@ class Column(NamedTuple):
     name: str  #: in files
     title: str = ""  #: in printed tables; by default the name in words
     axis: str = ""  #: of a figure, with the unit; by default the title
-    of: str = ""  #: the column of the whole that this is a part of: both are printed as one, ``2 of 3``
+    of: str = (
+        ""  #: the column of the whole that this is a part of: both are printed as one, ``2 of 3``
+    )
 
 
 #: The columns that several studies have. Others have their names as titles.
@@ -81,11 +84,21 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
         if column.name in table:
             values = table[column.name]
             if column.of and column.of in table:
-                values = [f"{part} of {total}" for part, total in zip(values, table[column.of], strict=True)]
+                values = [
+                    f"{part} of {total}"
+                    for part, total in zip(values, table[column.of], strict=True)
+                ]
             titled[column.title] = values
     return pd.DataFrame(titled, table.index)
 
 
-def text_of(table: pd.DataFrame, columns: Iterable[str | Column] | None = None, file: str = "", digits: int = 3) -> str:
-    """Return some columns of a table as text, one line for each row; ``file`` and ``digits`` as in `table_text`."""
+def text_of(
+    table: pd.DataFrame,
+    columns: Iterable[str | Column] | None = None,
+    file: str = "",
+    digits: int = 3,
+) -> str:
+    """Return some columns of a table as text, one line for each row; ``file`` and ``digits`` as in
+    `table_text`.
+    """
     return table_text(with_titles(table, columns), digits, file)

@@ -1,7 +1,7 @@
 """The command line: ``asyncsim study NAME [options]``.
 
-A study whose Config has a field ``scale`` may have a table ``SCALES`` of configs by name: ``--scale`` then
-chooses the defaults of all other options.
+A study whose Config has a field ``scale`` may have a table ``SCALES`` of configs by name:
+``--scale`` then chooses the defaults of all other options.
 """
 
 import ast
@@ -26,8 +26,22 @@ from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
 from asyncsim.study.help import help_of
-from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
-from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, split_numbers, value_of
+from asyncsim.study.loading import (
+    hidden,
+    load,
+    require_as_they_were,
+    sha256,
+    shipped,
+    studies,
+    told_in_a_line,
+)
+from asyncsim.study.options import (
+    NEGATIVE,
+    read_options,
+    refuse_unknown_names,
+    split_numbers,
+    value_of,
+)
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study with failed runs.
@@ -54,7 +68,9 @@ def overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a study from the command line; return the exit code: 2 for bad input, 3 if some runs failed."""
+    """Run a study from the command line; return the exit code: 2 for bad input, 3 if some runs
+    failed.
+    """
     typed = list(sys.argv[1:] if arguments is None else arguments)
     arguments = [argument for argument in typed if argument != _NO_CACHE]
     try:
@@ -104,7 +120,8 @@ def _run(name: str, *options: str, keep_compiled: bool) -> int:
 def set_up_jax(keep_compiled: bool = True) -> None:
     """Let JAX keep compiled programs in the user's cache folder.
 
-    Call this before JAX is imported: it reads environment variables then. Variables of the user take precedence.
+    Call this before JAX is imported: it reads environment variables then. Variables of the user
+    take precedence.
     """
     if not keep_compiled:
         return
@@ -116,11 +133,14 @@ def set_up_jax(keep_compiled: bool = True) -> None:
         os.environ.setdefault(name, value)
 
 
-def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tuple[ModuleType, Any]:
-    """Return a study and its config from the command line; raise InputError for options that cannot be read.
+def configure(
+    name: str, options: Sequence[str] = (), check: bool = False
+) -> tuple[ModuleType, Any]:
+    """Return a study and its config from the command line; raise InputError for options that cannot
+    be read.
 
-    A resumed study keeps its original options; options on the command line override them. With ``check`` the values
-    are checked, too, as far as the options alone allow.
+    A resumed study keeps its original options; options on the command line override them. With
+    ``check`` the values are checked, too, as far as the options alone allow.
     """
     # Bad options are refused at once, before the study's imports, which take seconds.
     options_alone = load(name, options_alone=True)
@@ -150,22 +170,34 @@ def configure(name: str, options: Sequence[str] = (), check: bool = False) -> tu
         if file.parent != shipped("studies"):
             current = {os.path.relpath(file): sha256(file.read_bytes())}
             object.__setattr__(config, "study_file", current)
-            recorded = results.config_of(Path(folder)).get(results.FILES) if recorded_options else None
+            recorded = (
+                results.config_of(Path(folder)).get(results.FILES) if recorded_options else None
+            )
             if isinstance(recorded, dict) and any(
                 recorded.get(path, digest) != digest for path, digest in current.items()
             ):
-                note(f"{file} has changed since the study was begun; its finished runs stay as they are")
+                note(
+                    f"{file} has changed since the study was begun; its finished runs stay as they "
+                    "are"
+                )
     return study, config
 
 
 def _require_recordable(recorded: Sequence[str], folder: str, config: type) -> None:
-    """Raise InputError for a recorded command line with anything but options; a stranger may have written it."""
+    """Raise InputError for a recorded command line with anything but options; a stranger may have
+    written it.
+    """
     fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
     for option in recorded:
-        is_known = not option.startswith("-") or NEGATIVE.fullmatch(option) or (fields_of([option]) or {""}) <= fields
+        is_known = (
+            not option.startswith("-")
+            or NEGATIVE.fullmatch(option)
+            or (fields_of([option]) or {""}) <= fields
+        )
         if not is_known or not option.isprintable():
             raise InputError(
-                f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, which no study "
+                f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, "
+                "which no study "
                 "records; mistrust that folder, or remove it there"
             )
 

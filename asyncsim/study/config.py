@@ -1,6 +1,7 @@
 """The options of all studies: cluster, methods, problem and output, as one dataclass.
 
-Its fields are the options of the command line. Building methods and problems imports JAX; building a config does not.
+Its fields are the options of the command line. Building methods and problems imports JAX; building
+a config does not.
 """
 
 import contextlib
@@ -49,7 +50,11 @@ if TYPE_CHECKING:
     ProblemLike = str | Problem
 else:
     # The command line's types, with their names in its help.
-    LawLike, PolicyLike, FailureLike = Annotated[str, "law"], Annotated[str, "policy"], Annotated[str, "failure"]
+    LawLike, PolicyLike, FailureLike = (
+        Annotated[str, "law"],
+        Annotated[str, "policy"],
+        Annotated[str, "failure"],
+    )
     MethodLike, ProblemLike = Annotated[str, "method"], Annotated[str, "problem"]
     AttackLike = Annotated[str, "attack"]
     BandwidthLike, SizeLike = Annotated[float | str, "bytes/s"], Annotated[float | str, "bytes"]
@@ -57,20 +62,26 @@ else:
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options that do not affect the results.
-ELSEWHERE = frozenset(("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"))
+ELSEWHERE = frozenset(
+    ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
+)
 #: Their runs are listed before the first begins.
 _MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
     """Return the fields whose options were typed, the negations of switches among them."""
-    names = {option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")}
+    names = {
+        option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")
+    }
     return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Options of every study that computes jobs: where they are computed, and where their results go."""
+    """Options of every study that computes jobs: where they are computed, and where their results
+    go.
+    """
 
     #: The options on the command line, except `ELSEWHERE`; None in Python.
     command: ClassVar[tuple[str, ...] | None] = None
@@ -83,7 +94,8 @@ class JobOptions:
     out: Path | None = None
     """Folder for the results, new or empty. By default results/STUDY, results/STUDY-2, ..."""
     resume: Path | None = None
-    """Folder of an unfinished study to complete. Its options need not be given again; seeds and methods may be added.
+    """Folder of an unfinished study to complete. Its options need not be given again; seeds and
+    methods may be added.
     """
     executor: Literal["local", "ray"] = "local"
     """Where to compute runs: in this process, or on a Ray cluster."""
@@ -97,7 +109,10 @@ class JobOptions:
     def check(self) -> None:
         """Check where results go and where they are computed."""
         if self.out is not None and self.resume is not None:
-            raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
+            raise InputError(
+                f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it "
+                "out"
+            )
         self.check_executor()
 
     def check_executor(self) -> None:
@@ -106,27 +121,42 @@ class JobOptions:
         require_count("cpus_per_run", self.cpus_per_run)
         accelerators = require_nonnegative("accelerators_per_run", self.accelerators_per_run)
         if local:
-            requested = {"address": self.address is not None, "accelerators_per_run": accelerators > 0}
+            requested = {
+                "address": self.address is not None,
+                "accelerators_per_run": accelerators > 0,
+            }
             for name, is_set in (requested | {"cpus_per_run": self.cpus_per_run > 1}).items():
                 if is_set:
-                    raise InputError(f"{name} = {getattr(self, name)!r}: is an option of --executor ray; add that")
+                    raise InputError(
+                        f"{name} = {getattr(self, name)!r}: is an option of --executor ray; add "
+                        "that"
+                    )
             return
         if find_spec("ray") is None:
-            raise InputError("executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"")
+            raise InputError(
+                "executor = 'ray': Ray is not installed; install it with: pip install "
+                '"asyncsim[ray]"'
+            )
         if accelerators > 1 and accelerators != int(accelerators):
-            raise InputError(f"accelerators_per_run = {accelerators}: above one it must be a whole number")
+            raise InputError(
+                f"accelerators_per_run = {accelerators}: above one it must be a whole number"
+            )
         if self.device in ("gpu", "tpu") and not accelerators:
             raise InputError(
-                f"device = {self.device!r}: runs that Ray spreads have only the accelerators they ask for; "
+                f"device = {self.device!r}: runs that Ray spreads have only the accelerators they "
+                "ask for; "
                 "give accelerators_per_run as well"
             )
         if self.device == "cpu" and accelerators:
             raise InputError(
-                f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; give one of them"
+                f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; "
+                "give one of them"
             )
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
-        """Let JAX compute on the chosen kind of device; see `asyncsim.study.executor.computing_device`."""
+        """Let JAX compute on the chosen kind of device; see
+        `asyncsim.study.executor.computing_device`.
+        """
         return executor.computing_device(self.device)
 
     def options_record(self, study: str) -> dict[str, Any]:
@@ -150,14 +180,18 @@ class JobOptions:
         }
 
     def changed(self, option: str) -> bool:
-        """Return whether the user chose an option: typed it, or in Python gave another value than the default."""
+        """Return whether the user chose an option: typed it, or in Python gave another value than
+        the default.
+        """
         if self.command is not None:
             return option in fields_of(self.command)
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
         return bool(getattr(self, option) != default)
 
     def say_ignored(self, options: Iterable[str], case: str) -> None:
-        """Print a note about changed options that have no effect in a case: ``"with one worker"``."""
+        """Print a note about changed options that have no effect in a case: ``"with one
+        worker"``.
+        """
         for option in options:
             if self.changed(option):
                 note(f"--{option.replace('_', '-')} changes nothing {case}")
@@ -171,21 +205,22 @@ class StudyOptions(JobOptions):
     example: ClassVar[str] = "--workers 20 --seeds 5"
     #: The values that options may name, at the end of the help.
     help_notes: ClassVar[str] = """
-Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv), lognormal(mean, cv),
-uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, ...]), mixture([law, ...], [weight, ...]).
+Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv),
+lognormal(mean, cv), uniform(low, high), weibull(mean, shape), pareto(mean, shape),
+empirical([s, ...]), mixture([law, ...], [weight, ...]).
 
-Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count), rounds,
-buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1), barrier(collective=ring) (also tree,
-halving_doubling, shared_link, two_level); without a server: asynchronous,
-neighbours(mix=before) (also beside), overlap(steps), handshake.
+Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count),
+rounds, buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1),
+barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
+asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
 
-Failures: crash(every, lasts, detect=0), pause(every, lasts), slow(every, lasts, speed), outage(every, lasts,
-checkpoint_every=100, checkpoint_time=0), loss(probability, timeout, resend=True), leave(at), join(at), also with
-workers=[0, 3] or site=1.
+Failures: crash(every, lasts, detect=0), pause(every, lasts), slow(every, lasts, speed),
+outage(every, lasts, checkpoint_every=100, checkpoint_time=0), loss(probability, timeout,
+resend=True), leave(at), join(at), also with workers=[0, 3] or site=1.
 
-Attacks: sign_flip(workers, scale=1), gaussian(workers, sigma=200), disturbance(workers, sigma=0.2), zero(workers),
-infinite(workers), label_flip(workers), alie(workers, z), inner_product(workers, scale=2), mimic(workers, target),
-min_max(workers), of the first workers or a list.
+Attacks: sign_flip(workers, scale=1), gaussian(workers, sigma=200), disturbance(workers, sigma=0.2),
+zero(workers), infinite(workers), label_flip(workers), alie(workers, z), inner_product(workers,
+scale=2), mimic(workers, target), min_max(workers), of the first workers or a list.
 
 Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
@@ -198,8 +233,8 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     steps: int = 200
     """Commits per worker, on average."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])"; your own:
-    FILE.py:FUNCTION."""
+    """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])";
+    your own: FILE.py:FUNCTION."""
     seeds: int = 3
     """Number of seeds; the methods share one trace per seed."""
 
@@ -210,11 +245,15 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     latency: LawLike = "constant(0)"
     """Law of a message's time one way (s). Also "40 ms", "[up, down]", "per_worker([...])"."""
     bandwidth: BandwidthLike | None = None
-    """Bytes per second each way; unlimited by default. Also "100 Mbit/s", "[up, down]", "per_worker([...])"."""
+    """Bytes per second each way; unlimited by default. Also "100 Mbit/s", "[up, down]",
+    "per_worker([...])".
+    """
     shared_bandwidth: bool = False
     """The workers share the bandwidth, a message at a time."""
     message_bytes: SizeLike | None = None
-    """Bytes of a message with parameters, or "25 MB". By default the size of the problem's parameters."""
+    """Bytes of a message with parameters, or "25 MB". By default the size of the problem's
+    parameters.
+    """
     sites: tuple[int, ...] = ()
     """Workers of each site, the server at the first: 16 16. One site by default."""
     far_latency: LawLike | None = None
@@ -226,8 +265,8 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     dynamic_window: bool = False
     """Slower workers take fewer local steps, in proportion to their speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
-    """Order of a visit. exchange: the update is applied, then read; read_then_write: the read misses the update;
-    write_then_read: two visits."""
+    """Order of a visit. exchange: the update is applied, then read; read_then_write: the read
+    misses the update; write_then_read: two visits."""
     exclusive: bool = True
     """With read_then_write, no other visit comes between a read and its write."""
     discipline: Discipline = "fifo"
@@ -253,7 +292,9 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     optimizer: str | None = None
     """Local optimizer of the workers, by its name in optax. By default plain gradient steps."""
     momentum: float = 0.9
-    """Momentum of methods that do not set their own, and of the proxy whose energy is the reference."""
+    """Momentum of methods that do not set their own, and of the proxy whose energy is the
+    reference.
+    """
 
     attack: AttackLike | None = None
     """False messages of some workers."""
@@ -268,6 +309,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Record distances of reads, for animations."""
     x64: bool = False
     """Compute in float64 instead of float32."""
+
     @property
     def precision(self) -> str:
         """``"float64"`` or ``"float32"``."""
@@ -281,7 +323,11 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     def vector_bytes(self, problem: "Problem") -> float:
         """Return the size of a message with all parameters."""
         size = problem.parameter_count * self.bits // 8
-        return size if self.message_bytes is None else positive("message_bytes", self.message_bytes, BYTES)
+        return (
+            size
+            if self.message_bytes is None
+            else positive("message_bytes", self.message_bytes, BYTES)
+        )
 
     def check(self) -> None:
         """Check the options before anything heavy is imported.
@@ -289,7 +335,10 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         Every study calls it first; a study's config checks its additional options, too.
         """
         if require_count("seeds", self.seeds) > _MOST_SEEDS:
-            raise InputError(f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every method")
+            raise InputError(
+                f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every "
+                "method"
+            )
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
@@ -297,35 +346,48 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         # The proxy has it, too.
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
-            raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
+            raise InputError(
+                "shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well"
+            )
         if self.message_bytes is not None:
             size = positive("message_bytes", self.message_bytes, BYTES)
             if self.bandwidth is None and self.far_bandwidth is None:
-                raise InputError(f"message_bytes = {size:g}: takes no time without a bandwidth; give bandwidth as well")
+                raise InputError(
+                    f"message_bytes = {size:g}: takes no time without a bandwidth; give bandwidth "
+                    "as well"
+                )
         super().check()
 
-    def make_methods(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "list[Method]":
+    def make_methods(
+        self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
+    ) -> "list[Method]":
         """Return the methods; print a note about changed options that some of them ignore.
 
-        The user's functions get the options that were ``changed`` (by default as `changed` says) and the ``swept``
-        options, which differ between a study's cells. Raises InputError for entries that are no methods.
+        The user's functions get the options that were ``changed`` (by default as `changed` says)
+        and the ``swept`` options, which differ between a study's cells. Raises InputError for
+        entries that are no methods.
         """
         from asyncsim.study.entries import make_methods
 
         return make_methods(self, swept, changed or self.changed)
 
-    def make_problem(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "Problem":
-        """Return the problem; print a note about changed options that it ignores; see `make_methods`."""
+    def make_problem(
+        self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
+    ) -> "Problem":
+        """Return the problem; print a note about changed options that it ignores; see
+        `make_methods`.
+        """
         from asyncsim.study.entries import make_problem
 
         return make_problem(self, swept, changed or self.changed)
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
-        """Return everything that the results depend on, as values of JSON; where they are computed does not count.
+        """Return everything that the results depend on, as values of JSON; where they are computed
+        does not count.
 
-        Options of methods and problems stand in the ``hyperparameters`` of each method and in ``problem_config``;
-        functions and data have hashes. The command line, and the paths and hashes of the user's files, serve to
-        resume the study.
+        Options of methods and problems stand in the ``hyperparameters`` of each method and in
+        ``problem_config``; functions and data have hashes. The command line, and the paths and
+        hashes of the user's files, serve to resume the study.
         """
         from asyncsim.base.tracing import jax_settings
         from asyncsim.traces.columns import package_versions
@@ -339,12 +401,16 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
         unknown = [name for name, digest in code.items() if digest is None]
         if unknown and self.resume is not None:
             raise InputError(
-                f"resume = {str(self.resume)!r}: the {unknown[0]} may have changed, which cannot be checked: it is "
+                f"resume = {str(self.resume)!r}: the {unknown[0]} may have changed, which cannot "
+                "be checked: it is "
                 f"in no file; write it into one and give FILE.py:FUNCTION, or {results.RESTART}"
             )
         return {
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: {**{path: digest for path, (_, digest) in files_of(values).items()}, **self.study_file},
+            results.FILES: {
+                **{path: digest for path, (_, digest) in files_of(values).items()},
+                **self.study_file,
+            },
             **{name: plain(value) for name, value in values.items() if name not in elsewhere},
             **jax_settings(),
             "proxy_momentum": self.momentum,
@@ -353,8 +419,12 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             "problem": problem.name,
             "problem_config": plain(problem.config),
             **code,
-            "versions": {**package_versions(), **{name: version(name) for name in ("jax", "optax")}},
+            "versions": {
+                **package_versions(),
+                **{name: version(name) for name in ("jax", "optax")},
+            },
         }
+
 
 @dataclass(frozen=True)
 class StudyConfig(StudyOptions):
@@ -380,7 +450,9 @@ class StudyConfig(StudyOptions):
         return dataclasses.replace(self, **values)
 
     def make_cluster(self, message_bytes: float | None = None) -> Cluster:
-        """Return the cluster; print notes about options without effect; a bandwidth needs ``message_bytes``."""
+        """Return the cluster; print notes about options without effect; a bandwidth needs
+        ``message_bytes``.
+        """
         with warnings.catch_warnings(record=True) as caught:
             for category in (HeterogeneityWarning, SlowLinkWarning):
                 warnings.simplefilter("always", category)
@@ -388,11 +460,16 @@ class StudyConfig(StudyOptions):
         for warning in caught:
             note(str(warning.message))
         if not self.exclusive and cluster.protocol == "write_then_read":
-            note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+            note(
+                "--no-exclusive changes nothing: the visits of write_then_read are always separate"
+            )
         if cluster.workers == 1:
             self.say_ignored(("discipline",), "with one worker")
         if self.dynamic_window and set(cluster.windows) == {self.window}:
-            note(f"--dynamic-window changes nothing with a window of {self.window}: all workers have it")
+            note(
+                f"--dynamic-window changes nothing with a window of {self.window}: all workers "
+                "have it"
+            )
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
@@ -409,7 +486,9 @@ class StudyConfig(StudyOptions):
             service=0.0 if serverless else self._law("service"),
             latency=self.latency,
             bandwidth=self.bandwidth,
-            message_bytes=message_bytes if self.bandwidth is not None or self.far_bandwidth is not None else None,
+            message_bytes=message_bytes
+            if self.bandwidth is not None or self.far_bandwidth is not None
+            else None,
             shared_bandwidth=self.shared_bandwidth,
             window=window,
             protocol=self.protocol,
@@ -425,7 +504,9 @@ class StudyConfig(StudyOptions):
         )
 
     def _law(self, option: str) -> Any:
-        """Return the law or the laws of an option; the laws' own errors do not know which option they came from."""
+        """Return the law or the laws of an option; the laws' own errors do not know which option
+        they came from.
+        """
         value = getattr(self, option)
         try:
             return parse(value) if isinstance(value, str) else value

@@ -1,7 +1,8 @@
-"""Methods and problems of a study: ``gem(kappa=2)``, ``mnist(network=mlp)``, ``mine.py:damped(patience=3)``.
+"""Methods and problems of a study: ``gem(kappa=2)``, ``mnist(network=mlp)``,
+``mine.py:damped(patience=3)``.
 
-Each entry is a call of a shipped factory or of a user's function. Arguments that it does not give come from the study's
-options of the same names.
+Each entry is a call of a shipped factory or of a user's function. Arguments that it does not give
+come from the study's options of the same names.
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_f
 Product = TypeVar("Product", Method, Problem)
 #: Most combinations of the lists of one entry.
 _MOST_VALUES = 1_000
-#: The default name of `asyncsim.problems.custom`; a study names the problem after its function instead.
+#: The default name of `asyncsim.problems.custom`; a study names the problem after its function
+#: instead.
 _UNNAMED = "custom"
 #: Letters that no file's name may have.
 _UNFIT = re.compile(r"[/\\\\:*?\"<>|]+")
@@ -48,23 +50,38 @@ def entry_of(option: str, text: str, table: Mapping[str, Callable[..., Any]]) ->
         raise InputError(f"{subject}: write FILE.py:FUNCTION for one of your own")
     try:
         example = "gem(kappa=2)" if option == "methods" else "digits(batch_size=8)"
-        call = Call(rest) if rest.isidentifier() else read(rest, f"a {option.removesuffix('s')}", example)
+        call = (
+            Call(rest)
+            if rest.isidentifier()
+            else read(rest, f"a {option.removesuffix('s')}", example)
+        )
     except InputError as error:
         if "(" not in rest:
             require_choice(option, rest, table)
-        raise InputError(f"{subject}: {error}; texts that are no names are written in quotes") from None
+        raise InputError(
+            f"{subject}: {error}; texts that are no names are written in quotes"
+        ) from None
     if not isinstance(call, Call):
-        raise InputError(f"{subject}: not a {option.removesuffix('s')}; write a name, and its arguments in brackets")
+        raise InputError(
+            f"{subject}: not a {option.removesuffix('s')}; write a name, and its arguments in "
+            "brackets"
+        )
     if file:
-        function = load_function(option, text, file, call.name, "Method" if option == "methods" else "Problem")
+        function = load_function(
+            option, text, file, call.name, "Method" if option == "methods" else "Problem"
+        )
     else:
         function = table[require_choice(option, call.name, table)]
-    arguments = {name: _plain(value) for name, value in bind(call, function, subject, complete=False).items()}
+    arguments = {
+        name: _plain(value) for name, value in bind(call, function, subject, complete=False).items()
+    }
     return Entry(text, function, arguments, bool(file))
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as its function takes it: names and calls, of policies for instance, as texts."""
+    """Return an argument as its function takes it: names and calls, of policies for instance, as
+    texts.
+    """
     return (
         [_plain(entry) for entry in value]
         if isinstance(value, list)
@@ -78,13 +95,19 @@ def swept(entry: Entry) -> Iterator[Entry]:
     """Yield an entry for each value of the arguments that are lists, in all combinations."""
     values = [value if isinstance(value, list) else [value] for value in entry.arguments.values()]
     if (count := math.prod(map(len, values))) > _MOST_VALUES:
-        raise InputError(f"methods = {shown(entry.text)}: {count:,} combinations; give at most {_MOST_VALUES:,}")
+        raise InputError(
+            f"methods = {shown(entry.text)}: {count:,} combinations; give at most {_MOST_VALUES:,}"
+        )
     for chosen in itertools.product(*values):
         yield entry._replace(arguments=dict(zip(entry.arguments, chosen, strict=True)))
 
 
-def make_methods(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> list[Method]:
-    """Return the methods; print a note about options that some ignore; see `StudyOptions.make_methods`."""
+def make_methods(
+    options: Any, varied: Collection[str], changed: Callable[[str], bool]
+) -> list[Method]:
+    """Return the methods; print a note about options that some ignore; see
+    `StudyOptions.make_methods`.
+    """
     results: list[tuple[Method, Mapping[str, Any] | None]] = []
     ignoring: dict[str, list[str]] = {}
     for item in split(options.methods):
@@ -92,13 +115,21 @@ def make_methods(options: Any, varied: Collection[str], changed: Callable[[str],
         if isinstance(item, str):
             several = list(swept(entry_of("methods", item, METHODS)))
             if not several:
-                raise InputError(f"methods = {shown(item)}: a list of values is empty; give one or more")
+                raise InputError(
+                    f"methods = {shown(item)}: a list of values is empty; give one or more"
+                )
         elif isinstance(item, Method):
             several = [None]
         else:
-            raise InputError(f"methods = {item!r}: must be a name, or a Method that methods.gem() returns")
+            raise InputError(
+                f"methods = {item!r}: must be a name, or a Method that methods.gem() returns"
+            )
         for entry in several:
-            method = item if entry is None else _build("methods", entry, options, OF_METHODS, varied, changed, Method)
+            method = (
+                item
+                if entry is None
+                else _build("methods", entry, options, OF_METHODS, varied, changed, Method)
+            )
             check_fields(method)
             results.append((method, None if entry is None else entry.arguments))
             parameters = () if entry is None else parameters_of(entry.function)
@@ -114,29 +145,38 @@ def make_methods(options: Any, varied: Collection[str], changed: Callable[[str],
 
 
 def _named_apart(entries: list[tuple[Method, Mapping[str, Any] | None]]) -> list[Method]:
-    """Return the methods; methods of one name get the arguments that distinguish them into their names."""
+    """Return the methods; methods of one name get the arguments that distinguish them into their
+    names.
+    """
     named = []
     for method, arguments in entries:
         alike = [values for candidate, values in entries if candidate.name == method.name]
         if len(alike) > 1 and arguments is not None:
             alternatives = [values or {} for values in alike]
             distinctive = {
-                name: value for name, value in arguments.items() if any(o.get(name, o) != value for o in alternatives)
+                name: value
+                for name, value in arguments.items()
+                if any(o.get(name, o) != value for o in alternatives)
             }
-            text = ",".join(f"{name}={_UNFIT.sub('-', write(value))}" for name, value in distinctive.items())
+            text = ",".join(
+                f"{name}={_UNFIT.sub('-', write(value))}" for name, value in distinctive.items()
+            )
             method = method._replace(name=f"{method.name}({text})" if text else method.name)
         named.append(method)
     names = [method.name for method in named]
     if len(set(names)) < len(names):
         raise InputError(
-            f"methods = {', '.join(names)}: the same name twice; give each method once, or a name of its own "
+            f"methods = {', '.join(names)}: the same name twice; give each method once, or a name "
+            "of its own "
             "from Python with method._replace(name=...)"
         )
     return named
 
 
 def make_problem(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> Problem:
-    """Return the problem; print a note about options that it ignores; see `StudyOptions.make_problem`."""
+    """Return the problem; print a note about options that it ignores; see
+    `StudyOptions.make_problem`.
+    """
     problem_like = options.problem
     parameters: Collection[str] = ()
     if isinstance(problem_like, Problem):
@@ -144,14 +184,24 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
     elif isinstance(problem_like, str):
         entry = entry_of("problem", problem_like, PROBLEMS)
         # The number of workers always counts, also the default.
-        problem = _build("problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem)
+        problem = _build(
+            "problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem
+        )
         if entry.own and problem.name == _UNNAMED:
-            problem = dataclasses.replace(problem, name=own_file(entry.text)[1].partition("(")[0].strip())
+            problem = dataclasses.replace(
+                problem, name=own_file(entry.text)[1].partition("(")[0].strip()
+            )
         parameters = parameters_of(entry.function)
     else:
-        raise InputError(f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() returns")
+        raise InputError(
+            f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() "
+            "returns"
+        )
     if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
-        note(f"--batch-size changes nothing for {problem_like if isinstance(problem_like, str) else problem.name}")
+        note(
+            "--batch-size changes nothing for "
+            f"{problem_like if isinstance(problem_like, str) else problem.name}"
+        )
     return problem
 
 
@@ -164,10 +214,11 @@ def _build(
     changed: Callable[[str], bool],
     kind: type[Product],
 ) -> Product:
-    """Build the method or problem of an entry; the study's options of these names are its other arguments.
+    """Build the method or problem of an entry; the study's options of these names are its other
+    arguments.
 
-    A user's function keeps its defaults, except for options that were chosen or that the study varies; a note lists
-    defaults that differ from the study's.
+    A user's function keeps its defaults, except for options that were chosen or that the study
+    varies; a note lists defaults that differ from the study's.
     """
     subject = f"{option} = {shown(entry.text)}"
     parameters, arguments = parameters_of(entry.function), dict(entry.arguments)
@@ -188,7 +239,10 @@ def _build(
     if isinstance(arguments.get("optimizer"), str):
         rate = arguments.pop("learning_rate", options.learning_rate)
         if rate is None:
-            raise InputError(f"optimizer = {arguments['optimizer']!r}: has no rate of its own; give learning_rate, too")
+            raise InputError(
+                f"optimizer = {arguments['optimizer']!r}: has no rate of its own; give "
+                "learning_rate, too"
+            )
         arguments["optimizer"] = named_optimizer(arguments["optimizer"], rate)
     try:
         product = entry.function(**arguments)
@@ -200,8 +254,12 @@ def _build(
         if not entry.own:
             raise
         path = str(Path(own_file(entry.text)[0]).resolve())
-        raise InputError(f"{subject}: cannot be made: {told_in_a_line(error, path)}; repair the file") from error
+        raise InputError(
+            f"{subject}: cannot be made: {told_in_a_line(error, path)}; repair the file"
+        ) from error
     if not isinstance(product, kind):
         example = "methods.gem()" if kind is Method else "problems.custom()"
-        raise InputError(f"{subject}: returned {product!r}; must return a {kind.__name__}, as {example} does")
+        raise InputError(
+            f"{subject}: returned {product!r}; must return a {kind.__name__}, as {example} does"
+        )
     return product

@@ -1,9 +1,10 @@
 """Where the independent runs of a study are computed: in this process, or on many machines by Ray.
 
-``--executor local`` computes them in this process: one per core at a time, at most four, if each keeps one core busy
-(2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is `asyncsim.study.ray_executor`. The results
-are written in the order of the study, by the first process; with the same number of threads they are the same byte for
-byte. ``docs/studies.md`` is about many machines.
+``--executor local`` computes them in this process: one per core at a time, at most four, if each
+keeps one core busy (2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is
+`asyncsim.study.ray_executor`. The results are written in the order of the study, by the first
+process; with the same number of threads they are the same byte for byte. ``docs/studies.md`` is
+about many machines.
 """
 
 import contextlib
@@ -40,10 +41,14 @@ class Completion(NamedTuple):
 class Executor(Protocol):
     """Computes independent jobs."""
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
-        """Call a function with the arguments of each job and yield the results in the order of completion.
+    def map(
+        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Completion]:
+        """Call a function with the arguments of each job and yield the results in the order of
+        completion.
 
-        An InputError of the function is passed on, as a job's input is the study's; any other error is a `JobError`.
+        An InputError of the function is passed on, as a job's input is the study's; any other error
+        is a `JobError`.
         """
         ...
 
@@ -51,14 +56,16 @@ class Executor(Protocol):
 class Local:
     """Computes jobs in this process.
 
-    ``at_once``: the most jobs at a time, each in a separate thread; a job starts when the caller takes a result. With
-    1 they run in order, without threads.
+    ``at_once``: the most jobs at a time, each in a separate thread; a job starts when the caller
+    takes a result. With 1 they run in order, without threads.
     """
 
     def __init__(self, at_once: int = 1):
         self._at_once = at_once
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
+    def map(
+        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Completion]:
         """See `Executor.map`. Replays whose results are no longer needed are stopped."""
         if self._at_once == 1:
             for place, job in enumerate(jobs):
@@ -110,7 +117,11 @@ def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
 
     @contextlib.contextmanager
     def settings() -> Iterator[None]:
-        with jax.default_matmul_precision(precision), jax.numpy_dtype_promotion(promotion), jax.default_device(device):
+        with (
+            jax.default_matmul_precision(precision),
+            jax.numpy_dtype_promotion(promotion),
+            jax.default_device(device),
+        ):
             yield
 
     return settings
@@ -133,7 +144,9 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
 
 @contextlib.contextmanager
 def computing_device(kind: str) -> Iterator[None]:
-    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX."""
+    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves
+    it to JAX.
+    """
     import jax
 
     if kind == "default":
@@ -143,24 +156,32 @@ def computing_device(kind: str) -> Iterator[None]:
         device = jax.devices(kind)[0]
     except RuntimeError:
         raise InputError(
-            f"device = {kind!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
+            f"device = {kind!r}: JAX finds none here; choose default, which is "
+            f"{jax.default_backend()}"
         ) from None
     with jax.default_device(device):
         yield
 
 
 class LocalProcesses:
-    """Computes jobs of one function in processes of this machine, one per core; another executor computes the rest.
+    """Computes jobs of one function in processes of this machine, one per core; another executor
+    computes the rest.
 
-    For work that keeps Python itself busy, as simulations do; the function and its arguments must be picklable. One
-    job, or one core, needs no other process.
+    For work that keeps Python itself busy, as simulations do; the function and its arguments must
+    be picklable. One job, or one core, needs no other process.
     """
 
-    def __init__(self, function: Callable[..., Any], otherwise: Executor, processes: int | None = None):
+    def __init__(
+        self, function: Callable[..., Any], otherwise: Executor, processes: int | None = None
+    ):
         self._function, self._otherwise = function, otherwise
-        self._processes = processes or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1")
+        self._processes = processes or len(
+            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1"
+        )
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
+    def map(
+        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Completion]:
         """See `Executor.map`."""
         jobs = list(jobs)
         is_alike = all(job[0] is self._function for job in jobs)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from asyncsim.replays.run import Run
     from asyncsim.traces.trace import Trace
 
-#: Fewest commits per worker of a long trace: with 20 workers behind a barrier, traces of some hundred commits exceed a
-#: tight bound by some per cent.
+#: Fewest commits per worker of a long trace: with 20 workers behind a barrier, traces of some
+#: hundred commits exceed a tight bound by some per cent.
 _LONG_TRACE = 1000
 #: Columns of the summary that name files.
 _FILES = ("trace_file", "run_folder")
@@ -28,7 +28,8 @@ _FILES = ("trace_file", "run_folder")
 #: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
 PAPERS = {
     "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
-    "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, arXiv 1710.02368)",
+    "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, "
+    "arXiv 1710.02368)",
     "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
     "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
 }
@@ -51,15 +52,23 @@ class Finished(NamedTuple):
         return f"make it again with: {command} {options}{results.resume_option(self.folder)}"
 
     def require(self, columns: Sequence[str]) -> None:
-        """Raise InputError unless the summary has some columns, and a value in each row of those that name files."""
+        """Raise InputError unless the summary has some columns, and a value in each row of those
+        that name files.
+        """
         missing = [name for name in columns if name not in self.summary]
-        missing = missing or [name for name in _FILES if name in columns and self.summary[name].isna().any()]
+        missing = missing or [
+            name for name in _FILES if name in columns and self.summary[name].isna().any()
+        ]
         if missing:
-            subject = f"folder = {str(self.folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}"
+            subject = (
+                f"folder = {str(self.folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}"
+            )
             raise InputError(f"{subject}; {self.remedy}")
 
     def rows(self, **values: Any) -> "pd.DataFrame":
-        """Return the rows of the summary that have these values: ``rows(method="gem", workers=5)``."""
+        """Return the rows of the summary that have these values: ``rows(method="gem",
+        workers=5)``.
+        """
         selected = self.summary
         self.require(tuple(values))
         for name, value in values.items():
@@ -77,9 +86,13 @@ class Finished(NamedTuple):
         return Run.load(within(self.folder, run_folder))
 
     def each_run(
-        self, measure: "Callable[[Run], Sequence[pd.DataFrame]]", columns: Sequence[str] = ("workers", "method", "seed")
+        self,
+        measure: "Callable[[Run], Sequence[pd.DataFrame]]",
+        columns: Sequence[str] = ("workers", "method", "seed"),
     ) -> "list[pd.DataFrame]":
-        """Concatenate the tables that ``measure`` returns for each run; ``columns`` of the summary come first."""
+        """Concatenate the tables that ``measure`` returns for each run; ``columns`` of the summary
+        come first.
+        """
         import pandas as pd
 
         parts = []
@@ -122,7 +135,8 @@ class Finished(NamedTuple):
 def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = None) -> Finished:
     """Read the results of a study.
 
-    ``columns``: required columns of the summary, which then needs a row; by default it may be empty.
+    ``columns``: required columns of the summary, which then needs a row; by default it may be
+    empty.
 
     Raises
     ------
@@ -133,7 +147,8 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
     config, recorded_study = study_of(folder)
     if recorded_study != study:
         raise InputError(
-            f"folder = {str(folder)!r}: holds the study {recorded_study}, not {study}; make some with: "
+            f"folder = {str(folder)!r}: holds the study {recorded_study}, not {study}; make some "
+            "with: "
             f"asyncsim study {study} --out FOLDER"
         )
     finished = Finished(folder, config, None)
@@ -169,11 +184,15 @@ def study_of(folder: Path) -> tuple[dict[str, Any], str]:
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no JSON, or cut off"
         raise InputError(
-            f"{subject}: its {results.CONFIG} is there but damaged ({why}); restore it, or make the results again "
+            f"{subject}: its {results.CONFIG} is there but damaged ({why}); restore it, or make "
+            "the results again "
             "with --out FOLDER"
         ) from error
     if not isinstance(config.get("study"), str):
-        raise InputError(f"{subject}: no results of a study (no {results.CONFIG} that names one); give its folder")
+        raise InputError(
+            f"{subject}: no results of a study (no {results.CONFIG} that names one); give its "
+            "folder"
+        )
     return config, config["study"]
 
 
@@ -183,7 +202,9 @@ def _damage(error: Exception) -> str:
         return "is missing"
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror})"
-    return "is empty" if type(error).__name__ == "EmptyDataError" else "is damaged: no table of text"
+    return (
+        "is empty" if type(error).__name__ == "EmptyDataError" else "is damaged: no table of text"
+    )
 
 
 def outcomes(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> str:
@@ -200,7 +221,9 @@ def report(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
 
 
 def present(folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str) -> None:
-    """Write the tables of a study into its folder, draw its figures, and print the texts that are not empty."""
+    """Write the tables of a study into its folder, draw its figures, and print the texts that are
+    not empty.
+    """
     for name, table in tables.items():
         write_csv(folder / name, table)
     draw(folder)
@@ -234,22 +257,28 @@ class TheoryValue(NamedTuple):
 
 
 def trace_means(traces: "pd.DataFrame", workers: int) -> "pd.Series":
-    """Return the means of the trace statistics in a study's summary, with the names of `Trace.summary`.
+    """Return the means of the trace statistics in a study's summary, with the names of
+    `Trace.summary`.
 
-    Also ``steps``, the commits per worker of a trace, and ``least`` and ``most``, the commits of a worker relative to
-    the mean.
+    Also ``steps``, the commits per worker of a trace, and ``least`` and ``most``, the commits of a
+    worker relative to the mean.
     """
-    mean = traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
+    mean = (
+        traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
+    )
     mean["steps"] = (mean["commits"] + mean["warm_up"]) / workers
     mean["least"], mean["most"] = workers * mean["share_min"], workers * mean["share_max"]
     return mean
 
 
-def with_theory(theory: TheoryValue | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
-    """Return a measured value and its theoretical value as texts; without theory the second is empty.
+def with_theory(
+    theory: TheoryValue | None, measured: float, digits: int, steps: float
+) -> tuple[str, str]:
+    """Return a measured value and its theoretical value as texts; without theory the second is
+    empty.
 
-    ``digits``: after the point. ``steps``: commits per worker of the trace: a short trace may exceed the bound of the
-    long run, which the text then says.
+    ``digits``: after the point. ``steps``: commits per worker of the trace: a short trace may
+    exceed the bound of the long run, which the text then says.
     """
     value = f"{measured:.{digits}f}"
     if theory is None:

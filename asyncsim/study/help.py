@@ -13,11 +13,28 @@ GROUPS = {
     "Training": ("methods", "problem", "batch_size", "learning_rate", "momentum", "optimizer"),
     "Seeds and budget": ("seeds", "steps"),
     "Cluster": (
-        *("workers", "compute", "window", "dynamic_window", "service", "protocol", "exclusive", "discipline"),
+        *(
+            "workers",
+            "compute",
+            "window",
+            "dynamic_window",
+            "service",
+            "protocol",
+            "exclusive",
+            "discipline",
+        ),
         *("policy", "servers", "read_blocks"),
     ),
     "Network": (
-        *("latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
+        *(
+            "latency",
+            "bandwidth",
+            "shared_bandwidth",
+            "message_bytes",
+            "sites",
+            "far_latency",
+            "far_bandwidth",
+        ),
     ),
     "Failures and attacks": ("failures", "attack"),
     "Output": ("out", "resume", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
@@ -26,7 +43,17 @@ GROUPS = {
 #: The options in the short help, besides the study's additional options.
 COMMON = frozenset(
     (
-        *("methods", "problem", "learning_rate", "seeds", "steps", "workers", "compute", "service", "policy"),
+        *(
+            "methods",
+            "problem",
+            "learning_rate",
+            "seeds",
+            "steps",
+            "workers",
+            "compute",
+            "service",
+            "policy",
+        ),
         *("latency", "bandwidth", "failures", "attack", "out", "resume"),
     )
 )
@@ -61,7 +88,10 @@ def help_of(name: str, study: ModuleType, typed: Sequence[str]) -> str:
     ]
     for paragraph in about[:1] if brief else about:
         is_formula = paragraph.startswith("    ")
-        parts += ["", paragraph.rstrip() if is_formula else _filled(paragraph.replace("::", ":"), width)]
+        parts += [
+            "",
+            paragraph.rstrip() if is_formula else _filled(paragraph.replace("::", ":"), width),
+        ]
     parts += [""] if brief else []
     for title, group in groups.items():
         lines = [line for option in group for line in _lines(option, brief, width)]
@@ -71,7 +101,10 @@ def help_of(name: str, study: ModuleType, typed: Sequence[str]) -> str:
     else:
         notes = getattr(study.Config, "help_notes", "").split("\n\n")
         if is_shared:
-            notes += [f"{table.capitalize()}: {', '.join(names_of(table))}." for table in ("methods", "problems")]
+            notes += [
+                f"{table.capitalize()}: {', '.join(names_of(table))}."
+                for table in ("methods", "problems")
+            ]
         parts += ["", *(_filled(note, width, indent="  ") for note in notes if note.strip())]
     return "\n".join(parts)
 
@@ -87,8 +120,14 @@ def _lines(option: Option, brief: bool, width: int) -> list[str]:
 
 def _description(option: Option, brief: bool) -> str:
     """Return the text and the default of an option; the first sentence of the text if ``brief``."""
-    text = f"{option.text.partition('. ')[0].removesuffix('.')}." if brief and option.text else option.text
-    if len(option.kind) > _LONGEST_KIND and not all(choice in text for choice in option.kind.split("|")):
+    text = (
+        f"{option.text.partition('. ')[0].removesuffix('.')}."
+        if brief and option.text
+        else option.text
+    )
+    if len(option.kind) > _LONGEST_KIND and not all(
+        choice in text for choice in option.kind.split("|")
+    ):
         text = f"{text} One of {option.kind.replace('|', ', ')}."
     if option.default is dataclasses.MISSING:
         return f"{text} (required)".lstrip()
@@ -106,7 +145,12 @@ def _filled(text: str, width: int, indent: str = "") -> str:
 def _wrap(text: str, width: int, start: str, indent: str) -> list[str]:
     """Break a text into lines; the last line has several words."""
     lines = textwrap.wrap(
-        text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     ) or [start.rstrip()]
     while len(lines) > 1 and len(lines[-1].split()) < _FEWEST_WORDS:
         line, _, word = lines[-2].rpartition(" ")

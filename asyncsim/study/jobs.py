@@ -1,7 +1,8 @@
-"""Run the jobs of a study: an executor computes them, the study's folder keeps them, and a resumed study reads them.
+"""Run the jobs of a study: an executor computes them, the study's folder keeps them, and a resumed
+study reads them.
 
-A job brings rows of tables: a run one row of ``summary.csv``, a measurement rows of any tables. Whatever the order in
-which jobs end, the tables have their rows in the order of the study.
+A job brings rows of tables: a run one row of ``summary.csv``, a measurement rows of any tables.
+Whatever the order in which jobs end, the tables have their rows in the order of the study.
 """
 
 import contextlib
@@ -16,7 +17,14 @@ from tqdm import tqdm
 from asyncsim.base import hooks
 from asyncsim.base.console import note, on_a_terminal, tell
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import read_table, require_plain, set_aside, unsealed, write_csv, write_sealed
+from asyncsim.base.files import (
+    read_table,
+    require_plain,
+    set_aside,
+    unsealed,
+    write_csv,
+    write_sealed,
+)
 from asyncsim.study import results
 from asyncsim.study.config import JobOptions
 from asyncsim.study.executor import Executor, JobError, Local
@@ -46,20 +54,24 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...]
     #: Writes the function's result into the study's folder, and returns the rows.
     keep: Callable[[Path, Any], Tables]
-    #: Returns the rows of an earlier attempt from the study's folder; None if there is no usable result.
+    #: Returns the rows of an earlier attempt from the study's folder; None if there is no usable
+    #: result.
     read: Callable[[Path], Tables | None]
     labels: Mapping[str, Any] = {}  #: columns that identify the job in the row of its error
     errors: str = results.SUMMARY  #: the table that gets this row
     say: Callable[[Tables], str] = lambda tables: ""  #: describes the rows in a few words
-    #: Whether the function itself writes to the place, and can resume there: its first argument is the study's folder,
-    #: which then remains as soon as such a job has begun.
+    #: Whether the function itself writes to the place, and can resume there: its first argument is
+    #: the study's folder, which then remains as soon as such a job has begun.
     in_folder: bool = False
 
 
-def measurement(name: str, function: Callable[..., Tables], *arguments: Any, place: str = "", **rest: Any) -> Job:
+def measurement(
+    name: str, function: Callable[..., Tables], *arguments: Any, place: str = "", **rest: Any
+) -> Job:
     """Return a job whose rows are stored as JSON.
 
-    ``place``: their file without its suffix, by default the job's name in ``parts``; ``rest``: other fields of `Job`.
+    ``place``: their file without its suffix, by default the job's name in ``parts``; ``rest``:
+    other fields of `Job`.
     """
     place = f"{place or f'parts/{name}'}.json"
 
@@ -103,9 +115,14 @@ class Runner:
         if len(missing) < len(places) or any(job.in_folder for job in jobs):
             self._write()
         pending = [self.jobs[place] for place in missing]
-        calls = [(job.function, *([self._folder] if job.in_folder else []), *job.arguments) for job in pending]
+        calls = [
+            (job.function, *([self._folder] if job.in_folder else []), *job.arguments)
+            for job in pending
+        ]
         errors = set()
-        with tqdm(total=len(calls), desc="runs", unit="run", disable=not on_a_terminal(), leave=False) as bar:
+        with tqdm(
+            total=len(calls), desc="runs", unit="run", disable=not on_a_terminal(), leave=False
+        ) as bar:
             for completion in self._executor.map(_timed, calls):
                 bar.update()
                 place = missing[completion.place]
@@ -113,7 +130,9 @@ class Runner:
                 if isinstance(completion.value, JobError):
                     row = {**job.labels, "status": results.FAILED, "error": completion.value.error}
                     self.failed[place] = {job.errors: [row]}
-                    if completion.value.error not in errors:  # one traceback per error; a lost job has none
+                    if (
+                        completion.value.error not in errors
+                    ):  # one traceback per error; a lost job has none
                         errors.add(completion.value.error)
                         if completion.value.traceback:
                             tell(completion.value.traceback.rstrip())
@@ -123,7 +142,8 @@ class Runner:
                     value, seconds = completion.value
                     self._ended[place] = job.keep(self._folder, value)
                     self._write()
-                    # Wall-clock times are printed, not written: the same configuration writes the same bytes.
+                    # Wall-clock times are printed, not written: the same configuration writes the
+                    # same bytes.
                     self._tell(place, f"in {seconds:.1f} s")
 
     @property
@@ -142,7 +162,11 @@ class Runner:
             if job.in_folder and place not in {**self._ended, **self.failed}
         }
         # The columns have the order of a complete row; rows of failed jobs have few.
-        for place, tables in [*sorted(self._ended.items()), *sorted(self.failed.items()), *started.items()]:
+        for place, tables in [
+            *sorted(self._ended.items()),
+            *sorted(self.failed.items()),
+            *started.items(),
+        ]:
             for name, entries in tables.items():
                 rows.setdefault(name, []).extend((place, row) for row in entries)
         return {
@@ -178,17 +202,18 @@ def run_jobs(
     conclude: "Callable[[Path, pd.DataFrame], None]",
     follow: "Callable[[Path, pd.DataFrame], Sequence[Job]] | None" = None,
 ) -> Result:
-    """Run the jobs of a study into a new folder, or the missing jobs of an old folder, and conclude.
+    """Run the jobs of a study into a new folder, or the missing jobs of an old folder, and
+    conclude.
 
     A failed job is a row with its error; the study ends with an error only if all jobs failed.
 
-    ``study``: its name. ``record``: the content of ``config.json``, everything that the results depend on.
-    ``executor``: a context that yields the executor, as `executor_of` does. ``conclude(folder, summary)`` draws the
-    figures and prints the tables of the finished runs; a list of the folder's files follows. ``follow(folder,
-    summary)`` returns further jobs.
+    ``study``: its name. ``record``: the content of ``config.json``, everything that the results
+    depend on. ``executor``: a context that yields the executor, as `executor_of` does.
+    ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs; a
+    list of the folder's files follows. ``follow(folder, summary)`` returns further jobs.
 
-    After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures of the finished runs,
-    and ``config.json`` names the missing runs.
+    After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures
+    of the finished runs, and ``config.json`` names the missing runs.
     """
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
@@ -214,7 +239,9 @@ def run_jobs(
                 runner.run(follow(folder, ended))
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
-                results.write_config(folder, record, runner.missing, len(runner.jobs), interrupted=True)
+                results.write_config(
+                    folder, record, runner.missing, len(runner.jobs), interrupted=True
+                )
                 results.write_origin(folder, time.perf_counter() - started)
                 if len(ended := _ended(folder)):
                     ends(folder, ended)
@@ -222,14 +249,18 @@ def run_jobs(
         results.write_config(folder, record, runner.missing, len(runner.jobs))
         results.write_origin(folder, time.perf_counter() - started)
         summary = runner.tables()[results.SUMMARY]
-        failed, tables = len(runner.failed), dict.fromkeys(name for rows in runner.failed.values() for name in rows)
+        failed, tables = (
+            len(runner.failed),
+            dict.fromkeys(name for rows in runner.failed.values() for name in rows),
+        )
         ended = _ended(folder)
         if not len(ended):
             raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
         ends(folder, ended)
         if failed:
             note(
-                f"{failed} of {len(runner.jobs)} runs failed; {' and '.join(tables)} has their errors, and "
+                f"{failed} of {len(runner.jobs)} runs failed; {' and '.join(tables)} has their "
+                "errors, and "
                 f"{results.resume_option(folder)} tries them again"
             )
     return Result(folder, summary)
@@ -244,7 +275,9 @@ def read_summary(folder: Path) -> "pd.DataFrame":
         columns="error", errors="ignore"
     )
     # Measurements have a status only beside others that failed.
-    return (completed.drop(columns="status") if completed["status"].isna().all() else completed).reset_index(drop=True)
+    return (
+        completed.drop(columns="status") if completed["status"].isna().all() else completed
+    ).reset_index(drop=True)
 
 
 def _ended(folder: Path) -> Any:
@@ -256,8 +289,8 @@ def _ended(folder: Path) -> Any:
 def executor_of(config: JobOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
     """Yield the executor that a config chooses.
 
-    ``replays``: the problems of the jobs with their numbers of workers; the largest limits the concurrent jobs.
-    Without any, local jobs run one after the other.
+    ``replays``: the problems of the jobs with their numbers of workers; the largest limits the
+    concurrent jobs. Without any, local jobs run one after the other.
     """
     if config.executor == "local":
         from asyncsim.replays.tuning import replays_at_once
@@ -267,4 +300,6 @@ def executor_of(config: JobOptions, replays: "Iterable[tuple[Problem, int]]") ->
     from asyncsim.study.ray_executor import RayExecutor, joined
 
     with joined(config.address):
-        yield RayExecutor(config.cpus_per_run, config.accelerators_per_run, tpu=config.device == "tpu")
+        yield RayExecutor(
+            config.cpus_per_run, config.accelerators_per_run, tpu=config.device == "tpu"
+        )

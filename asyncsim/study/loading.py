@@ -1,8 +1,9 @@
-"""Files of studies, methods and problems: list and import them, and recognise them when a study is resumed.
+"""Files of studies, methods and problems: list and import them, and recognise them when a study is
+resumed.
 
-A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``. The shipped ones are
-in ``studies/`` beside the package (in a clone) or inside it (when installed); a user's own are in ``studies/`` of the
-working folder. From Python::
+A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``.
+The shipped ones are in ``studies/`` beside the package (in a clone) or inside it (when installed);
+a user's own are in ``studies/`` of the working folder. From Python::
 
     staleness = asyncsim.study.load("staleness")
     result = staleness.run(staleness.Config(workers=20))
@@ -30,7 +31,8 @@ from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, choices_like, require_choice, shown
 from asyncsim.base.files import open_file, require_plain, results_of
 
-#: Options of a study that are arguments of its methods, and of its problem, unless these set their own.
+#: Options of a study that are arguments of its methods, and of its problem, unless these set their
+#: own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
 OF_PROBLEMS = ("batch_size", "workers", "dirichlet")
 #: ``FILE.py:FUNCTION``, with arguments or without.
@@ -48,18 +50,26 @@ def studies() -> dict[str, Path]:
 def hidden() -> dict[str, Path]:
     """Return the working folder's files that a shipped study of the same name hides."""
     ours = _files(shipped("studies"))
-    return {name: path for name, path in _user_studies().items() if name in ours and not path.samefile(ours[name])}
+    return {
+        name: path
+        for name, path in _user_studies().items()
+        if name in ours and not path.samefile(ours[name])
+    }
 
 
 def shipped(name: str) -> Path:
-    """Return the folder of the shipped ``studies`` or ``figures``: inside the installed package, or beside it."""
+    """Return the folder of the shipped ``studies`` or ``figures``: inside the installed package, or
+    beside it.
+    """
     package = Path(__file__).resolve().parent.parent
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
 
 def load(name: str, options_alone: bool = False) -> ModuleType:
-    """Import a study; ``options_alone``: only its Config and SCALES, with what these need of its imports."""
+    """Import a study; ``options_alone``: only its Config and SCALES, with what these need of its
+    imports.
+    """
     paths = studies()
     path = paths[require_choice("study", name, paths)]
     try:
@@ -67,7 +77,9 @@ def load(name: str, options_alone: bool = False) -> ModuleType:
             return options
         module = load_file(f"asyncsim.studies.{name}", path)
     except (Exception, SystemExit) as error:
-        raise InputError(f"study = {name!r}: {path} cannot be imported: {told_in_a_line(error, path)}") from error
+        raise InputError(
+            f"study = {name!r}: {path} cannot be imported: {told_in_a_line(error, path)}"
+        ) from error
     missing = [name for name in ("Config", "run") if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(
@@ -85,16 +97,28 @@ def _options_of(name: str, path: Path) -> ModuleType | None:
     tree = ast.parse(path.read_bytes())
     docstring = ast.get_docstring(tree)
     statements = tree.body[docstring is not None :]
-    kinds = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef
-    defined = {statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)}
-    if not {"Config", "run"} <= defined or not all(isinstance(statement, kinds) for statement in statements):
+    kinds = (
+        ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef
+    )
+    defined = {
+        statement.name
+        for statement in statements
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef)
+    }
+    if not {"Config", "run"} <= defined or not all(
+        isinstance(statement, kinds) for statement in statements
+    ):
         return None
     required = {"Config", "SCALES"}
     selected: list[ast.stmt] = []
     for statement in reversed(statements):
         if isinstance(statement, ast.Import | ast.ImportFrom):
             aliases = statement.names
-            statement.names = [alias for alias in aliases if (alias.asname or alias.name.partition(".")[0]) in required]
+            statement.names = [
+                alias
+                for alias in aliases
+                if (alias.asname or alias.name.partition(".")[0]) in required
+            ]
             if statement.names:
                 selected.append(statement)
         elif required & _bound(statement):
@@ -106,7 +130,12 @@ def _options_of(name: str, path: Path) -> ModuleType | None:
     sys.modules[module.__name__] = module  # where dataclasses look for the names of annotations
     body = ast.Module(selected[::-1], [])
     try:
-        exec(compile(body, str(path), "exec", __future__.annotations.compiler_flag, dont_inherit=True), vars(module))
+        exec(
+            compile(
+                body, str(path), "exec", __future__.annotations.compiler_flag, dont_inherit=True
+            ),
+            vars(module),
+        )
     except NameError:  # a name that only the Config's methods need
         return None
     return module
@@ -121,10 +150,16 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that defining the options evaluates: no bodies of methods, except special methods."""
+    """Yield the nodes that defining the options evaluates: no bodies of methods, except special
+    methods.
+    """
     yield node
     for child in ast.iter_child_nodes(node):
-        if isinstance(node, ast.ClassDef) and isinstance(child, ast.FunctionDef) and not child.name.startswith("__"):
+        if (
+            isinstance(node, ast.ClassDef)
+            and isinstance(child, ast.FunctionDef)
+            and not child.name.startswith("__")
+        ):
             for part in child.decorator_list:
                 yield from ast.walk(part)
         else:
@@ -142,30 +177,45 @@ def load_function(option: str, entry: str, file: str, name: str, kind: str) -> C
     subject, path = f"{option} = {shown(entry)}", require_plain(Path(file)).resolve()
     if not path.is_file():
         raise InputError(f"{subject}: there is no file {file}; give its path from this folder")
-    # Like a script, it can import files beside it; but installed packages come first, and results never count.
+    # Like a script, it can import files beside it; but installed packages come first, and results
+    # never count.
     if str(path.parent) not in sys.path and results_of(path) is None:
         sys.path.append(str(path.parent))
     try:
         module = load_file(f"asyncsim.own.{path.stem}", path)
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{subject}: cannot be imported: {told_in_a_line(error, str(path))}; repair that line of {file}"
+            f"{subject}: cannot be imported: {told_in_a_line(error, str(path))}; repair that line "
+            f"of {file}"
         ) from error
     function = getattr(module, name, None)
     if function is None:
-        functions = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
         remedy = choices_like(name, functions) if functions else f"write one that returns a {kind}"
         raise InputError(f"{subject}: {file} has no function {name}; {remedy}")
     if not callable(function):
-        raise InputError(f"{subject}: {name} is a {type(function).__name__}, must be a function that returns a {kind}")
+        raise InputError(
+            f"{subject}: {name} is a {type(function).__name__}, must be a function that returns a "
+            f"{kind}"
+        )
     return function
 
 
 def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the files of all ``FILE.py:FUNCTION`` in the values of options: option and sha256 by path."""
+    """Return the files of all ``FILE.py:FUNCTION`` in the values of options: option and sha256 by
+    path.
+    """
     hashes = {}
     for option, value in options.items():
-        texts = [text for text in (value if isinstance(value, tuple | list) else (value,)) if isinstance(text, str)]
+        texts = [
+            text
+            for text in (value if isinstance(value, tuple | list) else (value,))
+            if isinstance(text, str)
+        ]
         for entry in dict.fromkeys([*texts, *split(texts)]):
             file, _ = own_file(entry)
             if file and require_plain(Path(file)).is_file():
@@ -177,7 +227,8 @@ def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
     """Raise InputError for a file that only a folder of results names, if it may be a stranger's.
 
-    Such a file is imported again only if it lies outside the folder and has the recorded hash, or if the user typed it.
+    Such a file is imported again only if it lies outside the folder and has the recorded hash, or
+    if the user typed it.
     """
     recorded = results.config_of(folder).get(results.FILES)
     for file, (option, digest) in files_of(values).items():
@@ -191,13 +242,16 @@ def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
         else:
             continue
         raise InputError(
-            f"resume = {str(folder)!r}: {file} {why}, so it is not run because {results.CONFIG} names it; give "
+            f"resume = {str(folder)!r}: {file} {why}, so it is not run because {results.CONFIG} "
+            "names it; give "
             f"--{option.replace('_', '-')} again if you trust it"
         )
 
 
 def load_file(name: str, path: Path) -> ModuleType:
-    """Import a Python file under a module name, again if it has changed; it runs exactly the bytes of this read."""
+    """Import a Python file under a module name, again if it has changed; it runs exactly the bytes
+    of this read.
+    """
     source = path.read_bytes()
     key = str(path), sha256(source)
     module = sys.modules.get(name)
@@ -226,7 +280,11 @@ def told_in_a_line(error: BaseException, path: str | Path) -> str:
     """Return an error in one line, with the line of the file that caused it."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
     line = f"line {lines[-1]}: " if lines else ""
     return f"{line}{type(error).__name__}: {error}"
 
@@ -236,7 +294,9 @@ def _user_studies() -> dict[str, Path]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
+    return {
+        path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")
+    }
 
 
 class Unrecognised(Exception):
@@ -246,8 +306,9 @@ class Unrecognised(Exception):
 def recognised(value: Any) -> str | None:
     """Return a hash by which a method or a problem is recognised, also in another process.
 
-    It covers the files of functions, files of the same folder that these import, closures, and the bytes of data; it
-    does not cover libraries and other objects. None if a function is in no file, as in a notebook.
+    It covers the files of functions, files of the same folder that these import, closures, and the
+    bytes of data; it does not cover libraries and other objects. None if a function is in no file,
+    as in a notebook.
     """
     digest = hashlib.sha256()
     try:
@@ -259,7 +320,9 @@ def recognised(value: Any) -> str | None:
 
 
 def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """Yield the bytes that determine a value; ``earlier`` objects, by their ids, are yielded once."""
+    """Yield the bytes that determine a value; ``earlier`` objects, by their ids, are yielded
+    once.
+    """
     yield f"{type(value).__qualname__}:".encode()
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield f"{value!r};".encode()
@@ -284,12 +347,19 @@ def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
         items = (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
         items = (value.__func__, value.__self__)
-    elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):  # compiled functions
+    elif isinstance(
+        wrapped := getattr(value, "__wrapped__", None), types.FunctionType
+    ):  # compiled functions
         items = (wrapped,)
     elif isinstance(value, types.FunctionType):
         code, cells = value.__code__, value.__closure__ or ()
-        yield _source(code.co_filename, value.__globals__) + f"{code.co_qualname}:{code.co_firstlineno}".encode()
-        filled = [cell.cell_contents for cell in cells if cell != types.CellType()]  # not those without a value
+        yield (
+            _source(code.co_filename, value.__globals__)
+            + f"{code.co_qualname}:{code.co_firstlineno}".encode()
+        )
+        filled = [
+            cell.cell_contents for cell in cells if cell != types.CellType()
+        ]  # not those without a value
         items = (value.__defaults__, value.__kwdefaults__, filled)
     else:
         kind = value if isinstance(value, type) else type(value)
@@ -299,7 +369,10 @@ def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
             yield _source(file, vars(sys.modules[kind.__module__]))
             items = (*items, {} if isinstance(value, type) else getattr(value, "__dict__", {}))
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = (*items, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+            items = (
+                *items,
+                {field.name: getattr(value, field.name) for field in dataclasses.fields(value)},
+            )
     for item in items:
         yield from _parts(item, earlier)
     yield f";{len(items)}".encode()
@@ -320,7 +393,11 @@ def _source(file: str, namespace: Mapping[str, Any]) -> bytes:
         except OSError:
             raise Unrecognised from None
         for named in list(names.values()):
-            name = named.__name__ if isinstance(named, types.ModuleType) else getattr(named, "__module__", None)
+            name = (
+                named.__name__
+                if isinstance(named, types.ModuleType)
+                else getattr(named, "__module__", None)
+            )
             module = sys.modules.get(name) if isinstance(name, str) else None
             neighbour = getattr(module, "__file__", None)
             if neighbour and Path(neighbour).resolve().parent == Path(file).resolve().parent:
@@ -331,4 +408,8 @@ def _source(file: str, namespace: Mapping[str, Any]) -> bytes:
 @functools.cache
 def _is_of_library(file: str) -> bool:
     standard = Path(sysconfig.get_paths()["stdlib"]) in Path(file).parents
-    return standard or file.startswith("<frozen") or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return (
+        standard
+        or file.startswith("<frozen")
+        or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    )

@@ -1,4 +1,6 @@
-"""The options of a study, from the fields of its Config; errors name the option, the value and the remedy."""
+"""The options of a study, from the fields of its Config; errors name the option, the value and the
+remedy.
+"""
 
 import ast
 import dataclasses
@@ -31,8 +33,8 @@ _UNIONS = (typing.Union, types.UnionType)
 class Option(NamedTuple):
     """An option of a study.
 
-    An annotation may be marked: with the name of its type, ``Annotated[str, "law"]``; with a tuple of further flags;
-    or as `Hidden`.
+    An annotation may be marked: with the name of its type, ``Annotated[str, "law"]``; with a tuple
+    of further flags; or as `Hidden`.
     """
 
     name: str  #: of the field
@@ -77,7 +79,9 @@ class Option(NamedTuple):
         typed = f"{self.name} = {shown(' '.join(texts))}" if texts else self.name
         if not self.kind:
             if texts:
-                raise InputError(f"{typed}: takes no value; write {self.flag} or --no-{self.flag[2:]}")
+                raise InputError(
+                    f"{typed}: takes no value; write {self.flag} or --no-{self.flag[2:]}"
+                )
             return not negated
         if not self.several and len(texts) != 1:
             problem = "takes a single value" if texts else "has no value"
@@ -111,7 +115,8 @@ def options_of(config: type, scale: Any = None) -> dict[str, Option]:
         kinds = {field.name: _kind(annotations[field.name]) for field in dataclasses.fields(config)}
     except (TypeError, NameError) as error:
         raise InputError(
-            f"study = {config.__module__.rpartition('.')[2]!r}: its Config cannot be made into options: {error}; let "
+            f"study = {config.__module__.rpartition('.')[2]!r}: its Config cannot be made into "
+            f"options: {error}; let "
             "each field be a number, a text, a switch, a path or a tuple of these"
         ) from error
     options = {}
@@ -126,12 +131,16 @@ def options_of(config: type, scale: Any = None) -> dict[str, Option]:
         default = default if scale is None else getattr(scale, field.name)
         aliases = tuple(itertools.chain(*(mark for mark in marks if isinstance(mark, tuple))))
         text = texts.get(field.name, "")
-        options[field.name] = Option(field.name, annotation, kinds[field.name], text, default, aliases)
+        options[field.name] = Option(
+            field.name, annotation, kinds[field.name], text, default, aliases
+        )
     return options
 
 
 def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
-    """Return a study's config from its command line; raise InputError for options that cannot be read."""
+    """Return a study's config from its command line; raise InputError for options that cannot be
+    read.
+    """
     scale = scale_of(study, typed)
     options = options_of(study.Config)
     flags = {flag: option for option in options.values() for flag in option.flags}
@@ -146,7 +155,9 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
             hint = f"did you mean {match}? " if match else ""
             raise InputError(f"{flag}: unknown option of the study {name}; {hint}{listed}")
         values[option.name] = option.read(texts, negated=flag not in (option.flag, *option.aliases))
-        if values[option.name] == Path() and texts == [""]:  # pathlib takes it for the working folder
+        if values[option.name] == Path() and texts == [
+            ""
+        ]:  # pathlib takes it for the working folder
             require_path(option.name, "")
     for option in options.values():
         if option.default is dataclasses.MISSING and option.name not in values:
@@ -156,7 +167,9 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     except InputError:
         raise
     except Exception as error:  # of the Config's own code
-        raise InputError(f"study = {name!r}: its Config refuses the options: {error}; {listed}") from error
+        raise InputError(
+            f"study = {name!r}: its Config refuses the options: {error}; {listed}"
+        ) from error
 
 
 def refuse_unknown_names(config: Any) -> None:
@@ -173,13 +186,17 @@ def names_of(table: str) -> list[str]:
     for statement in ast.parse(path.read_text()).body:
         if isinstance(statement, ast.AnnAssign) and isinstance(names := statement.value, ast.Dict):
             return [str(key.value) for key in names.keys if isinstance(key, ast.Constant)]
-        if isinstance(statement, ast.AnnAssign) and isinstance(names := statement.value, ast.DictComp):
+        if isinstance(statement, ast.AnnAssign) and isinstance(
+            names := statement.value, ast.DictComp
+        ):
             return [ast.unparse(name) for name in getattr(names.generators[0].iter, "elts", [])]
     return []
 
 
 def scale_of(study: ModuleType, typed: Sequence[str]) -> Any:
-    """Return the config that ``--scale`` chooses; None for an unknown scale, which reading the options refuses."""
+    """Return the config that ``--scale`` chooses; None for an unknown scale, which reading the
+    options refuses.
+    """
     return getattr(study, "SCALES", {}).get(value_of("scale", typed))
 
 
@@ -277,6 +294,8 @@ def _texts(config: type) -> dict[str, str]:
             continue
         for field, following in itertools.pairwise(getattr(body[0], "body", [])):
             match field, following:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
                     texts[name] = " ".join(text.split())
     return texts

@@ -12,7 +12,8 @@ from asyncsim.study.columns import text_of
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 
-#: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
+#: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are
+#: taken.
 FINAL_SHARE = 0.1
 #: Columns of a summary that its table shows: before the problem's own measures, and after.
 _FIRST = ("final_loss", "train_loss", "test_loss", "test_accuracy")
@@ -25,19 +26,27 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return the outcome of a run as columns.
 
     ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the
-    `late_energy_ratio` if energies are recorded, and ``median_...`` the mean of the recorded medians of a method's
-    diagnostic in that tenth, or the last median if none is that late. ``train_...`` and ``test_...`` are of the last
-    evaluation. NaN if the run diverged.
+    `late_energy_ratio` if energies are recorded, and ``median_...`` the mean of the recorded
+    medians of a method's diagnostic in that tenth, or the last median if none is that late.
+    ``train_...`` and ``test_...`` are of the last evaluation. NaN if the run diverged.
     """
     total = len(trace.accepted)
     last = _last(run.commits, total)
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()
-    median_rows = run.diagnostics[(run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")]
-    late = median_rows[median_rows["commit"] >= min(last["commit"].iloc[0], median_rows["commit"].max())]
+    median_rows = run.diagnostics[
+        (run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")
+    ]
+    late = median_rows[
+        median_rows["commit"] >= min(last["commit"].iloc[0], median_rows["commit"].max())
+    ]
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
     with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
         loss = last["loss"].mean()
-    energies = {"energy_ratio": late_energy_ratio(run.commits, total)} if "central_energy" in run.commits else {}
+    energies = (
+        {"energy_ratio": late_energy_ratio(run.commits, total)}
+        if "central_energy" in run.commits
+        else {}
+    )
     ended = {"final_loss": loss, **evaluated, **energies, **medians}
     if run.diverged_at is not None:
         ended = dict.fromkeys(ended, np.nan)
@@ -52,8 +61,8 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
 def energy_ratios(commits: pd.DataFrame) -> pd.Series:
     """Return the ratio of central to proxy energy of each commit.
 
-    NaN if the central variable had not moved since the worker's read, as at most commits of a server that waits for
-    several messages: such commits say nothing about the energy of its steps.
+    NaN if the central variable had not moved since the worker's read, as at most commits of a
+    server that waits for several messages: such commits say nothing about the energy of its steps.
     """
     central = commits["central_energy"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -77,7 +86,8 @@ def _last(commits: pd.DataFrame, total: int) -> pd.DataFrame:
 
 
 def own_measures(columns: Iterable[str]) -> list[str]:
-    """Return the columns of a problem's measures that tables show beside losses and the test accuracy.
+    """Return the columns of a problem's measures that tables show beside losses and the test
+    accuracy.
 
     Measures of the test data, or else of the training data.
     """
@@ -87,17 +97,20 @@ def own_measures(columns: Iterable[str]) -> list[str]:
 
 
 def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
-    """Return a table of the outcomes of a study's runs, one line for each combination of some columns.
+    """Return a table of the outcomes of a study's runs, one line for each combination of some
+    columns.
 
-    All means are over the finished seeds; the first column counts the diverged seeds. A line below names the problem's
-    measures for which there is no room.
+    All means are over the finished seeds; the first column counts the diverged seeds. A line below
+    names the problem's measures for which there is no room.
     """
     specific = own_measures(summary)
     columns = [name for name in (*_FIRST, *specific[:ROOM], *_LAST) if name in summary]
     keys = [summary[name] for name in by]
     means = summary[columns].where(summary["status"] == "finished").groupby(keys, sort=False).mean()
     runs = summary.groupby(list(by), sort=False)["status"]
-    means.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
+    means.insert(
+        0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}")
+    )
     text = text_of(means.reset_index())
     return f"{text}\nalso in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else text
 
@@ -114,4 +127,7 @@ def averaged(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
     diverged = (summary["status"] == "diverged").any()
     if not diverged:
         return over_seeds(largest, "means over", smallest)
-    return f"means over the seeds that finished, of {largest if smallest == largest else f'{smallest} to {largest}'}"
+    return (
+        "means over the seeds that finished, of "
+        f"{largest if smallest == largest else f'{smallest} to {largest}'}"
+    )

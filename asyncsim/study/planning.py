@@ -22,8 +22,8 @@ from asyncsim.traces.trace_summary import counted_messages, undone
 HORIZONS = ("versions", "gradients", "seconds")
 #: Fewest rounds (commits per worker) for a meaningful time to the target of a replay.
 FEWEST_ROUNDS = 10
-#: Commits per worker of the first simulation to a horizon in seconds; the next one is longer than estimated by the
-#: factor.
+#: Commits per worker of the first simulation to a horizon in seconds; the next one is longer than
+#: estimated by the factor.
 _FIRST_LOOK, _MARGIN = 8, 1.05
 #: A staleness is lower if its ratio is below this.
 _CLEARLY = 0.99
@@ -38,17 +38,22 @@ class Horizon(NamedTuple):
     amount: float
 
     def __str__(self) -> str:
-        return f"{self.amount / 3600:g} hours" if self.of == "seconds" else f"{self.amount:,.10g} {self.of}"
+        return (
+            f"{self.amount / 3600:g} hours"
+            if self.of == "seconds"
+            else f"{self.amount:,.10g} {self.of}"
+        )
 
 
 def measure(
     cluster: Cluster, message_bytes: tuple[float, float], horizon: Horizon, limit: int, seed: int
 ) -> dict[str, Any]:
-    """Return the cost of a cluster until a horizon, from one simulation of at most about ``limit`` commits.
+    """Return the cost of a cluster until a horizon, from one simulation of at most about ``limit``
+    commits.
 
-    A horizon beyond the simulation is extrapolated with the rate after the start-up: one commit of each worker (with
-    bounded staleness more, until fast workers wait), rounded to whole versions, at most half of all commits. Rates,
-    shares of time and staleness exclude the start-up.
+    A horizon beyond the simulation is extrapolated with the rate after the start-up: one commit of
+    each worker (with bounded staleness more, until fast workers wait), rounded to whole versions,
+    at most half of all commits. Rates, shares of time and staleness exclude the start-up.
 
     Parameters
     ----------
@@ -64,12 +69,15 @@ def measure(
     Returns
     -------
     dict
-        - ``seconds``, ``gradients``, ``versions``: at the horizon; ``extrapolated``: whether that is beyond the trace.
-        - ``gradients_per_second``, ``versions_per_second``, ``bytes_per_second``: after the start-up.
+        - ``seconds``, ``gradients``, ``versions``: at the horizon; ``extrapolated``: whether that
+          is beyond the trace.
+        - ``gradients_per_second``, ``versions_per_second``, ``bytes_per_second``: after the
+          start-up.
         - ``staleness_mean``, ``staleness_q99``: of the messages taken up (versions).
-        - ``computing``, ``sending``, ``waiting``, ``held``, ``away``: shares of the workers' time, of whole cycles from
-          one visit's end to the next: ``sending`` both ways, ``waiting`` at the server, ``held`` by the policy or being
-          served, ``away`` after a failure; ``in_vain`` is the part of ``computing`` whose gradients were lost.
+        - ``computing``, ``sending``, ``waiting``, ``held``, ``away``: shares of the workers' time,
+          of whole cycles from one visit's end to the next: ``sending`` both ways, ``waiting`` at
+          the server, ``held`` by the policy or being served, ``away`` after a failure; ``in_vain``
+          is the part of ``computing`` whose gradients were lost.
         - ``goodput``: the share of the workers' time that went into gradients that count.
         - ``absences``: how often a worker or the server was away in the whole simulation.
     """
@@ -81,11 +89,15 @@ def measure(
     start = cluster.workers * (1 + _AHEAD * (cluster.policy.bound or 0))
     warm_up = min(group * math.ceil(start / group), max(1, len(time) // 2)) - 1
     lasting = time[-1] - time[warm_up]
-    per_second = {name: float((values[-1] - values[warm_up]) / lasting) for name, values in amounts.items()}
+    per_second = {
+        name: float((values[-1] - values[warm_up]) / lasting) for name, values in amounts.items()
+    }
     beyond = amounts[horizon.of][-1] < horizon.amount
     if beyond:
         missing = (horizon.amount - amounts[horizon.of][-1]) / per_second[horizon.of]
-        totals = {name: float(values[-1]) + missing * per_second[name] for name, values in amounts.items()}
+        totals = {
+            name: float(values[-1]) + missing * per_second[name] for name, values in amounts.items()
+        }
     else:
         side: Literal["left", "right"] = "right" if horizon.of == "seconds" else "left"
         at = int(np.searchsorted(amounts[horizon.of], horizon.amount, side)) - (side == "right")
@@ -102,7 +114,11 @@ def measure(
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting
     staleness = counted_messages(trace, warm_up + 1)["staleness"].to_numpy()
-    shares = _shares_with_failures(trace, warm_up) if trace.has_failures else _shares(column, accepted, begin)
+    shares = (
+        _shares_with_failures(trace, warm_up)
+        if trace.has_failures
+        else _shares(column, accepted, begin)
+    )
     return {
         **totals,
         "extrapolated": bool(beyond),
@@ -118,7 +134,15 @@ def measure(
 
 
 #: Columns of a trace that are measured.
-_COLUMNS = ("worker", "read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+_COLUMNS = (
+    "worker",
+    "read_time",
+    "start_time",
+    "send_time",
+    "arrive_time",
+    "serve_time",
+    "commit_time",
+)
 
 
 def _simulated(cluster: Cluster, horizon: Horizon, limit: int, seed: int) -> Trace:
@@ -127,7 +151,10 @@ def _simulated(cluster: Cluster, horizon: Horizon, limit: int, seed: int) -> Tra
     unit = math.lcm(per_version, cluster.workers)
     unit = unit if unit <= limit // 4 else per_version
     limit = max(unit * (limit // unit), 2 * unit)
-    first = {"versions": horizon.amount * per_version, "gradients": horizon.amount / cluster.mean_window}
+    first = {
+        "versions": horizon.amount * per_version,
+        "gradients": horizon.amount / cluster.mean_window,
+    }
     length = first.get(horizon.of, _FIRST_LOOK * cluster.workers)
     while True:
         commits = min(limit, max(2 * unit, unit * math.ceil(min(length, limit) / unit)))
@@ -141,10 +168,13 @@ def _simulated(cluster: Cluster, horizon: Horizon, limit: int, seed: int) -> Tra
 def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     """Return the versions, gradients and seconds after each accepted message.
 
-    A version of an all-reduce exists once the all-reduce has ended. Messages that a server lost by returning to a
-    checkpoint do not count.
+    A version of an all-reduce exists once the all-reduce has ended. Messages that a server lost by
+    returning to a checkpoint do not count.
     """
-    frame, delay = trace.accepted.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
+    frame, delay = (
+        trace.accepted.frame,
+        0.0 if trace.cluster is None else trace.cluster.collective_time,
+    )
     counts = ~undone(trace.accepted)
     return {
         "versions": np.cumsum((frame["outcome"] == "applied").to_numpy() & counts),
@@ -153,7 +183,9 @@ def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     }
 
 
-def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float) -> dict[str, float]:
+def _shares(
+    column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
+) -> dict[str, float]:
     """Return the shares of the workers' time, over their whole cycles after the start-up."""
     before = previous_rows(column["worker"])
     commit = column["commit_time"]
@@ -164,7 +196,9 @@ def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
         return dict.fromkeys(("computing", "sending", "waiting", "held", "away", "in_vain"), np.nan)
     computing = np.maximum(column["send_time"] - column["start_time"], 0.0)
     returning = column["start_time"] - np.maximum(column["read_time"], last)
-    sending = np.maximum(column["arrive_time"] - column["send_time"], 0.0) + np.maximum(returning, 0.0)
+    sending = np.maximum(column["arrive_time"] - column["send_time"], 0.0) + np.maximum(
+        returning, 0.0
+    )
     waiting = np.maximum(column["serve_time"] - column["arrive_time"], 0.0)
     parts = {"computing": computing, "sending": sending, "waiting": waiting}
     shares = {name: float(values[is_whole].sum() / total) for name, values in parts.items()}
@@ -193,8 +227,12 @@ class Candidate(NamedTuple):
     message_bytes: tuple[float, float]  #: up and down
 
 
-def measure_all(candidates: Sequence[Candidate], horizon: Horizon, limit: int, seeds: int, table: str) -> Any:
-    """Return a table with a row for each candidate and seed: labels, measurements, and theory of `known_cost`."""
+def measure_all(
+    candidates: Sequence[Candidate], horizon: Horizon, limit: int, seeds: int, table: str
+) -> Any:
+    """Return a table with a row for each candidate and seed: labels, measurements, and theory of
+    `known_cost`.
+    """
     rows = []
     for candidate in candidates:
         theory = known_cost(candidate.cluster, horizon)._asdict()
@@ -205,7 +243,9 @@ def measure_all(candidates: Sequence[Candidate], horizon: Horizon, limit: int, s
 
 
 class KnownCost(NamedTuple):
-    """The time to a horizon by a closed form; for a horizon in seconds, the time of a thousand gradients."""
+    """The time to a horizon by a closed form; for a horizon in seconds, the time of a thousand
+    gradients.
+    """
 
     theory: float  #: seconds in the long run, or the least possible; not a number if there is none
     theory_name: str
@@ -214,7 +254,9 @@ class KnownCost(NamedTuple):
 
 def known_cost(cluster: Cluster, horizon: Horizon) -> KnownCost:
     """Return the theoretical cost of a horizon; with failures, a lower bound."""
-    theory = throughput_theory(dataclasses.replace(cluster, failures=()) if cluster.failures else cluster)
+    theory = throughput_theory(
+        dataclasses.replace(cluster, failures=()) if cluster.failures else cluster
+    )
     if theory is None:
         return KnownCost(math.nan, "", False)
     if cluster.failures:
@@ -228,7 +270,8 @@ def known_cost(cluster: Cluster, horizon: Horizon) -> KnownCost:
 
 
 def pareto(cost: np.ndarray, staleness: np.ndarray) -> np.ndarray:
-    """Mark the candidates on the Pareto front of cost and staleness, ``[candidates]``; the first of equal ones.
+    """Mark the candidates on the Pareto front of cost and staleness, ``[candidates]``; the first of
+    equal ones.
 
     Only a difference of at least a hundredth makes a staleness lower.
     """

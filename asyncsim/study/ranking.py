@@ -1,14 +1,15 @@
 """Rank methods, policies or learning rates, and say how certain their order is.
 
-A study's summary has a row for each run. `means` returns a row for each combination of some columns, with
-means over the seeds; `grid` adds their spreads and puts the best first; `tuned` selects the runs of each method
-at its best rate; `ranked` adds the confidence intervals of some rows' order::
+A study's summary has a row for each run. `means` returns a row for each combination of some
+columns, with means over the seeds; `grid` adds their spreads and puts the best first; `tuned`
+selects the runs of each method at its best rate; `ranked` adds the confidence intervals of some
+rows' order::
 
     every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
     table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
 
-Seeds are paired: with one seed all rows have the same delays and minibatches. The differences of two rows, seed by
-seed, therefore have less noise than the rows.
+Seeds are paired: with one seed all rows have the same delays and minibatches. The differences of
+two rows, seed by seed, therefore have less noise than the rows.
 """
 
 import bisect
@@ -34,7 +35,8 @@ _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "grad
 _LISTED = 6
 #: Most seeds that a user is advised to run.
 _MANY_SEEDS = 100
-#: Columns of the number of seeds that would distinguish a row from the row above, and from the best row.
+#: Columns of the number of seeds that would distinguish a row from the row above, and from the best
+#: row.
 _NEEDS = {"above": "needs_seeds", "best": "needs_seeds_best"}
 
 
@@ -51,18 +53,26 @@ class Measure(NamedTuple):
         return self.title or as_column(self.name).title
 
 
-def means(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], spreads: bool = False) -> pd.DataFrame:
-    """Return a row for each combination of the columns ``by`` of a summary, in the order of the summary.
+def means(
+    summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], spreads: bool = False
+) -> pd.DataFrame:
+    """Return a row for each combination of the columns ``by`` of a summary, in the order of the
+    summary.
 
-    Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` (seeds that met and held it); and means of
-    the ``columns`` that the summary has. Means of ``..._to_target`` are over all seeds, infinite if one never
-    reached it; the others are over the seeds that finished. With ``spreads`` also standard deviations (``..._sd``),
-    and with a target ``touched`` (seeds that met it at all) and ``first_touch``.
+    Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` (seeds that met and held
+    it); and means of the ``columns`` that the summary has. Means of ``..._to_target`` are over all
+    seeds, infinite if one never reached it; the others are over the seeds that finished. With
+    ``spreads`` also standard deviations (``..._sd``), and with a target ``touched`` (seeds that met
+    it at all) and ``first_touch``.
     """
     columns, rows = [name for name in columns if name in summary], []
     for values, group in summary.groupby(list(by), sort=False, dropna=False):
         ended = group[group["status"] == "finished"]
-        row = {**dict(zip(by, values, strict=True)), "seeds": len(group), "diverged": len(group) - len(ended)}
+        row = {
+            **dict(zip(by, values, strict=True)),
+            "seeds": len(group),
+            "diverged": len(group) - len(ended),
+        }
         if "time_to_target" in group:
             row["reached"] = int(np.isfinite(group["time_to_target"]).sum())
             if spreads:
@@ -77,20 +87,27 @@ def means(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], spre
     return pd.DataFrame(rows)
 
 
-def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure) -> pd.DataFrame:
+def grid(
+    summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure
+) -> pd.DataFrame:
     """Return a row for each combination of the columns ``by`` of a summary, the best first.
 
-    Studies choose rates by this order: the fewest diverged seeds; the most seeds that have the measure, which for
-    a target are the seeds that reached it; the best mean of the measure; the least mean of the final loss, on the
-    training data if it is known. Rows that tie keep the order of the summary.
+    Studies choose rates by this order: the fewest diverged seeds; the most seeds that have the
+    measure, which for a target are the seeds that reached it; the best mean of the measure; the
+    least mean of the final loss, on the training data if it is known. Rows that tie keep the order
+    of the summary.
 
     Columns: as `means` with spreads returns for the measure and ``columns``.
     """
     loss = next((name for name in ("train_loss", "final_loss") if name in summary), measure.name)
     table = means(summary, by, dict.fromkeys((measure.name, *columns)), spreads=True)
     finished = summary["status"] == "finished"
-    ranks = summary.assign(missing=~np.isfinite(summary[measure.name]), loss=summary[loss].where(finished))
-    ranks = ranks.groupby(list(by), sort=False, dropna=False).agg({"missing": "sum", "loss": "mean"})
+    ranks = summary.assign(
+        missing=~np.isfinite(summary[measure.name]), loss=summary[loss].where(finished)
+    )
+    ranks = ranks.groupby(list(by), sort=False, dropna=False).agg(
+        {"missing": "sum", "loss": "mean"}
+    )
     mean = table[measure.name] * (1 if measure.best == "least" else -1)
     # The last key decides first; NaN comes last.
     order = np.lexsort((ranks["loss"], mean, ranks["missing"], table["diverged"]))
@@ -104,7 +121,8 @@ def tuned(
     over: Sequence[str] = ("learning_rate",),
     cases: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Select the runs of each combination of the columns ``by`` at its best rate: the first in the order of `grid`.
+    """Select the runs of each combination of the columns ``by`` at its best rate: the first in the
+    order of `grid`.
 
     The combinations keep the order of the summary, and so do the runs of each.
 
@@ -113,7 +131,8 @@ def tuned(
     over : Sequence[str]
         Columns of the values that were tried for each combination.
     cases : Sequence[str]
-        Columns of cases, attacks for instance: the worst case counts for each tried value; only its runs remain.
+        Columns of cases, attacks for instance: the worst case counts for each tried value; only its
+        runs remain.
     """
     values = [*by, *over]
     order = grid(summary, [*values, *cases], (), measure)
@@ -121,22 +140,25 @@ def tuned(
     return summary[list(by)].drop_duplicates().merge(best[[*values, *cases]]).merge(summary)
 
 
-def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.DataFrame:
+def ranked(
+    table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure
+) -> pd.DataFrame:
     """Add confidence intervals to some rows of a `grid`, the best first.
 
-    Added columns: ``best_low`` and ``best_high``, the interval of this row's measure relative to the first row;
-    ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best`` and ``apart_from_above``, whether
-    the interval excludes equality; ``needs_seeds`` and ``needs_seeds_best``, about how many seeds would separate this
-    row from the row above and from the first row if their means differ as measured; ``same_as_above``, whether both are
-    equal with every seed; ``ratio`` and ``paired_seeds``. They are NaN or None without an interval: with one seed, for
-    a diverged row, for two rows that did not reach the target.
+    Added columns: ``best_low`` and ``best_high``, the interval of this row's measure relative to
+    the first row; ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best``
+    and ``apart_from_above``, whether the interval excludes equality; ``needs_seeds`` and
+    ``needs_seeds_best``, about how many seeds would separate this row from the row above and from
+    the first row if their means differ as measured; ``same_as_above``, whether both are equal with
+    every seed; ``ratio`` and ``paired_seeds``. They are NaN or None without an interval: with one
+    seed, for a diverged row, for two rows that did not reach the target.
 
-    The intervals are of ratios, through differences of logarithms, if the least is best and all values are above
-    zero; else of differences. All intervals of a table hold together with the probability `CONFIDENCE`; `Noise` has
-    their widths.
+    The intervals are of ratios, through differences of logarithms, if the least is best and all
+    values are above zero; else of differences. All intervals of a table hold together with the
+    probability `CONFIDENCE`; `Noise` has their widths.
 
-    A row that did not reach the target with every seed has the lengths of its runs as times: the lower bound holds,
-    and the upper bound is infinite.
+    A row that did not reach the target with every seed has the lengths of its runs as times: the
+    lower bound holds, and the upper bound is infinite.
     """
     table = table.reset_index(drop=True)
     runs = table[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
@@ -150,7 +172,9 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
     complete = np.isfinite(values).all(axis=1)
     compared = values.copy()
     if measure.name in _AT_LEAST:
-        compared = np.where(np.isfinite(values), values, per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired])
+        compared = np.where(
+            np.isfinite(values), values, per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired]
+        )
     usable, seeds = finished.all(axis=1) & np.isfinite(compared).all(axis=1), int(paired.sum())
     ratio = measure.best == "least" and bool((compared[usable] > 0).all())
     compared = (
@@ -172,10 +196,21 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
                 if complete[row]:
                     interval[_NEEDS[name]] = noise.seeds_to_separate(gap, variance)
             interval[f"apart_from_{name}"] = None if np.isnan(low) else bool(low > 0)
-            interval[f"{name}_low"], interval[f"{name}_high"] = (np.exp(low), np.exp(high)) if ratio else (low, high)
-        interval["same_as_above"] = bool(row and complete[row] and (values[row] == values[row - 1]).all())
+            interval[f"{name}_low"], interval[f"{name}_high"] = (
+                (np.exp(low), np.exp(high)) if ratio else (low, high)
+            )
+        interval["same_as_above"] = bool(
+            row and complete[row] and (values[row] == values[row - 1]).all()
+        )
         intervals.append(interval)
-    names = ("best_low", "best_high", "above_low", "above_high", "apart_from_best", "apart_from_above")
+    names = (
+        "best_low",
+        "best_high",
+        "above_low",
+        "above_high",
+        "apart_from_best",
+        "apart_from_above",
+    )
     added = pd.DataFrame(intervals, columns=[*names, *_NEEDS.values(), "same_as_above"])
     return table.assign(**{name: added[name] for name in added}, ratio=ratio, paired_seeds=seeds)
 
@@ -214,7 +249,9 @@ class Noise(NamedTuple):
 
 
 def noise_of(values: np.ndarray, rows: int) -> Noise:
-    """Return the noise of a table from its complete rows, ``[complete, seeds]``, of two seeds or more."""
+    """Return the noise of a table from its complete rows, ``[complete, seeds]``, of two seeds or
+    more.
+    """
     if len(values) < 2:
         return Noise(rows, 0.0, 1.0)
     residuals = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
@@ -239,9 +276,14 @@ def _studentized_range_of(rows: int, degrees: int) -> float:
 
 
 def spread(table: pd.DataFrame, name: str) -> list[str]:
-    """Return the means of a column with their standard deviations over the seeds, as texts: ``23.5 ± 3.1``."""
+    """Return the means of a column with their standard deviations over the seeds, as texts:
+    ``23.5 ± 3.1``.
+    """
     pairs = zip(table[name], table[f"{name}_sd"], strict=True)
-    return [number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "") for mean, sd in pairs]
+    return [
+        number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "")
+        for mean, sd in pairs
+    ]
 
 
 def ranked_text(
@@ -249,8 +291,8 @@ def ranked_text(
 ) -> str:
     """Return a `ranked` table as text; several rows have places, and a legend of the marks below.
 
-    ``by``: the columns that name a row. ``more``: further columns, if the table has them. ``file``: as in
-    `asyncsim.base.console.table_text`.
+    ``by``: the columns that name a row. ``more``: further columns, if the table has them. ``file``:
+    as in `asyncsim.base.console.table_text`.
     """
     ends = ["reached", "diverged", *(name for name in further if name != measure.name)]
     columns = table.assign(**{measure.name: spread(table, measure.name)})
@@ -263,13 +305,20 @@ def ranked_text(
 
 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return columns of a printed table: the places, and the intervals relative to the row above and the best row.
+    """Return columns of a printed table: the places, and the intervals relative to the row above
+    and the best row.
 
-    The mark ``~`` before a place: not distinguishable from the row above; ``?``: not compared with it.
+    The mark ``~`` before a place: not distinguishable from the row above; ``?``: not compared with
+    it.
     """
     marks_of = {True: "", False: "~", None: "?"}
-    places = [f"{marks_of[row.apart_from_above] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()]
-    above, best = (map(_interval, table[f"{name}_low"], table[f"{name}_high"]) for name in ("above", "best"))
+    places = [
+        f"{marks_of[row.apart_from_above] if row.Index else ''}{row.Index + 1}"
+        for row in table.itertuples()
+    ]
+    above, best = (
+        map(_interval, table[f"{name}_low"], table[f"{name}_high"]) for name in ("above", "best")
+    )
     return {"": places, "vs above": list(above), "vs best": list(best)}
 
 
@@ -290,8 +339,11 @@ def _interval(low: float, high: float) -> str:
     return " to ".join(ends) if np.isfinite(high) else f"over {ends[0]}"
 
 
-def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method") -> str:
-    """Say which row of a `ranked` table is the best, which rows cannot be distinguished, and with which confidence.
+def verdict(
+    table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method"
+) -> str:
+    """Say which row of a `ranked` table is the best, which rows cannot be distinguished, and with
+    which confidence.
 
     ``names``: the names of the rows. ``what``: the noun for a row.
     """
@@ -315,20 +367,28 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")
     if seeds == 2:
-        lines.append("two seeds support hardly any claim: their intervals are several times as wide as with three")
+        lines.append(
+            "two seeds support hardly any claim: their intervals are several times as wide as with "
+            "three"
+        )
     common = "" if seeds == total else f", those of every {what}"
     lines.append(
-        f"confidence: {CONFIDENCE:.0%} for all statements together, paired over {counted(seeds, 'seed')}{common}"
+        f"confidence: {CONFIDENCE:.0%} for all statements together, paired over "
+        f"{counted(seeds, 'seed')}{common}"
     )
     return "\n".join(lines)
 
 
-def _best_of(rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, seeds: int) -> str:
+def _best_of(
+    rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, seeds: int
+) -> str:
     """Return the sentence about the best row: its rivals, or else the nearest of the others."""
     (best, first), *rest = rows
     praise = f"{best} is the {'fastest' if measure.name == 'time_to_target' else 'best'}"
     equal = {name for name, _ in itertools.takewhile(lambda item: item[1]["same_as_above"], rest)}
-    rivals = {name: row for name, row in rest if row["apart_from_best"] is False and name not in equal}
+    rivals = {
+        name: row for name, row in rest if row["apart_from_best"] is False and name not in equal
+    }
     if rivals:
         listed = f"{', '.join(rivals)} ({_remedy(list(rivals.values()), 'best')})"
         return f"{praise}; not distinguishable with {counted(seeds, 'seed')}: {listed}"
@@ -343,7 +403,9 @@ def _best_of(rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str
     else:
         unit, than = f"{'less' if measure.best == 'most' else 'more'} {heading}", f" than {best}"
     gap = _interval(row["best_low"], row["best_high"])
-    return f"{praise}, distinguishable from all others; the nearest, {nearest}, has {gap} {unit}{than}"
+    return (
+        f"{praise}, distinguishable from all others; the nearest, {nearest}, has {gap} {unit}{than}"
+    )
 
 
 def _remedy(rows: list[dict[str, Any]], than: str) -> str:
@@ -365,21 +427,27 @@ def _lacking(row: dict[str, Any]) -> str:
     return "nothing to compare"
 
 
-def as_good(rates: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.Series:
-    """Mark the rows of a `grid` over methods and rates that are as good as the method's best, with less noise.
+def as_good(
+    rates: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure
+) -> pd.Series:
+    """Mark the rows of a `grid` over methods and rates that are as good as the method's best, with
+    less noise.
 
-    Their mean is within one standard error (of the differences, seed by seed) of the best mean, and their standard
-    deviation is less. The best rate remains the rate of the best mean: the rate of the least spread would make the
-    noise look smaller than it is. In simulations of five equal methods with four equal rates each, some up to ten
-    times as noisy, and three seeds, the intervals separated some pair of methods in 0 to 5 % of the tables; in 1 to
-    6 % with the quietest rate within one standard error, in 6 to 15 % within four.
+    Their mean is within one standard error (of the differences, seed by seed) of the best mean, and
+    their standard deviation is less. The best rate remains the rate of the best mean: the rate of
+    the least spread would make the noise look smaller than it is. In simulations of five equal
+    methods with four equal rates each, some up to ten times as noisy, and three seeds, the
+    intervals separated some pair of methods in 0 to 5 % of the tables; in 1 to 6 % with the
+    quietest rate within one standard error, in 6 to 15 % within four.
     """
     runs = rates[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
     values = runs.pivot(index="place", columns="seed", values=measure.name)
     first = rates.groupby(by[0], sort=False)[by[1]].transform(lambda rates: rates.index[0])
     with np.errstate(invalid="ignore"):
         worse = (values - values.loc[first].to_numpy()) * (1 if measure.best == "least" else -1)
-        near = worse.mean(axis=1, skipna=False) <= worse.std(axis=1, skipna=False) / np.sqrt(worse.shape[1])
+        near = worse.mean(axis=1, skipna=False) <= worse.std(axis=1, skipna=False) / np.sqrt(
+            worse.shape[1]
+        )
     spreads = rates[f"{measure.name}_sd"]
     return near & (spreads < spreads.loc[first].to_numpy())
 
@@ -387,13 +455,15 @@ def as_good(rates: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measu
 def rates_as_good(rates: pd.DataFrame, measure: Measure) -> str:
     """Name the rates that are `as_good` as the best of their methods; empty if there are none.
 
-    ``rates``: a `grid` over ``method`` and ``learning_rate``, with the columns ``best`` and ``as_good``.
+    ``rates``: a `grid` over ``method`` and ``learning_rate``, with the columns ``best`` and
+    ``as_good``.
     """
     rates, lines = rates.assign(shown=spread(rates, measure.name)), []
     for _, rows in rates.groupby("method", sort=False):
         (best,) = rows[rows["best"]].itertuples()
         lines += [
-            f"{row.method}: {row.learning_rate:g} ({row.shown}) is as good as {best.learning_rate:g} ({best.shown}), "
+            f"{row.method}: {row.learning_rate:g} ({row.shown}) is as good as "
+            f"{best.learning_rate:g} ({best.shown}), "
             "with less noise"
             for row in rows[rows["as_good"]].itertuples()
         ]
@@ -403,7 +473,8 @@ def rates_as_good(rates: pd.DataFrame, measure: Measure) -> str:
 def at_the_edge(
     table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune"
 ) -> str:
-    """Return a notice of the rows whose best rate is the least or the largest; empty if there are none.
+    """Return a notice of the rows whose best rate is the least or the largest; empty if there are
+    none.
 
     ``tried``: the rates; ``names``: the names of the rows.
     """
@@ -411,7 +482,11 @@ def at_the_edge(
         return ""
     edges = []
     for edge, rate in (("least", min(tried)), ("largest", max(tried))):
-        best = [name for name, best_rate in zip(names, table["learning_rate"], strict=True) if best_rate == rate]
+        best = [
+            name
+            for name, best_rate in zip(names, table["learning_rate"], strict=True)
+            if best_rate == rate
+        ]
         if best:
             listed = list(dict.fromkeys(best))
             if len(listed) > _LISTED:

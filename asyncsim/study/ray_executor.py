@@ -1,7 +1,8 @@
 """Independent runs of a study as Ray tasks; see `asyncsim.study.executor`.
 
-A task gets its function and arguments pickled by value where other machines cannot import them (notebooks, studies and
-methods loaded by path); methods and problems are sent once, and each process keeps them with their compiled programs.
+A task gets its function and arguments pickled by value where other machines cannot import them
+(notebooks, studies and methods loaded by path); methods and problems are sent once, and each
+process keeps them with their compiled programs.
 """
 
 import collections
@@ -56,11 +57,12 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 def joined(address: str | None, **local: Any) -> Iterator[None]:
     """Join the Ray cluster at an address, or start one on this machine, and leave or end it again.
 
-    A process that has joined a cluster already, for example a notebook, keeps it. A new cluster accepts only processes
-    with its token, as its ports are open to the network; to join a cluster, the user must have chosen.
+    A process that has joined a cluster already, for example a notebook, keeps it. A new cluster
+    accepts only processes with its token, as its ports are open to the network; to join a cluster,
+    the user must have chosen.
 
-    ``address``: of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one. ``local``: options of ``ray.init``
-    for one that is started.
+    ``address``: of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one. ``local``:
+    options of ``ray.init`` for one that is started.
 
     Raises
     ------
@@ -76,8 +78,10 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
         _set_auth_mode("token")
     elif chosen is None:
         raise InputError(
-            f"address = {address!r}: whether this cluster wants a token is not said; set {_AUTH_MODE}=token on all "
-            "machines, with one ~/.ray/auth_token (ray get-auth-token --generate), or, only where everybody on the "
+            f"address = {address!r}: whether this cluster wants a token is not said; set "
+            f"{_AUTH_MODE}=token on all "
+            "machines, with one ~/.ray/auth_token (ray get-auth-token --generate), or, only where "
+            "everybody on the "
             f"network may run code on them, {_AUTH_MODE}=disabled"
         )
     elif address != "auto":
@@ -85,7 +89,9 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
     try:
         with warnings.catch_warnings(), handlers_kept():
             # JAX warns of the processes that Ray starts: those become other programs at once.
-            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            warnings.filterwarnings(
+                "ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning
+            )
             ray.init(
                 address=address or "local",  # else Ray would join whatever it finds on the machine
                 log_to_driver=False,
@@ -94,12 +100,16 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
             )
         if address is None:
             with contextlib.suppress(OSError):  # the token may be stored elsewhere
-                Path.home().joinpath(".ray", "auth_token").chmod(0o600)  # Ray lets all users of the machine read it
+                Path.home().joinpath(".ray", "auth_token").chmod(
+                    0o600
+                )  # Ray lets all users of the machine read it
     except (RayError, OSError, ValueError, RuntimeError) as error:
         _set_auth_mode(chosen)
         raise InputError(
-            f"address = {address!r}: no Ray cluster could be joined ({' '.join(str(error).split())}); start one with: "
-            "ray start --head, join it from one of its machines, and with the RAY_AUTH_MODE that it has"
+            f"address = {address!r}: no Ray cluster could be joined "
+            f"({' '.join(str(error).split())}); start one with: "
+            "ray start --head, join it from one of its machines, and with the RAY_AUTH_MODE that "
+            "it has"
         ) from error
     try:
         yield
@@ -109,7 +119,9 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
 
 
 def _set_auth_mode(mode: str | None) -> None:
-    """Set the environment variable, or remove it, and let Ray, which read it when it was imported, read it again."""
+    """Set the environment variable, or remove it, and let Ray, which read it when it was imported,
+    read it again.
+    """
     if mode is None:
         os.environ.pop(_AUTH_MODE, None)
     else:
@@ -120,8 +132,8 @@ def _set_auth_mode(mode: str | None) -> None:
 class RayExecutor:
     """Computes jobs as tasks of the Ray cluster that this process has joined.
 
-    ``cpus``: cores that each job reserves. ``accelerators``: accelerators that each job reserves: GPUs, or TPUs if
-    ``tpu``. Without any a job computes on a CPU.
+    ``cpus``: cores that each job reserves. ``accelerators``: accelerators that each job reserves:
+    GPUs, or TPUs if ``tpu``. Without any a job computes on a CPU.
     """
 
     def __init__(self, cpus: int, accelerators: float, tpu: bool = False):
@@ -139,7 +151,9 @@ class RayExecutor:
         self._sent: dict[int, tuple[Any, ray.ObjectRef]] = {}
         self._without_room: float | None = None
 
-    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Completion]:
+    def map(
+        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Completion]:
         """See the same of `asyncsim.study.executor.Executor`."""
         send_by_value()
         calls = [self._pack(function, job) for job in jobs]
@@ -162,7 +176,9 @@ class RayExecutor:
                     except RayError as error:
                         lost[place] += 1
                         if lost[place] > _RETRIES:
-                            yield Completion(place, JobError(f"lost {lost[place]} times: {_line(error)}", ""))
+                            yield Completion(
+                                place, JobError(f"lost {lost[place]} times: {_line(error)}", "")
+                            )
                         else:
                             note(f"a run was lost ({_line(error)}); it is computed again")
                             waiting[self._task.remote(*calls[place])] = place
@@ -171,7 +187,9 @@ class RayExecutor:
                 with contextlib.suppress(RayError):
                     ray.cancel(ref, force=True)
 
-    def _pack(self, function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[bytes, list[Any], dict[str, str]]:
+    def _pack(
+        self, function: Callable[..., Any], job: tuple[Any, ...]
+    ) -> tuple[bytes, list[Any], dict[str, str]]:
         """Return the arguments of a task."""
         refs: list[Any] = []
         buffer = io.BytesIO()
@@ -187,13 +205,22 @@ class RayExecutor:
     def _require_room(self) -> None:
         """Raise InputError if for some time no node has had the resources of a job."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if any(all(resources.get(name, 0.0) >= count for name, count in self._needs.items()) for resources in nodes):
+        if any(
+            all(resources.get(name, 0.0) >= count for name, count in self._needs.items())
+            for resources in nodes
+        ):
             self._without_room = None
             return
         requested = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
-        offered = [", ".join(f"{name} {resources.get(name, 0.0):g}" for name in self._needs) for resources in nodes]
+        offered = [
+            ", ".join(f"{name} {resources.get(name, 0.0):g}" for name in self._needs)
+            for resources in nodes
+        ]
         nodes_text = "; ".join(offered) or "none"
-        missing = f"a run asks for {requested}, and no node of the Ray cluster has that (nodes: {nodes_text})"
+        missing = (
+            f"a run asks for {requested}, and no node of the Ray cluster has that (nodes: "
+            f"{nodes_text})"
+        )
         if self._without_room is None:
             self._without_room = time.monotonic()
             note(f"{missing}; waiting {_PATIENCE:g} s for one")
@@ -202,7 +229,9 @@ class RayExecutor:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles a call; its methods, problems and recorders are sent apart, and the call only refers to them."""
+    """Pickles a call; its methods, problems and recorders are sent apart, and the call only refers
+    to them.
+    """
 
     def __init__(self, buffer: io.BytesIO, send: Callable[[Any], Any], refs: list[Any]):
         super().__init__(buffer)
@@ -218,7 +247,9 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles a call; in one process each of these is the same object each time, and compiled once."""
+    """Unpickles a call; in one process each of these is the same object each time, and compiled
+    once.
+    """
 
     _objects: ClassVar[collections.OrderedDict[bytes, Any]] = collections.OrderedDict()
 
@@ -242,9 +273,13 @@ def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
     installed = _versions()
     if installed != versions:
         differences = ", ".join(
-            f"{name} {installed[name]}, not {versions[name]}" for name in installed if installed[name] != versions[name]
+            f"{name} {installed[name]}, not {versions[name]}"
+            for name in installed
+            if installed[name] != versions[name]
         )
-        raise InputError(f"the node {socket.gethostname()} has {differences}; install the same on all")
+        raise InputError(
+            f"the node {socket.gethostname()} has {differences}; install the same on all"
+        )
 
     def run() -> Any:
         function, job = _Unpickler(io.BytesIO(call), refs).load()
@@ -254,9 +289,13 @@ def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
 
 
 def _settings(accelerated: bool) -> dict[str, str]:
-    """Return the environment in which JAX computes the same elsewhere: its variables, its threads and its devices."""
+    """Return the environment in which JAX computes the same elsewhere: its variables, its threads
+    and its devices.
+    """
     config: Any = jax.config
-    variables = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+    variables = {
+        name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))
+    }
     variables["NPROC"] = str(cores())  # XLA takes the size of its pool of threads from this
     if config.jax_num_cpu_devices > 0:
         variables["JAX_NUM_CPU_DEVICES"] = str(config.jax_num_cpu_devices)
@@ -270,7 +309,9 @@ def _versions() -> dict[str, str]:
 
 
 def send_by_value() -> None:
-    """Pickle the content of modules that were loaded by path by value: other processes cannot import them."""
+    """Pickle the content of modules that were loaded by path by value: other processes cannot
+    import them.
+    """
     for name, module in list(sys.modules.items()):
         if name.startswith(_BY_PATH):
             cloudpickle.register_pickle_by_value(module)
@@ -284,7 +325,8 @@ def _require_answer(address: str) -> None:
             pass
     except (OSError, ValueError) as error:
         raise InputError(
-            f"address = {address!r}: no Ray cluster there ({error}); give auto, or HOST:PORT of its head"
+            f"address = {address!r}: no Ray cluster there ({error}); give auto, or HOST:PORT of "
+            "its head"
         ) from error
 
 

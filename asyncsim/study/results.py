@@ -32,15 +32,18 @@ from asyncsim.base.files import (
 
 #: The table that every folder of results has; a folder without it has no finished run.
 SUMMARY = "summary.csv"
-#: The table of a comparison: a row for each method at its best learning rate, the best method first.
+#: The table of a comparison: a row for each method at its best learning rate, the best method
+#: first.
 RANKING = "comparison.csv"
-#: The file of everything that the results depend on; in it, the names of the missing runs and the command line.
+#: The file of everything that the results depend on; in it, the names of the missing runs and the
+#: command line.
 CONFIG, INCOMPLETE, COMMAND = files.CONFIG, "incomplete", "command"
 #: Beside the names of the missing runs: the number of all runs.
 ALL_RUNS = "all_runs"
 #: In it, too: the paths of the user's own files, and their hashes.
 FILES = "files"
-#: When, where and how long a study ran: the only file that differs between runs of the same configuration.
+#: When, where and how long a study ran: the only file that differs between runs of the same
+#: configuration.
 ORIGIN = "made.json"
 #: The page of a finished study.
 PAGE = "report.html"
@@ -57,17 +60,21 @@ UNFINISHED = "unfinished"
 
 
 @contextlib.contextmanager
-def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = False) -> Iterator[Path]:
-    """Create the folder that a study writes to; remove it if the study ends without a finished result.
+def new_folder(
+    out: str | os.PathLike | None, study: str, resumable: bool = False
+) -> Iterator[Path]:
+    """Create the folder that a study writes to; remove it if the study ends without a finished
+    result.
 
-    The study writes ``summary.csv`` after each result; an error or Ctrl-C after that leaves the folder in place::
+    The study writes ``summary.csv`` after each result; an error or Ctrl-C after that leaves the
+    folder in place::
 
         with results.new_folder(config.out, "staleness") as folder:
             ...
 
-    The message of an interruption names the folder of the finished results and the command to resume. ``out`` must
-    not exist, or be empty; None is the first free folder of ``results/STUDY``, ``results/STUDY-2``, ...
-    ``resumable``: whether the study has the option ``--resume``.
+    The message of an interruption names the folder of the finished results and the command to
+    resume. ``out`` must not exist, or be empty; None is the first free folder of ``results/STUDY``,
+    ``results/STUDY-2``, ... ``resumable``: whether the study has the option ``--resume``.
     """
     folder, created = _make(None if out is None else require_path("out", out), study)
     instead = " instead of --out" if out is not None else ""
@@ -88,10 +95,11 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
 
 @contextlib.contextmanager
 def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Open the folder of an unfinished study again; remove the half-written files of a killed process.
+    """Open the folder of an unfinished study again; remove the half-written files of a killed
+    process.
 
-    ``record``: the required content of its ``config.json``, missing runs and the command line aside; the folder may
-    have fewer seeds or methods.
+    ``record``: the required content of its ``config.json``, missing runs and the command line
+    aside; the folder may have fewer seeds or methods.
     """
     folder = require_path("resume", folder)
     _require_same(folder, record)
@@ -105,40 +113,59 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
     try:
         recorded = _of_results(unsealed(folder / CONFIG))
     except FileNotFoundError as error:
-        raise InputError(f"resume = {str(folder)!r}: no results of a study; give a folder of results") from error
+        raise InputError(
+            f"resume = {str(folder)!r}: no results of a study; give a folder of results"
+        ) from error
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a study, or {RESTART}"
+            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a "
+            f"study, or {RESTART}"
         ) from error
     if "study" not in recorded:
-        raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give a folder of results")
+        raise InputError(
+            f"resume = {str(folder)!r}: its {CONFIG} names no study; give a folder of results"
+        )
     requested = _of_results(json.loads(json.dumps(record)))
     if recorded["study"] != requested.get("study"):
         raise InputError(
-            f"resume = {str(folder)!r}: holds results of the study {recorded['study']}; give a folder of "
+            f"resume = {str(folder)!r}: holds results of the study {recorded['study']}; give a "
+            "folder of "
             f"{requested.get('study')}"
         )
     recorded = _with_more_runs(recorded, requested)
-    differing = [name for name in {**requested, **recorded} if requested.get(name) != recorded.get(name)]
+    differing = [
+        name for name in {**requested, **recorded} if requested.get(name) != recorded.get(name)
+    ]
     # Different options change the hashes of methods and problems, too, which adds nothing.
     differing = [name for name in differing if not name.startswith("code ")] or differing
     if differing:
-        differences = "; ".join(_difference(name, recorded.get(name), requested.get(name)) for name in differing[:3])
+        differences = "; ".join(
+            _difference(name, recorded.get(name), requested.get(name)) for name in differing[:3]
+        )
         differences += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
         raise InputError(
-            f"resume = {str(folder)!r}: holds results of another configuration ({differences}); give the options, the "
+            f"resume = {str(folder)!r}: holds results of another configuration ({differences}); "
+            "give the options, the "
             f"code and the versions of that folder, or {RESTART}"
         )
 
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a configuration that determine the results."""
-    return {name: value for name, value in config.items() if name not in (INCOMPLETE, ALL_RUNS, COMMAND, FILES)}
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, FILES)
+    }
 
 
 def write_config(
-    folder: Path, record: Mapping[str, Any], absent: Sequence[str], count: int, interrupted: bool = False
+    folder: Path,
+    record: Mapping[str, Any],
+    absent: Sequence[str],
+    count: int,
+    interrupted: bool = False,
 ) -> None:
     """Write the configuration of the results, and the names of the absent runs of ``count``."""
     missing = {INCOMPLETE: list(absent), ALL_RUNS: count} if absent or interrupted else {}
@@ -168,13 +195,22 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
 def write_origin(folder: Path, seconds: float | None = None) -> None:
     """Write a study's start, its device, and its seconds so far, including earlier attempts."""
     record = json_table(folder / ORIGIN)
-    record = record or {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    record = record or {
+        "id": secrets.token_hex(8),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     jax = sys.modules.get("jax")  # studies without gradients load none
-    device = jax.devices()[0].device_kind if jax is not None and seconds is not None else record.get("device")
+    device = (
+        jax.devices()[0].device_kind
+        if jax is not None and seconds is not None
+        else record.get("device")
+    )
     record |= {"device": device, "cores": os.cpu_count(), "system": platform.platform()}
     if seconds is not None:
         earlier = record.get("wall_time")
-        record["wall_time"] = round(seconds + (earlier if isinstance(earlier, int | float) else 0), 3)
+        record["wall_time"] = round(
+            seconds + (earlier if isinstance(earlier, int | float) else 0), 3
+        )
     write_json(folder / ORIGIN, record)
 
 
@@ -205,7 +241,9 @@ def add_line(file: Path, line: str) -> None:
 
 
 def remember(folder: Path, strict: bool = False) -> None:
-    """Add a folder of results, or the folder around it, to the index; ``strict``: raise InputError if that fails."""
+    """Add a folder of results, or the folder around it, to the index; ``strict``: raise InputError
+    if that fails.
+    """
     path = folder.absolute()
     path = path.parent if path.parent.name == "results" else path
     file = index_folder() / FOLDER_LIST
@@ -215,14 +253,17 @@ def remember(folder: Path, strict: bool = False) -> None:
     except (OSError, ValueError) as error:
         if strict:
             raise InputError(
-                f"index = {str(file)!r}: cannot be written: {error}; set ASYNCSIM_INDEX to a folder that can"
+                f"index = {str(file)!r}: cannot be written: {error}; set ASYNCSIM_INDEX to a "
+                "folder that can"
             ) from error
 
 
 def _with_more_runs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the additional seeds and methods of another."""
     extended = dict(recorded)
-    seeds, methods, hyperparameters = (recorded.get(name) for name in ("seeds", "methods", "hyperparameters"))
+    seeds, methods, hyperparameters = (
+        recorded.get(name) for name in ("seeds", "methods", "hyperparameters")
+    )
     if isinstance(seeds, int) and requested["seeds"] > seeds:
         extended["seeds"] = requested["seeds"]
     if (
@@ -232,13 +273,17 @@ def _with_more_runs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -
     ):
         added = [name for name in requested["methods"] if name not in methods]
         extended["methods"] = requested["methods"]
-        extended["hyperparameters"] = hyperparameters | {name: requested["hyperparameters"][name] for name in added}
+        extended["hyperparameters"] = hyperparameters | {
+            name: requested["hyperparameters"][name] for name in added
+        }
         extended |= {f"code of {name}": requested[f"code of {name}"] for name in added}
     return extended
 
 
 def command_of(folder: str, study: str) -> list[str]:
-    """Return the command line of a study in its folder; empty for another study, or a study run in Python."""
+    """Return the command line of a study in its folder; empty for another study, or a study run in
+    Python.
+    """
     is_one = folder and config_of(Path(folder)).get("study") == study
     return (typed_in(Path(folder)) if is_one else None) or []
 
@@ -246,14 +291,24 @@ def command_of(folder: str, study: str) -> list[str]:
 def typed_in(folder: Path | None) -> list[str] | None:
     """Return the command line of the study in a folder; None if it is unknown."""
     typed = None if folder is None else config_of(folder).get(COMMAND)
-    return typed if isinstance(typed, list) and all(isinstance(option, str) for option in typed) else None
+    return (
+        typed
+        if isinstance(typed, list) and all(isinstance(option, str) for option in typed)
+        else None
+    )
 
 
 def _difference(name: str, recorded: Any, requested: Any) -> str:
-    """Describe the difference of two values of a configuration: the entries of tables, the fact for hashes."""
+    """Describe the difference of two values of a configuration: the entries of tables, the fact for
+    hashes.
+    """
     if isinstance(recorded, dict) and isinstance(requested, dict):
-        entries = [key for key in {**recorded, **requested} if recorded.get(key) != requested.get(key)]
-        return "; ".join(_difference(f"{name} {key}", recorded.get(key), requested.get(key)) for key in entries)
+        entries = [
+            key for key in {**recorded, **requested} if recorded.get(key) != requested.get(key)
+        ]
+        return "; ".join(
+            _difference(f"{name} {key}", recorded.get(key), requested.get(key)) for key in entries
+        )
     if name == "seeds" and isinstance(recorded, int) and requested is not None:
         return f"seeds = {recorded}, not {requested}: seeds may only be added"
     if name.startswith("code ") and recorded is not None and requested is not None:
@@ -267,21 +322,30 @@ def resume_option(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def telling(folder: Path, lock: LockedFolder, resumable: bool = True, instead: str = "") -> Iterator[None]:
-    """Add the folder of the finished results to interruptions and bad input, and to interruptions how to resume.
+def telling(
+    folder: Path, lock: LockedFolder, resumable: bool = True, instead: str = ""
+) -> Iterator[None]:
+    """Add the folder of the finished results to interruptions and bad input, and to interruptions
+    how to resume.
 
-    ``lock``: from `asyncsim.base.files.alone_in`; ``resumable``: whether the study has the option ``--resume``;
-    ``instead``: the end of the advice for an unknown command line, " instead of --out".
+    ``lock``: from `asyncsim.base.files.alone_in`; ``resumable``: whether the study has the option
+    ``--resume``; ``instead``: the end of the advice for an unknown command line, " instead of
+    --out".
     """
     try:
         yield
     except BaseException as error:
         finished = lock.is_there and (folder / SUMMARY).exists()
         if isinstance(error, KeyboardInterrupt):
-            message = f"the finished results are in {folder}" if finished else "nothing was finished"
+            message = (
+                f"the finished results are in {folder}" if finished else "nothing was finished"
+            )
             if finished and resumable:
                 same_options = "the same options and " if typed_in(folder) is None else ""
-                message += f"; resume with {same_options}{resume_option(folder)}{instead if same_options else ''}"
+                message += (
+                    "; resume with "
+                    f"{same_options}{resume_option(folder)}{instead if same_options else ''}"
+                )
             raise KeyboardInterrupt(message) from None
         if isinstance(error, InputError) and finished:
             raise InputError(f"{error}; the finished results are in {folder}") from error
@@ -291,7 +355,14 @@ def telling(folder: Path, lock: LockedFolder, resumable: bool = True, instead: s
 def say_written(folder: Path) -> None:
     """Print the names of a study's files: the options, folders, tables, then figures."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    paths.sort(key=lambda path: (path.name != CONFIG, not path.is_dir(), path.name != SUMMARY, path.suffix != ".csv"))
+    paths.sort(
+        key=lambda path: (
+            path.name != CONFIG,
+            not path.is_dir(),
+            path.name != SUMMARY,
+            path.suffix != ".csv",
+        )
+    )
     print(f"\nwrote {folder}: {', '.join(path.name for path in paths)}")
 
 
@@ -308,7 +379,9 @@ def cell_options(config: Mapping[str, Any]) -> list[str]:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's ``config.json``; an empty dict if it cannot be read (`old_folder` says why)."""
+    """Return the content of a folder's ``config.json``; an empty dict if it cannot be read
+    (`old_folder` says why).
+    """
     return json_table(folder / CONFIG)
 
 
@@ -323,11 +396,13 @@ def json_table(file: Path) -> dict[str, Any]:
 def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
     """Create the user's folder, unless it exists and is empty, or the first free folder of a study.
 
-    Two simultaneous studies get different folders, or one is refused. The second result are the created folders,
-    innermost first.
+    Two simultaneous studies get different folders, or one is refused. The second result are the
+    created folders, innermost first.
     """
     for number in itertools.count(1):
-        folder = Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
+        folder = (
+            Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
+        )
         try:
             is_present = out is not None and require_plain(folder).exists()
             if is_present and (not folder.is_dir() or any(folder.iterdir())):
@@ -344,10 +419,14 @@ def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
             if exists and folder.is_dir():  # meanwhile
                 raise _occupied(folder) from error
             raise InputError(
-                f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can"
+                f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a "
+                "folder that can"
             ) from error
     raise AssertionError("unreachable")
 
 
 def _occupied(folder: Path) -> InputError:
-    return InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
+    return InputError(
+        f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it "
+        "first"
+    )

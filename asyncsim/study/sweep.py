@@ -1,6 +1,7 @@
 """Studies of a grid: cells that differ in workers, rates or whatever else, run into one folder.
 
-A study defines the values of its cells and its options with several values; this module does the rest::
+A study defines the values of its cells and its options with several values; this module does the
+rest::
 
     class Config(SweepConfig):
         varied: ClassVar = ("workers", "learning_rate")
@@ -9,12 +10,12 @@ A study defines the values of its cells and its options with several values; thi
     def run(config):
         config.check()
         with config.computing_device():
-            cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate for n in ...])
-            conclude = functools.partial(report, by=("learning_rate", "method", "workers"))
-            return run_cells("stability", config, cells, conclude)
+            cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate
+            for n in ...]) conclude = functools.partial(report, by=("learning_rate", "method",
+            "workers")) return run_cells("stability", config, cells, conclude)
 
-Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the defaults of all other
-options; see `asyncsim.study.configure`.
+Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the
+defaults of all other options; see `asyncsim.study.configure`.
 """
 
 import dataclasses
@@ -43,8 +44,8 @@ _LONGEST = 60
 class SweepConfig(StudyOptions):
     """Options of a study of several clusters."""
 
-    #: Options with several values, one for each cell, that have one value in a `StudyConfig`. None: the study chooses
-    #: the values.
+    #: Options with several values, one for each cell, that have one value in a `StudyConfig`. None:
+    #: the study chooses the values.
     varied: ClassVar[tuple[str, ...]] = ("workers",)
 
     workers: tuple[int, ...] = (5, 10, 20, 30)
@@ -66,10 +67,11 @@ class SweepConfig(StudyOptions):
                 self.at(**{name: value}).check()
 
     def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster: the given values, and the first value of other varied options.
+        """Return the options of one cluster: the given values, and the first value of other varied
+        options.
 
-        ``steps`` of 0 become 1, until the study knows their number. Options that the study chooses have the default of
-        a `StudyConfig`.
+        ``steps`` of 0 become 1, until the study knows their number. Options that the study chooses
+        have the default of a `StudyConfig`.
         """
         options = {}
         for field in dataclasses.fields(StudyConfig):
@@ -82,7 +84,9 @@ class SweepConfig(StudyOptions):
 
 
 def check_values(name: str, values: Any, remedy: str = "give one or more") -> None:
-    """Raise InputError unless the values of an option are a list, with each value once; ``remedy``: if it is empty."""
+    """Raise InputError unless the values of an option are a list, with each value once; ``remedy``:
+    if it is empty.
+    """
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
     if not values:
@@ -97,11 +101,11 @@ def sweep(
 ) -> "list[Cell]":
     """Return a cell for each entry of a grid: the config with the entry's values.
 
-    Each entry for a `SweepConfig` has ``workers``. ``traces_alone``: without methods the cells have traces only;
-    otherwise an empty list of methods raises InputError.
+    Each entry for a `SweepConfig` has ``workers``. ``traces_alone``: without methods the cells have
+    traces only; otherwise an empty list of methods raises InputError.
 
-    Cells with equal options of their methods, or of their problem, share these objects, which are then compiled once.
-    Notes name options without effect.
+    Cells with equal options of their methods, or of their problem, share these objects, which are
+    then compiled once. Notes name options without effect.
     """
     from asyncsim.study.cell import Cell
 
@@ -111,26 +115,38 @@ def sweep(
     for values in grid:
         options = config.at(**values)
         options.check()
-        of_methods, of_problem = _chosen(options, ("methods", *OF_METHODS)), _chosen(options, ("problem", *OF_PROBLEMS))
+        of_methods, of_problem = (
+            _chosen(options, ("methods", *OF_METHODS)),
+            _chosen(options, ("problem", *OF_PROBLEMS)),
+        )
         if of_methods not in methods:
             has_traces_only = traces_alone and not options.methods
-            methods[of_methods] = [] if has_traces_only else options.make_methods(set(values), config.changed)
+            methods[of_methods] = (
+                [] if has_traces_only else options.make_methods(set(values), config.changed)
+            )
         if of_problem not in problems:
             problems[of_problem] = options.make_problem(set(values), config.changed)
         problem = problems[of_problem]
         cluster = options.make_cluster(message_bytes=options.vector_bytes(problem))
-        cells.append(Cell(_folder_name(values), dict(values), options, cluster, methods[of_methods], problem))
+        cells.append(
+            Cell(_folder_name(values), dict(values), options, cluster, methods[of_methods], problem)
+        )
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"grid: two of its cells are called {twice!r}, as are their folders; let other values differ")
+        raise InputError(
+            f"grid: two of its cells are called {twice!r}, as are their folders; let other values "
+            "differ"
+        )
     if config.diagnose_energy and not config.diagnose_every:
         note("--diagnose-energy changes nothing with --diagnose-every 0")
     return cells
 
 
 def steps_of_epochs(cell: "Cell", epochs: float) -> int:
-    """Return the commits per worker for a number of passes of all workers together through the training data."""
+    """Return the commits per worker for a number of passes of all workers together through the
+    training data.
+    """
     examples = (cell.problem.batch_size or 1) * sum(cell.cluster.windows)
     return max(1, round(epochs * cell.problem.examples / examples))
 
@@ -145,10 +161,12 @@ def run_cells(
 ) -> Result:
     """Run the methods of each cell, on one trace per seed; see `asyncsim.study.jobs.run_jobs`.
 
-    The ``run`` of a study calls it after `StudyOptions.check` and `sweep`, which raise InputError for invalid options.
+    The ``run`` of a study calls it after `StudyOptions.check` and `sweep`, which raise InputError
+    for invalid options.
 
-    ``study``: its name. ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs.
-    ``measure``: additional measurements. ``follow(folder, summary)`` returns further cells.
+    ``study``: its name. ``conclude(folder, summary)`` draws the figures and prints the tables of
+    the finished runs. ``measure``: additional measurements. ``follow(folder, summary)`` returns
+    further cells.
     """
     from asyncsim.study.cell import jobs_of, weak_attacks
 
@@ -170,12 +188,16 @@ def run_cells(
             print("\n".join(weaknesses))
         conclude(folder, summary)
 
-    further = None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
+    further = (
+        None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
+    )
     return run_jobs(study, config, record, jobs, executor, conclude_with_notes, further)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
-    """Return the values of some options as a key: texts and numbers by value, other objects by identity."""
+    """Return the values of some options as a key: texts and numbers by value, other objects by
+    identity.
+    """
 
     def key(value: Any) -> Any:
         if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
@@ -186,9 +208,13 @@ def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
 
 
 def _folder_name(values: Mapping[str, Any]) -> str:
-    """Return the name of a cell's folders: its values; long ones are cut and end with a checksum."""
+    """Return the name of a cell's folders: its values; long ones are cut and end with a
+    checksum.
+    """
     texts = [(name, str(value).replace("/", "-")) for name, value in values.items()]
     return "_".join(
-        f"{name}-{text}" if len(text) <= _LONGEST else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"
+        f"{name}-{text}"
+        if len(text) <= _LONGEST
+        else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"
         for name, text in texts
     )

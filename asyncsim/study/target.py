@@ -28,14 +28,16 @@ class TargetOptions:
     target: float | None = None
     """Loss or accuracy to reach. By default a loss of 0.3, an accuracy of 0.95."""
     target_of: str | None = None
-    """Measure of the target: train_loss, test_loss, train_accuracy or test_accuracy. By default the measure of the
-    study, else train_loss."""
+    """Measure of the target: train_loss, test_loss, train_accuracy or test_accuracy. By default the
+    measure of the study, else train_loss."""
     hold: int = 2
     """Further evaluations that must meet the target, too. 0: the first touch counts."""
     tune: tuple[float, ...] | None = None
     """Learning rates to try for every method; the table has each method at its best rate."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data. The time to the target is interpolated between them."""
+    """Worker steps between evaluations on all data. The time to the target is interpolated between
+    them.
+    """
 
     @property
     def goal(self) -> "Target":
@@ -45,7 +47,9 @@ class TargetOptions:
     def goal_of(self, usual: str) -> "Target":
         """Return the target; a value of the measure ``usual`` unless the options name another."""
         of = self.target_of or usual
-        return Target(_USUAL.get(_kind(of), 0.3) if self.target is None else self.target, of, self.hold)
+        return Target(
+            _USUAL.get(_kind(of), 0.3) if self.target is None else self.target, of, self.hold
+        )
 
     def check_target(self) -> None:
         """Raise InputError for an unreachable target, or invalid rates."""
@@ -56,7 +60,9 @@ class TargetOptions:
 
 
 def check_rates(tune: Sequence[float]) -> None:
-    """Raise InputError unless ``tune`` is a list of learning rates to try, each above zero and given once."""
+    """Raise InputError unless ``tune`` is a list of learning rates to try, each above zero and
+    given once.
+    """
     if not isinstance(tune, list | tuple):
         raise InputError(f"tune = {tune!r}: must be a list; write ({tune!r},) for one")
     if not tune:
@@ -95,17 +101,25 @@ class Target(NamedTuple):
             raise InputError(f"target = {self.value:g}: an accuracy is at most 1; give less")
 
     def check_of(self, problem: Any) -> None:
-        """Raise InputError unless the problem evaluates this measure, and it is a loss or an accuracy."""
+        """Raise InputError unless the problem evaluates this measure, and it is a loss or an
+        accuracy.
+        """
         from asyncsim.problems.problem import measures
 
-        require_choice("target_of", self.of, sorted(name for name in measures(problem) if _kind(name) in _USUAL))
+        require_choice(
+            "target_of",
+            self.of,
+            sorted(name for name in measures(problem) if _kind(name) in _USUAL),
+        )
 
     def is_met_by(self, values: Any) -> Any:
         """Return whether values meet it: an array of booleans."""
         return values >= self.value - _ROUND_OFF if self.from_below else values <= self.value
 
     def time(self, evaluations: Mapping[str, Any]) -> float:
-        """Return the simulated time (s) until a run met and held it; an accuracy is compared by its error."""
+        """Return the simulated time (s) until a run met and held it; an accuracy is compared by its
+        error.
+        """
         time, values = evaluations["commit_time"], evaluations[self.of]
         if self.from_below:
             return time_to_target(time, 1 - values, 1 - self.value + _ROUND_OFF, self.hold)
@@ -114,10 +128,10 @@ class Target(NamedTuple):
     def reached(self, run: "Run", trace: "Trace") -> dict[str, float]:
         """Return when a run reached the target, as columns of a summary.
 
-        ``time_to_target``: simulated time (s) until the target was met and held; infinite if it never was, or the run
-        diverged. ``gradients_to_target``: gradients of all workers until then, discarded ones too. ``first_touch``: the
-        time (s) without holding. ``at_start``: whether the initial parameters meet it. ``gradients``: gradients of the
-        whole run.
+        ``time_to_target``: simulated time (s) until the target was met and held; infinite if it
+        never was, or the run diverged. ``gradients_to_target``: gradients of all workers until
+        then, discarded ones too. ``first_touch``: the time (s) without holding. ``at_start``:
+        whether the initial parameters meet it. ``gradients``: gradients of the whole run.
         """
         touched = self._replace(hold=0).time(run.evaluations)
         time = self.time(run.evaluations) if run.diverged_at is None else np.inf
@@ -134,26 +148,35 @@ class Target(NamedTuple):
 
 
 def say_at_start(summary: "pd.DataFrame", target: Target) -> str:
-    """Return a warning if the initial parameters of some seeds meet the target, else an empty text."""
+    """Return a warning if the initial parameters of some seeds meet the target, else an empty
+    text.
+    """
     seeds = summary.loc[summary["at_start"].astype(bool), "seed"].nunique()
     if not seeds:
         return ""
     harder = "higher" if target.from_below else "lower"
-    return f"the start meets {target} already in {seeds} of {summary['seed'].nunique()} seeds; give a {harder} --target"
+    return (
+        f"the start meets {target} already in {seeds} of {summary['seed'].nunique()} seeds; give a "
+        f"{harder} --target"
+    )
 
 
 def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> float:
-    """Return the simulated time (s) until a loss, or an error, met a target and held it; infinite if it never did.
+    """Return the simulated time (s) until a loss, or an error, met a target and held it; infinite
+    if it never did.
 
-    Between two evaluations the logarithm of the loss is interpolated linearly in time; the loss itself unless it is
-    above zero.
+    Between two evaluations the logarithm of the loss is interpolated linearly in time; the loss
+    itself unless it is above zero.
 
-    ``time``, ``values``: simulated times (s) of a run's evaluations, and the losses. ``hold``: the number of further
-    evaluations that must meet it, too; a run that ends before them has not held it.
+    ``time``, ``values``: simulated times (s) of a run's evaluations, and the losses. ``hold``: the
+    number of further evaluations that must meet it, too; a run that ends before them has not held
+    it.
     """
     times, loss = np.asarray(time, float), np.asarray(values, float)
     is_met = loss <= target
-    starts = np.flatnonzero([is_met[place : place + hold + 1].all() for place in range(len(is_met) - hold)])
+    starts = np.flatnonzero(
+        [is_met[place : place + hold + 1].all() for place in range(len(is_met) - hold)]
+    )
     if not len(starts):
         return np.inf
     first = starts[0]

@@ -5,7 +5,13 @@ Each function states its assumptions; names that end in ``_theory`` apply the cl
 between the read and the apply, so that one worker alone has staleness 0.
 """
 
-from asyncsim.theory.barriers import BoundedClocks, barrier_time, batch_time, bounded_clocks, sum_law
+from asyncsim.theory.barriers import (
+    BoundedClocks,
+    barrier_time,
+    batch_time,
+    bounded_clocks,
+    sum_law,
+)
 from asyncsim.theory.cluster_theory import (
     QueueTheory,
     StalenessTheory,
@@ -43,7 +49,14 @@ from asyncsim.theory.momentum import (
     stable_step,
     window_step,
 )
-from asyncsim.theory.queueing import Repairman, knee, repairman, repairman_probabilities, saturation_bound, think_time
+from asyncsim.theory.queueing import (
+    Repairman,
+    knee,
+    repairman,
+    repairman_probabilities,
+    saturation_bound,
+    think_time,
+)
 from asyncsim.theory.staleness import (
     GeometricStaleness,
     batch_staleness,

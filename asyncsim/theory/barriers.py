@@ -12,7 +12,18 @@ from scipy.sparse.linalg import spsolve
 from scipy.special import betaincc
 
 from asyncsim.base.errors import InputError, require_count, require_list
-from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law, parse
+from asyncsim.clusters.laws import (
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    Law,
+    Mixture,
+    Pareto,
+    Uniform,
+    as_law,
+    parse,
+)
 
 #: Nodes of a panel, and panels between the integrand's first fall and its end.
 _NODES, _PANELS = 12, 400
@@ -24,14 +35,17 @@ _NEGLIGIBLE = 1e-16
 
 
 def barrier_time(
-    law: Law | float | str | Sequence[Law | float | str], workers: int | None = None, first: int | None = None
+    law: Law | float | str | Sequence[Law | float | str],
+    workers: int | None = None,
+    first: int | None = None,
 ) -> float:
-    """Return the mean time (s) until ``first`` of the workers have finished, all having started together.
+    """Return the mean time (s) until ``first`` of the workers have finished, all having started
+    together.
 
-    The mean of an order statistic of independent durations, ``integral of P(fewer than first have
-    finished by t) dt``: a synchronous step (all), K-sync and backup workers (the first K). Closed forms
-    for constant, exponential, uniform and Pareto laws (David and Nagaraja 2003, Order statistics),
-    else integrated numerically to about 1e-8.
+    The mean of an order statistic of independent durations,
+    ``integral of P(fewer than first have finished by t) dt``: a synchronous step (all), K-sync and
+    backup workers (the first K). Closed forms for constant, exponential, uniform and Pareto laws
+    (David and Nagaraja 2003, Order statistics), else integrated numerically to about 1e-8.
 
     Parameters
     ----------
@@ -69,11 +83,14 @@ def batch_time(law: Law | float | str, workers: int, batch: int = 1) -> float:
     (``batch = 1``), K-batch-async and, for exponential times, K-batch-sync (Dutta et al. 2018,
     arXiv 1803.01113).
     """
-    return require_count("batch", batch) * as_law("law", law).mean / require_count("workers", workers)
+    return (
+        require_count("batch", batch) * as_law("law", law).mean / require_count("workers", workers)
+    )
 
 
 def sum_law(law: Law | float | str, steps: int) -> Law:
-    """Return the law of the sum of ``steps`` independent durations: a worker's window of local steps.
+    """Return the law of the sum of ``steps`` independent durations: a worker's window of local
+    steps.
 
     Raises
     ------
@@ -89,7 +106,9 @@ def sum_law(law: Law | float | str, steps: int) -> Law:
         return Gamma(steps * law.mean, 1 / math.sqrt(steps))
     if isinstance(law, Gamma):
         return Gamma(steps * law.mean, law.cv / math.sqrt(steps))
-    raise InputError(f"law = {law}: its sums have no closed form; use constant, exponential or gamma")
+    raise InputError(
+        f"law = {law}: its sums have no closed form; use constant, exponential or gamma"
+    )
 
 
 def _closed_form(law: Law, workers: int, first: int) -> float | None:
@@ -103,7 +122,9 @@ def _closed_form(law: Law, workers: int, first: int) -> float | None:
         case Pareto(shape=shape):
             late = workers - first + 1
             logarithm = math.lgamma(workers + 1) - math.lgamma(workers + 1 - 1 / shape)
-            return law.minimum * math.exp(logarithm + math.lgamma(late - 1 / shape) - math.lgamma(late))
+            return law.minimum * math.exp(
+                logarithm + math.lgamma(late - 1 / shape) - math.lgamma(late)
+            )
     return None
 
 
@@ -115,8 +136,8 @@ def _integrated(laws: list[Law], workers: int, first: int) -> float:
 
     if first < workers:
         return _integral(lambda t: _fewer_than(first, workers, finished(t)), laws)
-    # The mean of the maximum is the sum of the means less an integral whose integrand falls with the
-    # square of the laws' tails: the exact means contain the heavy tails that no grid reaches.
+    # The mean of the maximum is the sum of the means less an integral whose integrand falls with
+    # the square of the laws' tails: the exact means contain the heavy tails that no grid reaches.
     repeats = workers / len(laws)
 
     def excess(t: np.ndarray) -> np.ndarray:
@@ -132,7 +153,9 @@ def _fewer_than(first: int, workers: int, finished: np.ndarray) -> np.ndarray:
     """Compute the probability that fewer than ``first`` have finished, from ``[laws, times]``."""
     if len(finished) == 1:
         return betaincc(first, workers - first + 1, finished[0])
-    counts = np.zeros((first, finished.shape[1]))  # counts[k]: exactly k finished (Poisson-binomial)
+    counts = np.zeros(
+        (first, finished.shape[1])
+    )  # counts[k]: exactly k finished (Poisson-binomial)
     counts[0] = 1.0
     for probability in finished:
         counts[1:] = counts[1:] * (1 - probability) + counts[:-1] * probability
@@ -145,14 +168,18 @@ def _integral(function: Callable[[np.ndarray], np.ndarray], laws: list[Law]) -> 
     scale = max(law.mean for law in laws)
     start = float(function(np.zeros(1))[0])
     begin = _crossing(lambda t: start - function(t), scale, _NEGLIGIBLE * start)
-    end = _crossing(lambda t: start - function(t) * np.maximum(t / scale, 1.0), scale, start * (1 - 1e-15))
+    end = _crossing(
+        lambda t: start - function(t) * np.maximum(t / scale, 1.0), scale, start * (1 - 1e-15)
+    )
     edges = np.geomspace(begin, max(end, begin * (1 + 1e-9)), _PANELS + 1)
     jumps = np.array([point for law in laws for point in _breakpoints(law)])
     edges = np.unique(np.concatenate([[0.0], edges, jumps]))
     return _halved(functools.partial(_panels, function), edges[:-1], edges[1:])
 
 
-def _panels(function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _panels(
+    function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray
+) -> np.ndarray:
     """Integrate over each panel, ``[panels]``."""
     # Lobatto's first and last nodes lie on the edges, so that no jump hides between two panels.
     highest = np.polynomial.Legendre.basis(_NODES - 1)
@@ -160,11 +187,15 @@ def _panels(function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end
     weights = 2 / (_NODES * (_NODES - 1) * highest(nodes) ** 2)
     half = (end - begin) / 2
     times = begin[:, None] + half[:, None] * (1 + nodes)
-    times = np.minimum(times, np.nextafter(end, begin)[:, None])  # a jump on an edge belongs to the next panel
+    times = np.minimum(
+        times, np.nextafter(end, begin)[:, None]
+    )  # a jump on an edge belongs to the next panel
     return half * (function(times.ravel()).reshape(times.shape) @ weights)
 
 
-def _halved(over: Callable[[np.ndarray, np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray) -> float:
+def _halved(
+    over: Callable[[np.ndarray, np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray
+) -> float:
     """Sum over all panels, halving each until the sum is stable, as where a narrow law falls."""
     coarse, settled = over(begin, end), 0.0
     tolerance = _SETTLED * np.abs(coarse).sum()
@@ -197,7 +228,9 @@ def _breakpoints(law: Law) -> list[float]:
     match law:
         case Constant(value=value):
             return [value]
-        case Uniform(low=low, high=high):  # dense at the top, where the last of many workers finishes
+        case Uniform(
+            low=low, high=high
+        ):  # dense at the top, where the last of many workers finishes
             return [*(high - (high - low) * np.geomspace(1e-9, 1.0, 60)), high]
         case Pareto():
             return [law.minimum]

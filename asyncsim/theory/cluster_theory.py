@@ -75,7 +75,8 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     end than the mean time suggests. Barriers are the exception: order statistics (of laws with a
     known sum over a window) and the capacities of the server and of a shared link bound their rate.
 
-    With several servers a message takes at least the mean time of one part, so that these rates are bounds.
+    With several servers a message takes at least the mean time of one part, so that these rates are
+    bounds.
     """
     require_cluster(cluster)
     if cluster.topology is not None:
@@ -91,8 +92,9 @@ def queue_theory(cluster: Cluster) -> QueueTheory | None:
 
     None without a known think time or a queue.
 
-    Exponential service, first come first served and alike workers: the machine repairman. Else the least mean number
-    that the means allow, ``workers - think / (mean time between visits at best)``.
+    Exponential service, first come first served and alike workers: the machine repairman. Else the
+    least mean number that the means allow,
+    ``workers - think / (mean time between visits at best)``.
     """
     think = think_time(cluster)
     service = cluster.service.mean
@@ -111,7 +113,12 @@ def saturating_workers(cluster: Cluster) -> float | None:
     None if `think_time` is None, if the server takes no time, or if it serves any number at once.
     """
     think = think_time(cluster)
-    if cluster.failures or think is None or cluster.service.mean == 0 or cluster.discipline == "lock_free":
+    if (
+        cluster.failures
+        or think is None
+        or cluster.service.mean == 0
+        or cluster.discipline == "lock_free"
+    ):
         return None
     return knee(think, demand(cluster))
 
@@ -133,12 +140,20 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
     """Return the gradients per second without a server, exact if no worker waits."""
     means = computing(cluster)
     instant = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
-    if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
-        return ThroughputTheory("nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0)
+    if (
+        cluster.workers == 1
+        or cluster.policy == asynchronous()
+        or (cluster.policy.name == "handshake" and instant)
+    ):
+        return ThroughputTheory(
+            "nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0
+        )
     if cluster.policy.name == "handshake":
         return ThroughputTheory("saturation bound", _handshakes(cluster, means))
     commits = cluster.workers / max(means)
-    return ThroughputTheory("saturation bound", commits, computing=commits / cluster.workers * float(np.mean(means)))
+    return ThroughputTheory(
+        "saturation bound", commits, computing=commits / cluster.workers * float(np.mean(means))
+    )
 
 
 def _handshakes(cluster: Cluster, computing: list[float]) -> float:
@@ -195,7 +210,9 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
     if policy.chooses_when_to_reply and cluster.workers > 1:
         return _with_waiting(cluster, bound)
     may_wait = queues(cluster) or waits_for_parts(cluster)
-    return bound if may_wait or not nothing_lost else bound._replace(name="nobody waits", exact=True)
+    return (
+        bound if may_wait or not nothing_lost else bound._replace(name="nobody waits", exact=True)
+    )
 
 
 def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
@@ -208,7 +225,10 @@ def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
         return rate.commits / cluster.workers * math.fsum(busy) / cluster.workers
     if rate.exact and not policy.chooses_when_to_reply:  # workers keep different paces
         cycles = [seconds + demand(cluster) for seconds in away(cluster)]
-        return math.fsum(part / cycle for part, cycle in zip(busy, cycles, strict=True)) / cluster.workers
+        return (
+            math.fsum(part / cycle for part, cycle in zip(busy, cycles, strict=True))
+            / cluster.workers
+        )
     return None
 
 
@@ -231,18 +251,24 @@ def _highest_rate(cluster: Cluster) -> float:
     if _in_step(cluster):
         slowest = min(busiest / len(workers) for workers, busiest in _links(cluster))
         return min(rate, len(cycles) / max(cycles), len(cycles) * slowest)
-    link_rates = [min(math.fsum(1 / cycles[i] for i in workers), busiest) for workers, busiest in _links(cluster)]
+    link_rates = [
+        min(math.fsum(1 / cycles[i] for i in workers), busiest)
+        for workers, busiest in _links(cluster)
+    ]
     return min(rate, math.fsum(link_rates))
 
 
 def _busiest_server(cluster: Cluster) -> float:
-    """Return the rate of commits at which the server is always busy; infinite if it takes no time."""
+    """Return the rate of commits at which the server is always busy; infinite if it takes no
+    time.
+    """
     seconds = 0.0 if cluster.discipline == "lock_free" else demand(cluster)
     return 1 / seconds if seconds > 0 else math.inf
 
 
 def _links(cluster: Cluster) -> list[tuple[range, float]]:
-    """Return the workers that share each link, and their rate of commits at which it is always busy.
+    """Return the workers that share each link, and their rate of commits at which it is always
+    busy.
 
     Each commit has a message with parameters in either direction. Without shared links the rate is
     infinite.
@@ -273,11 +299,17 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     # At least the nearest worker's journeys, if distances differ: no version takes less.
     name, travelling, served = "order statistics", min(journeys(cluster)), demand(cluster)
     is_uniform = alike_network(cluster)
-    steady = all(isinstance(law, Constant) for way in (*cluster.ways, *cluster.near_ways) for law in way.latency)
+    steady = all(
+        isinstance(law, Constant)
+        for way in (*cluster.ways, *cluster.near_ways)
+        for law in way.latency
+    )
     in_turn = steady and cluster.discipline == "fifo" and cluster.protocol == "exchange"
     # Then no reply misses a version, so that every worker gets each.
     if cluster.shared_bandwidth and in_turn and is_uniform:
-        bound = min(bound, first / max(len(workers) for workers, _ in links) / cluster.transfer_down)
+        bound = min(
+            bound, first / max(len(workers) for workers, _ in links) / cluster.transfer_down
+        )
     limits = [ThroughputTheory("saturation bound", bound)] if bound < math.inf else []
     # A version may take the short ones of random journeys, and of services at once.
     if not everyone:
@@ -288,7 +320,10 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
             # a read that is under way: then its worker waits for no whole service.
             served = cluster.service.mean if isinstance(cluster.service, Constant) else 0.0
     try:
-        laws = [sum_law(law, window) for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
+        laws = [
+            sum_law(law, window)
+            for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)
+        ]
     except InputError:
         return limits[0] if limits else None
     duration = barrier_time(laws, first=first)
@@ -304,7 +339,11 @@ def _with_waiting(cluster: Cluster, bound: ThroughputTheory) -> ThroughputTheory
     clocks = memoryless_clocks(cluster)
     if clocks is not None:
         commits = clocks.throughput * cluster.workers / cluster.compute_laws[0].mean
-        return min(ThroughputTheory("bounded clocks", commits, exact), bound, key=lambda limit: limit.commits)
+        return min(
+            ThroughputTheory("bounded clocks", commits, exact),
+            bound,
+            key=lambda limit: limit.commits,
+        )
     if cluster.policy.name == "first_of" and exact and memoryless(cluster):
         # A worker that still computes is as if it had just begun.
         first = cluster.policy.per_version(cluster.workers)
@@ -363,7 +402,9 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     if cluster.separate_reads:
         # The other workers' reads may be open or not; if the read precedes the write, the worker's
         # next one is open.
-        bounds = (0.0, n - 1.0) if cluster.protocol == "write_then_read" else (float(n), 2.0 * n - 1)
+        bounds = (
+            (0.0, n - 1.0) if cluster.protocol == "write_then_read" else (float(n), 2.0 * n - 1)
+        )
         return StalenessTheory("", None, bounds)
     shift = 1 if cluster.protocol == "read_then_write" else 0
     mean = float(n - 1 + shift)
@@ -391,7 +432,9 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
     n, policy = cluster.workers, cluster.policy
     clocks = memoryless_clocks(cluster)
     if clocks is not None and cluster.service.mean == 0 and cluster.protocol == "exchange":
-        return StalenessTheory("", clocks.staleness, (clocks.staleness,) * 2, mean_law="bounded clocks")
+        return StalenessTheory(
+            "", clocks.staleness, (clocks.staleness,) * 2, mean_law="bounded clocks"
+        )
     upper = float(n - 1)
     if cluster.protocol == "read_then_write":
         upper = float(n if cluster.exclusive else 2 * n - 1)
@@ -421,7 +464,11 @@ def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
     n = len(rates)
     if len(set(rates)) == 1:
         probability = _shifted(lambda k: geometric_staleness(n, k), shift)
-        return {"law": "geometric law", "std": math.sqrt(geometric_staleness_variance(n)), "probability": probability}
+        return {
+            "law": "geometric law",
+            "std": math.sqrt(geometric_staleness_variance(n)),
+            "probability": probability,
+        }
     expected = heterogeneous_geometric_staleness(rates)
     shares, means = expected.shares, expected.means
     second_moment = float(shares @ (means * (means + 1) + means**2))
@@ -431,7 +478,11 @@ def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
         return np.where(k >= 0, probabilities.sum(axis=-1), 0.0)
 
     std = math.sqrt(second_moment - expected.over_updates**2)
-    return {"law": "geometric law of each worker", "std": std, "probability": _shifted(mixture, shift)}
+    return {
+        "law": "geometric law of each worker",
+        "std": std,
+        "probability": _shifted(mixture, shift),
+    }
 
 
 def _renewal(cluster: Cluster, computations: float) -> dict[str, Any]:
@@ -457,5 +508,7 @@ def _on_lattice(law: Law) -> bool:
     return isinstance(law, Constant | Empirical)
 
 
-def _shifted(probability: Callable[[np.ndarray], np.ndarray], shift: int) -> Callable[[np.ndarray], np.ndarray]:
+def _shifted(
+    probability: Callable[[np.ndarray], np.ndarray], shift: int
+) -> Callable[[np.ndarray], np.ndarray]:
     return lambda k: probability(np.asarray(k) - shift)

@@ -40,7 +40,12 @@ def crash_rate(compute: LawLike, every: float, lasts: float) -> float:
     """
     law, mean = as_law("compute", compute), require_positive("every", every, "s")
     success = laplace(law, 1.0 / mean)
-    return mean / (mean + require_nonnegative("lasts", lasts, "s")) * success / (mean * (1.0 - success))
+    return (
+        mean
+        / (mean + require_nonnegative("lasts", lasts, "s"))
+        * success
+        / (mean * (1.0 - success))
+    )
 
 
 def laplace(law: Law, rate: float) -> float:
@@ -57,9 +62,12 @@ def young_interval(cost: float, every: float) -> float:
 
     References
     ----------
-    Young 1974, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9).
+    Young 1974, "A first order approximation to the optimum checkpoint interval", Communications of
+    the ACM 17(9).
     """
-    return math.sqrt(2.0 * require_positive("cost", cost, "s") * require_positive("every", every, "s"))
+    return math.sqrt(
+        2.0 * require_positive("cost", cost, "s") * require_positive("every", every, "s")
+    )
 
 
 def daly_interval(cost: float, every: float) -> float:
@@ -73,8 +81,8 @@ def daly_interval(cost: float, every: float) -> float:
 
     References
     ----------
-    Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
-    Computer Systems 22(3), equation 37.
+    Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22(3), equation 37.
     """
     first, ratio = young_interval(cost, every), cost / (2.0 * every)
     return every if ratio >= 1 else first * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost
@@ -94,5 +102,7 @@ def checkpoint_efficiency(interval: float, cost: float, every: float, lasts: flo
     Daly 2006, equation 20, with a restart that cannot fail.
     """
     require_positive("interval", interval, "s")
-    passes = (every + lasts) * math.expm1((interval + require_nonnegative("cost", cost, "s")) / every)
+    passes = (every + lasts) * math.expm1(
+        (interval + require_nonnegative("cost", cost, "s")) / every
+    )
     return interval / passes

@@ -61,7 +61,11 @@ def rounds_to_average(topology: Topology | str, workers: int) -> int | None:
         if abs(product - 1 / workers).max() < _ROUND_OFF:
             return rounds
         product = matrix @ product
-    return len(as_topology(topology).edges(workers)) if abs(product - 1 / workers).max() < _ROUND_OFF else None
+    return (
+        len(as_topology(topology).edges(workers))
+        if abs(product - 1 / workers).max() < _ROUND_OFF
+        else None
+    )
 
 
 def pair_contraction(topology: Topology | str, workers: int) -> float:

@@ -1,8 +1,9 @@
 """Mean paths on a quadratic: implicit momentum, elastic averaging, and limits of stability.
 
-``step`` is the learning rate times the curvature. Momentum and paths assume independent exponential compute times of
-equal rate, no queue and atomic visits, so that each commit is by a uniformly random worker. Elastic stability assumes
-exact gradients, one local step per exchange, and one curvature (`asyncsim.methods.aeasgd`, `asyncsim.methods.easgd`).
+``step`` is the learning rate times the curvature. Momentum and paths assume independent exponential
+compute times of equal rate, no queue and atomic visits, so that each commit is by a uniformly
+random worker. Elastic stability assumes exact gradients, one local step per exchange, and one
+curvature (`asyncsim.methods.aeasgd`, `asyncsim.methods.easgd`).
 """
 
 import functools
@@ -63,7 +64,8 @@ def implicit_momentum_path(workers: int, step: float, commits: int) -> np.ndarra
 
 
 def window_step(step: float, window: int, averaged: bool = False) -> float:
-    """Return the step of one commit that carries ``window`` local steps: ``1 - (1 - step)**window``.
+    """Return the step of one commit that carries ``window`` local steps:
+    ``1 - (1 - step)**window``.
 
     Exact for DOWNPOUR with plain local SGD on a quadratic. ``averaged`` divides by the window, for
     methods that normalise accumulated gradients (AGN).
@@ -85,13 +87,13 @@ def critical_step(workers: int) -> float:
 def stable_step(workers: int, sense: str = "almost_sure") -> float:
     """Return the step above which asynchronous SGD diverges on a quadratic, in one of three senses.
 
-    ================  ========================  ===========================  ========================
-    ``sense``         what diverges             the limit                    of 2, 10 and 100 workers
-    ================  ========================  ===========================  ========================
-    ``almost_sure``   each run                  numerical                    1.52, .61 and .18
-    ``mean_square``   the mean square of runs   ``(1 + sqrt(1 + 8n)) / 2n``  1.28, .50 and .15
-    ``mean``          the mean of runs          ``2 (2n - 1)``               6, 38 and 398
-    ================  ========================  ===========================  ========================
+    ===============  =======================  ===========================  =======================
+    ``sense``        diverging quantity       the limit                    of 2, 10, 100 workers
+    ===============  =======================  ===========================  =======================
+    ``almost_sure``  each run                 numerical                    1.52, .61 and .18
+    ``mean_square``  the mean square of runs  ``(1 + sqrt(1 + 8n)) / 2n``  1.28, .50 and .15
+    ``mean``         the mean of runs         ``2 (2n - 1)``               6, 38 and 398
+    ===============  =======================  ===========================  =======================
 
     Each run obeys the almost-sure limit, the default. Between the mean-square and the almost-sure
     limit runs converge, but rare runs that first grow dominate the mean square: gradient noise then
@@ -105,12 +107,13 @@ def stable_step(workers: int, sense: str = "almost_sure") -> float:
 
     Notes
     -----
-    A commit of worker ``i`` is ``x <- x - step r_i``, then ``r_i <- x``, with ``r_i`` its read: a product of random
-    matrices. Mean: the roots of the recursion of `implicit_momentum_path`. Mean square: by symmetry the second moments
-    are ``x^2``, ``x r_i``, ``r_i^2`` and ``r_i r_j``; their map has the eigenvalue 1 where
-    ``n step^2 - step - 2 = 0``, so that the limit is ``(1 + sqrt(1 + 8 n)) / (2 n)``. Almost sure: the step at which
-    the Lyapunov exponent of the product is zero, estimated from random sequences of workers with a fixed seed;
-    within about 1 %. It takes seconds from a hundred workers on; at most a thousand workers.
+    A commit of worker ``i`` is ``x <- x - step r_i``, then ``r_i <- x``, with ``r_i`` its read: a
+    product of random matrices. Mean: the roots of the recursion of `implicit_momentum_path`. Mean
+    square: by symmetry the second moments are ``x^2``, ``x r_i``, ``r_i^2`` and ``r_i r_j``; their
+    map has the eigenvalue 1 where ``n step^2 - step - 2 = 0``, so that the limit is
+    ``(1 + sqrt(1 + 8 n)) / (2 n)``. Almost sure: the step at which the Lyapunov exponent of the
+    product is zero, estimated from random sequences of workers with a fixed seed; within about 1 %.
+    It takes seconds from a hundred workers on; at most a thousand workers.
     """
     n = require_count("workers", workers)
     if require_choice("sense", sense, SENSES) == "mean":
@@ -139,7 +142,9 @@ def _almost_sure_step(workers: int, mean_square: float) -> float:
         reads[worker, :, paths] = central.T
         if commit % _RESCALE == 0:
             # A step of exactly 1 reaches 0 after some commits.
-            scale = np.maximum(np.maximum(np.abs(reads).max(axis=0), np.abs(central)), np.finfo(float).tiny)
+            scale = np.maximum(
+                np.maximum(np.abs(reads).max(axis=0), np.abs(central)), np.finfo(float).tiny
+            )
             central, reads = central / scale, reads / scale
             if commit > len(draws) // 4:  # the start is forgotten
                 growth += np.log(scale).mean(axis=1)
@@ -149,14 +154,15 @@ def _almost_sure_step(workers: int, mean_square: float) -> float:
 def elastic_path(workers: int, elasticity: float, contraction: float, commits: int) -> np.ndarray:
     """Return the exact mean of the central variable after each asynchronous elastic exchange.
 
-    With ``X`` the central variable, ``U`` the mean of the workers' variables after their last exchanges,
-    both 1 at first, ``alpha`` the elasticity and ``c`` the contraction of the local steps in between::
+    With ``X`` the central variable, ``U`` the mean of the workers' variables after their last
+    exchanges, both 1 at first, ``alpha`` the elasticity and ``c`` the contraction of the local
+    steps in between::
 
         X' = (1 - alpha) X + alpha c U
         U' = (1 - 1/n) U + ((1 - alpha) c U + alpha X) / n
 
-    ``elasticity``: the moving rate of Zhang, Choromanska, LeCun 2015 (arXiv 1412.6651), ``alpha``. ``contraction``:
-    ``(1 - step)**window`` on a quadratic.
+    ``elasticity``: the moving rate of Zhang, Choromanska, LeCun 2015 (arXiv 1412.6651), ``alpha``.
+    ``contraction``: ``(1 - step)**window`` on a quadratic.
     """
     n, alpha = require_count("workers", workers), require_positive("elasticity", elasticity)
     c = require_number("contraction", contraction)
@@ -235,5 +241,7 @@ def elastic_synchronous(workers: int, step: float, alpha: float) -> np.ndarray:
 
 def _require_step(step: float) -> float:
     if require_nonnegative("step", step) > 2:
-        raise InputError(f"step = {step!r}: must be at most 2, above which even a single worker diverges")
+        raise InputError(
+            f"step = {step!r}: must be at most 2, above which even a single worker diverges"
+        )
     return float(step)

@@ -29,8 +29,8 @@ def repairman(workers: int, think: float, service: float) -> Repairman:
 
     Assumes exponential service, first come first served; the law of the think time does not matter.
 
-    ``think``: mean time from one visit's end to the next arrival, seconds: computation and network. ``service``: mean
-    time that the server is busy per visit, seconds.
+    ``think``: mean time from one visit's end to the next arrival, seconds: computation and network.
+    ``service``: mean time that the server is busy per visit, seconds.
 
     References
     ----------
@@ -46,9 +46,11 @@ def repairman(workers: int, think: float, service: float) -> Repairman:
 
 
 def repairman_probabilities(workers: int, think: float, service: float) -> np.ndarray:
-    """Return the probabilities of 0, 1, ..., ``workers`` visits in the system, shape ``[workers + 1]``.
+    """Return the probabilities of 0, 1, ..., ``workers`` visits in the system, shape
+    ``[workers + 1]``.
 
-    ``P_k`` is proportional to ``N! / (N - k)! * (service / think)**k``. Assumptions as for ``repairman``.
+    ``P_k`` is proportional to ``N! / (N - k)! * (service / think)**k``. Assumptions as for
+    ``repairman``.
     """
     workers, think, service = _checked(workers, think, service)
     if think == 0 or service == 0:
@@ -61,10 +63,11 @@ def repairman_probabilities(workers: int, think: float, service: float) -> np.nd
 
 
 def saturation_bound(workers: int, think: float, service: float) -> float:
-    """Return the largest possible throughput, visits per second: ``min(N / (think + service), 1 / service)``.
+    """Return the largest possible throughput, visits per second:
+    ``min(N / (think + service), 1 / service)``.
 
-    Holds for any laws with these means; constant think and service times reach it. (Asymptotic bounds
-    of operational analysis: Denning and Buzen 1978, ACM Comput. Surv. 10, 225.)
+    Holds for any laws with these means; constant think and service times reach it. (Asymptotic
+    bounds of operational analysis: Denning and Buzen 1978, ACM Comput. Surv. 10, 225.)
     """
     workers, think, service = _checked(workers, think, service)
     unqueued = workers / (think + service)
@@ -77,7 +80,9 @@ def knee(think: float, service: float) -> float:
     Also the largest possible speed-up over one worker. A worker that visits twice per window counts
     the sum of its two services.
     """
-    return 1 + require_nonnegative("think", think, "seconds") / require_positive("service", service, "seconds")
+    return 1 + require_nonnegative("think", think, "seconds") / require_positive(
+        "service", service, "seconds"
+    )
 
 
 def _checked(workers: int, think: float, service: float) -> tuple[int, float, float]:
@@ -92,12 +97,20 @@ def _checked(workers: int, think: float, service: float) -> tuple[int, float, fl
 def require_cluster(cluster: Cluster) -> None:
     """Check the type of a cluster."""
     if not isinstance(cluster, Cluster):
-        raise InputError(f"cluster = {cluster!r}: must be a Cluster, such as asyncsim.Cluster(workers=100)")
+        raise InputError(
+            f"cluster = {cluster!r}: must be a Cluster, such as asyncsim.Cluster(workers=100)"
+        )
 
 
 def alike(cluster: Cluster) -> bool:
-    """Return whether all workers have one law and one window, and are equally far from the server."""
-    return isinstance(cluster.compute, Law) and isinstance(cluster.window, int) and alike_network(cluster)
+    """Return whether all workers have one law and one window, and are equally far from the
+    server.
+    """
+    return (
+        isinstance(cluster.compute, Law)
+        and isinstance(cluster.window, int)
+        and alike_network(cluster)
+    )
 
 
 def alike_network(cluster: Cluster) -> bool:
@@ -107,7 +120,11 @@ def alike_network(cluster: Cluster) -> bool:
 
 def memoryless(cluster: Cluster) -> bool:
     """Return whether all compute times are exponential with one mean, and messages take no time."""
-    return isinstance(cluster.compute, Exponential) and cluster.window == 1 and max(journeys(cluster)) == 0
+    return (
+        isinstance(cluster.compute, Exponential)
+        and cluster.window == 1
+        and max(journeys(cluster)) == 0
+    )
 
 
 def queues(cluster: Cluster) -> bool:
@@ -118,7 +135,10 @@ def queues(cluster: Cluster) -> bool:
 
 def waits_for_parts(cluster: Cluster) -> bool:
     """Return whether the parts of a message at several servers may take different times."""
-    laws = (cluster.service, *(law for way in (*cluster.ways, *cluster.near_ways) for law in way.latency))
+    laws = (
+        cluster.service,
+        *(law for way in (*cluster.ways, *cluster.near_ways) for law in way.latency),
+    )
     return cluster.servers > 1 and not all(isinstance(law, Constant) for law in laws)
 
 
@@ -134,7 +154,9 @@ def demand(cluster: Cluster) -> float:
 
 def computing(cluster: Cluster) -> list[float]:
     """Return each worker's mean computing time (s) for a commit."""
-    return [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
+    return [
+        law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)
+    ]
 
 
 def journeys(cluster: Cluster) -> list[float]:
@@ -149,7 +171,10 @@ def journeys(cluster: Cluster) -> list[float]:
 
 def away(cluster: Cluster) -> list[float]:
     """Return each worker's mean time (s) away from the server for a commit."""
-    return [compute + travel for compute, travel in zip(computing(cluster), journeys(cluster), strict=True)]
+    return [
+        compute + travel
+        for compute, travel in zip(computing(cluster), journeys(cluster), strict=True)
+    ]
 
 
 def think_time(cluster: Cluster) -> float | None:

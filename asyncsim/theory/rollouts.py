@@ -51,8 +51,8 @@ def mean_staleness(rollouts: Rollouts, update_time: float, weight: str = "sample
     ``keep()`` with rho < 1, and ``drop_oldest(q)`` with rho > 1: see the module's notation. Of
     tokens the forms are known for groups of one.
 
-    Simulations agree within 2 % but for `drop_oldest` with hardly more slots than samples in a batch, or with
-    groups, one batch that waits and rho near one: there the forms are up to 5 % off.
+    Simulations agree within 2 % but for `drop_oldest` with hardly more slots than samples in a
+    batch, or with groups, one batch that waits and rho near one: there the forms are up to 5 % off.
     """
     if weight not in ("samples", "tokens"):
         raise InputError(f"weight = {weight!r}: must be 'samples' or 'tokens'")
@@ -85,7 +85,9 @@ def mean_switches(rollouts: Rollouts, update_time: float) -> float:
 
 
 def tokens_read_again(rollouts: Rollouts, update_time: float) -> float:
-    """Return the tokens read again per token generated, with updates in flight and groups of one."""
+    """Return the tokens read again per token generated, with updates in flight and groups of
+    one.
+    """
     spread = 1 + (rollouts.length.std / rollouts.length.mean) ** 2
     return mean_switches(rollouts, update_time) * spread / 2
 
@@ -152,4 +154,6 @@ def mixed_group_gradient(
     """
     factor = (members - 1) / members
     drift = share * (1 - share) * reward_gap * np.asarray(old_score)
-    return factor * ((1 - share) * gradient + share * covariance) + (1.0 if exact else factor) * drift
+    return (
+        factor * ((1 - share) * gradient + share * covariance) + (1.0 if exact else factor) * drift
+    )

@@ -1,4 +1,6 @@
-"""The parquet file of a trace: the columns of its four tables side by side, all else in the header."""
+"""The parquet file of a trace: the columns of its four tables side by side, all else in the
+header.
+"""
 
 import hashlib
 import json
@@ -14,7 +16,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncsim.base.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_free,
+    require_path,
+    require_switch,
+)
 from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
 from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
@@ -27,8 +36,8 @@ if TYPE_CHECKING:
 
 #: Raised by one whenever the files change; `load_trace` reads all earlier formats.
 FORMAT = 4
-#: The formats that can be read: 1 has no times at which messages set off, 1 and 2 have no checksum; up to 3 the
-#: file holds the rows of the frame, and its header the tables beside it.
+#: The formats that can be read: 1 has no times at which messages set off, 1 and 2 have no checksum;
+#: up to 3 the file holds the rows of the frame, and its header the tables beside it.
 _READ = (1, 2, 3, FORMAT)
 #: Columns that had other names in formats 1 and 2.
 _RENAMED = {"form_version": "push_version", "form_time": "push_time"}
@@ -39,7 +48,8 @@ _COUNTS = (
 )
 _NAMES = ("kind", "outcome")
 _METADATA = b"asyncsim"
-#: The entry with the SHA-256 of the whole file, in which its own digits are zeros, and how it looks in the file.
+#: The entry with the SHA-256 of the whole file, in which its own digits are zeros, and how it looks
+#: in the file.
 _CHECKSUM = b"asyncsim.sha256"
 _DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL)
 
@@ -59,12 +69,16 @@ def write_trace(trace: "Trace", path: Path) -> Path:
         for column, values in contents.items():
             array = pa.array(values)
             array = array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
-            padding = pa.nulls(max(rows.values()) - len(array), array.type)  # the tables have different lengths
+            padding = pa.nulls(
+                max(rows.values()) - len(array), array.type
+            )  # the tables have different lengths
             columns[f"{name}.{column}"] = pa.concat_arrays([array, padding])
     source = {entry.name: getattr(trace.source, entry.name) for entry in fields(Source)}
     source["cluster"] = None if trace.cluster is None else trace.cluster.to_dict()
     header = {"kind": "trace", "format": FORMAT, "rows": rows, "source": source}
-    header["units"] = {name: "s" for name in columns if name.endswith(("time", "begin", "end", "detected"))}
+    header["units"] = {
+        name: "s" for name in columns if name.endswith(("time", "begin", "end", "detected"))
+    }
     metadata = {_METADATA: json.dumps(header, sort_keys=True).encode(), _CHECKSUM: b"0" * 64}
     table = pa.table(columns).replace_schema_metadata(metadata)
 
@@ -91,15 +105,21 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         rows = header["rows"]
         rollouts = None
         if "samples" in rows:
-            rollouts = rollout_tables({name: _columns(table, name, rows[name]) for name in RolloutTables._fields})
-        trace = kind(source, **{name: _table(table, name, rows[name]) for name in TABLES}, rollouts=rollouts)
+            rollouts = rollout_tables(
+                {name: _columns(table, name, rows[name]) for name in RolloutTables._fields}
+            )
+        trace = kind(
+            source, **{name: _table(table, name, rows[name]) for name in TABLES}, rollouts=rollouts
+        )
         require_references(trace)
         require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
         require_order(trace.frame)
         require_parts(trace.parts, trace.frame, source)
         return trace
     except Exception as error:  # of any origin: the content is a user's file
-        raise InputError(f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again") from error
+        raise InputError(
+            f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again"
+        ) from error
 
 
 def _table(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
@@ -111,10 +131,14 @@ def _table(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
 def _columns(stored: pa.Table, name: str, rows: int) -> pd.DataFrame:
     """Return a table of rollouts of a file, with whatever columns it has."""
     names = [column for column in stored.column_names if column.startswith(f"{name}.")]
-    return pd.DataFrame({column.partition(".")[2]: stored[column].slice(0, rows).to_pandas() for column in names})
+    return pd.DataFrame(
+        {column.partition(".")[2]: stored[column].slice(0, rows).to_pandas() for column in names}
+    )
 
 
-def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict[str, Any]) -> "Trace":
+def _of_frame(
+    kind: "type[Trace]", table: pa.Table, source: Source, header: dict[str, Any]
+) -> "Trace":
     """Build the trace of a file that holds the rows of the frame."""
     frame = table.replace_schema_metadata(None).to_pandas()
     if header["format"] == 1:
@@ -126,9 +150,18 @@ def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict
     side_tables: dict[str, Any] = {}
     for name, columns in SIDE_TABLES.items():
         if name in header or name in ("open_reads", "present"):
-            columns = [*columns, *(["shard"] if name == "present" and "shard" in header[name] else [])]
-            types = {column: np.int64 if column in _COUNTS else float for column in columns if column not in _NAMES}
-            side_tables[name] = pd.DataFrame({column: header[name][column] for column in columns}).astype(types)
+            columns = [
+                *columns,
+                *(["shard"] if name == "present" and "shard" in header[name] else []),
+            ]
+            types = {
+                column: np.int64 if column in _COUNTS else float
+                for column in columns
+                if column not in _NAMES
+            }
+            side_tables[name] = pd.DataFrame(
+                {column: header[name][column] for column in columns}
+            ).astype(types)
     if "parts" in frame:  # complete messages have theirs in lists; the header has the rest
         del frame["parts"]
         lists = table["parts"].combine_chunks()
@@ -136,14 +169,18 @@ def _of_frame(kind: "type[Trace]", table: pa.Table, source: Source, header: dict
             commit=np.repeat(np.arange(len(lists)), lists.value_lengths())
         )
         parts = parts.assign(outcome=np.array(OUTCOMES)[parts["outcome"]])
-        side_tables["parts"] = pd.concat([parts, side_tables["parts"]]).sort_values("part", ignore_index=True)
+        side_tables["parts"] = pd.concat([parts, side_tables["parts"]]).sort_values(
+            "part", ignore_index=True
+        )
     return kind.of(frame, source, **side_tables)
 
 
 def _source(values: dict[str, Any]) -> Source:
     """Return where a trace comes from; raise an error for what cannot be."""
     cluster = values["cluster"]
-    source = Source(**{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)})
+    source = Source(
+        **{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)}
+    )
     require_choice("protocol", source.protocol, (*PROTOCOLS, "prescribed", GOSSIP))
     as_workers(source.workers)
     for name, minimum in (("window", 1), ("seed", 0)):
@@ -168,13 +205,16 @@ def _read_table(path: Path) -> tuple[Any, bool]:
                 return parquet.read(), stored_digest is not None
     except Exception as error:  # of any type: the parser reads a user's file
         raise InputError(
-            f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be damaged, truncated or of "
+            f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be damaged, "
+            "truncated or of "
             "another kind: copy it again, make it again, or give a file that Trace.save wrote"
         ) from error
 
 
 def _checksum(content: mmap.mmap) -> tuple[int, bytes | None, bytes]:
-    """Return the checksum's offset, the stored digest (None without a checksum) and the computed digest."""
+    """Return the checksum's offset, the stored digest (None without a checksum) and the computed
+    digest.
+    """
     entry = content.rfind(_CHECKSUM)
     match = None if entry < 0 else _DIGITS.match(content, entry)
     if match is None:
@@ -197,7 +237,8 @@ def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any
     if version not in _READ:
         made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
         raise InputError(
-            f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; this one reads "
+            f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; "
+            "this one reads "
             f"formats {_READ[0]} to {FORMAT}: use that version, or simulate again"
         )
     return header

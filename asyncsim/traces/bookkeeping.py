@@ -1,8 +1,8 @@
 """Build the tables of a trace from the record of a simulation: jobs, versions and staleness.
 
-In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at
-time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each
-worker, determines all staleness.
+In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0
+being version 0 at time 0; also jobs that are discarded or cancelled are followed by a read. So one
+list of reads, in order for each worker, determines all staleness.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from asyncsim.traces.samples import RolloutTables
 from asyncsim.traces.tables import Columns, messages_of_parts, messages_of_peers, messages_to_server
 from asyncsim.traces.trace import Trace
 
-#: What is recorded of each message; of a cancelled computation all times after ``send_time`` are its end.
+#: What is recorded of each message; of a cancelled computation all times after ``send_time`` are
+#: its end.
 COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 #: The same with what became of it, and the version after it: a row of the trace.
 STEP_RECORD = (*COMMIT_RECORD, "outcome", "version")
@@ -46,15 +47,18 @@ def trace_of(
     reads : columns
         `READ_RECORD`, in the same order, with the reads of version 0 at time 0.
     present : columns
-        ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit, and with several
-        servers their ``shard``.
+        ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit,
+        and with several servers their ``shard``.
     absences : columns
         The columns of `Trace.absences`.
     shards : sequence
         With several servers, ``commits`` and ``reads`` of the parts of messages at each of them.
     """
     columns, read_columns = _consume(cluster, commits, reads)
-    steps, spells = table_of("steps", columns), table_of("absences", absences or {}, None if absences else 0)
+    steps, spells = (
+        table_of("steps", columns),
+        table_of("absences", absences or {}, None if absences else 0),
+    )
     if shards:
         part_tables, read_tables, count = [], [read_columns], len(read_columns["worker"])
         for shard, record in enumerate(shards):
@@ -65,7 +69,11 @@ def trace_of(
         parts, read_columns = _joined(part_tables), _joined(read_tables)
         order = np.argsort(parts["commit_time"], kind="stable")
         parts = {name: values[order] for name, values in parts.items()}
-        messages, worker, job = _PerWorker(columns["worker"], cluster.workers), parts["worker"], parts["job"]
+        messages, worker, job = (
+            _PerWorker(columns["worker"], cluster.workers),
+            parts["worker"],
+            parts["job"],
+        )
         is_complete = job < messages.count[worker]
         parts["step"] = np.full(len(worker), -1)
         parts["step"][is_complete] = messages.find(worker[is_complete], job[is_complete])
@@ -93,14 +101,25 @@ def _consume(
     """Return the columns of steps or of a shard's parts, and of reads numbered from ``count``."""
     worker = commits["worker"].astype(np.int64)
     of_worker = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
-    job = commits["job"].astype(np.int64) if "job" in commits else _PerWorker(worker, cluster.workers).number
+    job = (
+        commits["job"].astype(np.int64)
+        if "job" in commits
+        else _PerWorker(worker, cluster.workers).number
+    )
     read, push_read = of_worker.find(worker, job), np.full(len(job), -1)
     if cluster.separate_reads and cluster.protocol == "read_then_write":
         follows = job + 1 < of_worker.count[worker]
-        push_read = np.where(follows, of_worker.find(worker, np.where(follows, job + 1, job)) + count, -1)
+        push_read = np.where(
+            follows, of_worker.find(worker, np.where(follows, job + 1, job)) + count, -1
+        )
     is_open = np.ones(len(of_worker.worker), bool)
     is_open[read if "failed_by" not in commits else read[commits["failed_by"] != RESENT]] = False
-    columns = {"worker": worker, "job": job, "local_steps": np.array(cluster.windows)[worker], "read": read + count}
+    columns = {
+        "worker": worker,
+        "job": job,
+        "local_steps": np.array(cluster.windows)[worker],
+        "read": read + count,
+    }
     columns |= {"push_read": push_read, "shard": np.full(len(job), shard)}
     of_reads = {"job": of_worker.number, "is_open": is_open, "shard": np.full(len(is_open), shard)}
     return commits | columns, reads | of_reads
@@ -139,7 +158,11 @@ def reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
     if cluster.protocol == "read_then_write":
         version = version - (commits["outcome"] == APPLIED)
     names = ("arrive_time", "serve_time")
-    reads = {"worker": commits["worker"], "version": version, **{name: commits[name] for name in names}}
+    reads = {
+        "worker": commits["worker"],
+        "version": version,
+        **{name: commits[name] for name in names},
+    }
     return with_first(reads | {"time": commits["commit_time"]}, cluster.workers)
 
 
@@ -164,27 +187,38 @@ def trace_without_server(
     source : Source
         Where it comes from.
     rows : columns
-        ``worker``, ``local_steps``, ``start_time``, ``send_time``, ``commit_time``, ``partner``, ``kept``; under
-        failures also ``read_version``, ``ready_time``, ``outcome``, ``failed_by``, ``incarnation``.
+        ``worker``, ``local_steps``, ``start_time``, ``send_time``, ``commit_time``, ``partner``,
+        ``kept``; under failures also ``read_version``, ``ready_time``, ``outcome``, ``failed_by``,
+        ``incarnation``.
     taken_up, in_flight : columns
         As of `messages_of_peers`.
     open_reads : columns
-        ``start_time`` of each worker's computation that is not done at the end, ``[workers]``, not a number where none
-        has begun; under failures also ``read_version``, ``ready_time`` and ``is_away``.
+        ``start_time`` of each worker's computation that is not done at the end, ``[workers]``, not
+        a number where none has begun; under failures also ``read_version``, ``ready_time`` and
+        ``is_away``.
     absences : columns
         The columns of `Trace.absences`.
     """
     worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
-    jobs, commit, present = _PerWorker(worker, source.workers), np.arange(len(worker)), np.arange(source.workers)
+    jobs, commit, present = (
+        _PerWorker(worker, source.workers),
+        np.arange(len(worker)),
+        np.arange(source.workers),
+    )
     if absences is None:
         last = np.full(source.workers, -1)
         last[worker] = commit
         before = np.concatenate([previous_rows(worker), last])
-        read_version, ready, is_applied = before + 1, np.where(before < 0, 0.0, time[before]), np.ones(len(worker), int)
+        read_version, ready, is_applied = (
+            before + 1,
+            np.where(before < 0, 0.0, time[before]),
+            np.ones(len(worker), int),
+        )
     else:
         present = np.flatnonzero(~open_reads["is_away"])
         read_version, ready = (
-            np.concatenate([rows[name], open_reads[name][present]]) for name in ("read_version", "ready_time")
+            np.concatenate([rows[name], open_reads[name][present]])
+            for name in ("read_version", "ready_time")
         )
         is_applied = rows["outcome"] == APPLIED
     start = np.concatenate([rows["start_time"], open_reads["start_time"][present]])
@@ -197,7 +231,12 @@ def trace_without_server(
         "time": start,
         "is_open": np.arange(len(start)) >= len(worker),
     }
-    counted = {"worker": worker, "job": jobs.number, "read": commit, "version": np.cumsum(is_applied)}
+    counted = {
+        "worker": worker,
+        "job": jobs.number,
+        "read": commit,
+        "version": np.cumsum(is_applied),
+    }
     steps = table_of("steps", {**rows, **counted, "arrive_time": time, "serve_time": time})
     spells = table_of("absences", absences or {}, None if absences else 0)
     messages = messages_of_peers(worker, taken_up, in_flight)

@@ -33,7 +33,9 @@ TABLES: dict[str, dict[str, Any]] = {
         "job": 0,
         "local_steps": 1,
         "read": 0,
-        **dict.fromkeys(("start_time", "send_time", "arrive_time", "serve_time", "commit_time"), np.nan),
+        **dict.fromkeys(
+            ("start_time", "send_time", "arrive_time", "serve_time", "commit_time"), np.nan
+        ),
         "outcome": OUTCOMES,
         "version": 0,
         "push_read": -1,
@@ -101,7 +103,16 @@ READ_COLUMNS = {
 
 #: The columns of the parts of messages, where there are several servers.
 PART_COLUMNS = (
-    *("part", "commit", "worker", "job", "shard", *READ_COLUMNS.values(), "push_version", "push_time"),
+    *(
+        "part",
+        "commit",
+        "worker",
+        "job",
+        "shard",
+        *READ_COLUMNS.values(),
+        "push_version",
+        "push_time",
+    ),
     *("arrive_time", "serve_time", "commit_time", "staleness", "version", "outcome"),
 )
 
@@ -127,7 +138,11 @@ def table_of(name: str, columns: Mapping[str, Any], size: int | None = None) -> 
                 raise InputError(f"{name}: {column} must be one of {', '.join(names)}")
         constant = np.int8(0) if names else np.asarray(default)
         # A constant takes no memory.
-        array = np.broadcast_to(constant, size) if values is None else np.ascontiguousarray(values, constant.dtype)
+        array = (
+            np.broadcast_to(constant, size)
+            if values is None
+            else np.ascontiguousarray(values, constant.dtype)
+        )
         table[column] = pd.Categorical.from_codes(array, names) if names else array
     return pd.DataFrame(table, copy=False)
 
@@ -146,15 +161,18 @@ class Source:
     """The origin of a trace: a cluster, a recording or a prescription."""
 
     workers: int  #: how many took part, also those without a commit
-    protocol: str  #: the protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server
+    #: the protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server
+    protocol: str
     window: int = 1  #: local steps per commit; the most of a worker's where they differ
     separate_reads: bool = False  #: whether reads are separate server visits
     seed: int = 0  #: the seed of the random numbers
-    cluster: Cluster | None = None  #: the simulated cluster; None if the trace was prescribed or recorded
+    cluster: Cluster | None = (
+        None  #: the simulated cluster; None if the trace was prescribed or recorded
+    )
     #: Versions of the packages that made it.
     versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
-    #: Without a server: whether messages are taken up before the gradient, ``"read"``, or when it is applied,
-    #: ``"commit"``. Else ``""``.
+    #: Without a server: whether messages are taken up before the gradient, ``"read"``, or when it
+    #: is applied, ``"commit"``. Else ``""``.
     takes_up: str = ""
 
     @property

@@ -35,25 +35,31 @@ _ORDER = {
 class Cancelled(NamedTuple):
     """Computations that a worker's death cut short: arrays with an entry for each, seconds."""
 
-    compute: np.ndarray  #: from the start to the death; the whole computation would have been longer
+    compute: (
+        np.ndarray
+    )  #: from the start to the death; the whole computation would have been longer
     worker: np.ndarray
     begin: np.ndarray  #: seconds since the start of the trace
 
 
 class Durations(NamedTuple):
-    """Durations in the order in which they ended, seconds: arrays with an entry per computation, unless said."""
+    """Durations in the order in which they ended, seconds: arrays with an entry per computation,
+    unless said.
+    """
 
-    #: From the start of a computation until its message sets off; to its arrival where that time is not recorded.
-    #: Completed computations only.
+    #: From the start of a computation until its message sets off; to its arrival where that time is
+    #: not recorded. Completed computations only.
     compute: np.ndarray
     worker: np.ndarray  #: the worker of each
     begin: np.ndarray  #: its start, seconds since the start of the trace
     concurrent: np.ndarray  #: the number of other computations under way at that time
-    service: np.ndarray  #: per visit, with the time in which the visit waited although the server was free
+    service: (
+        np.ndarray
+    )  #: per visit, with the time in which the visit waited although the server was free
     up: np.ndarray | None  #: the way up after each computation; None where it is not recorded
     down: np.ndarray  #: per journey
-    #: Per journey: way down and way up together, between a read visit and the write visit that follows it; None where
-    #: a message is formed before it leaves.
+    #: Per journey: way down and way up together, between a read visit and the write visit that
+    #: follows it; None where a message is formed before it leaves.
     round_trip: np.ndarray | None
     idle: np.ndarray  #: per commit: how long each message waited although the server was free
     cancelled: Cancelled
@@ -82,37 +88,53 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
     if not isinstance(trace, Trace):
         raise InputError(f"{argument} = {trace!r}: must be a Trace, simulated or recorded")
     if trace.protocol == "prescribed":
-        raise InputError(f"{argument}: a prescribed trace, which has no times; give a recorded or a simulated one")
+        raise InputError(
+            f"{argument}: a prescribed trace, which has no times; give a recorded or a simulated "
+            "one"
+        )
     if trace.protocol == GOSSIP:
-        raise InputError(f"{argument}: a trace without a server; only those of servers can be calibrated")
+        raise InputError(
+            f"{argument}: a trace without a server; only those of servers can be calibrated"
+        )
     if trace.servers > 1:
         raise InputError(
-            f"{argument}: made with servers = {trace.servers}; only traces of one server can be calibrated"
+            f"{argument}: made with servers = {trace.servers}; only traces of one server can be "
+            "calibrated"
         )
     if trace.policy != asynchronous():
         raise InputError(
-            f"{argument}: made under the policy {trace.policy}; only asynchronous traces can be calibrated"
+            f"{argument}: made under the policy {trace.policy}; only asynchronous traces can be "
+            "calibrated"
         )
     if trace.windows_differ:
-        raise InputError(f"{argument}: its workers have different windows; only traces of one window can be calibrated")
+        raise InputError(
+            f"{argument}: its workers have different windows; only traces of one window can be "
+            "calibrated"
+        )
     lost = ~trace.frame["outcome"].isin(["applied", "cancelled"]).to_numpy()
     if lost.any():
         row = int(np.argmax(lost))
         raise InputError(
-            f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a trace can be calibrated "
-            "of which every message was applied, or went with its worker: record with an asynchronous server"
+            f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a "
+            "trace can be calibrated "
+            "of which every message was applied, or went with its worker: record with an "
+            "asynchronous server"
         )
     failures = () if trace.cluster is None else trace.cluster.failures
     refused = [failure for failure in failures if failure.name != "crash"]
     if refused:
-        raise InputError(f"{argument}: has failures, {refused[0]}; only traces with crashes alone can be calibrated")
+        raise InputError(
+            f"{argument}: has failures, {refused[0]}; only traces with crashes alone can be "
+            "calibrated"
+        )
 
 
 def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     """Return the durations of a trace.
 
-    ``warm_up``: commits left out at the start; by default one per worker, at most half of all. Every worker's first job
-    is left out in any case: no way down led to it, and real programs compile in it.
+    ``warm_up``: commits left out at the start; by default one per worker, at most half of all.
+    Every worker's first job is left out in any case: no way down led to it, and real programs
+    compile in it.
     """
     require_asynchronous("trace", trace)
     _check_times(trace.frame)
@@ -126,11 +148,15 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     follows = applied.groupby(frame["worker"], sort=False).shift(fill_value=True)
     observed = ((np.cumsum(applied) > warm_up) & (frame["job"] > 0) & follows).to_numpy()
     used = observed & applied.to_numpy()
-    starts, sent, arrived = (frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time"))
+    starts, sent, arrived = (
+        frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time")
+    )
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
     if trace.source.separate_reads:
-        service = np.concatenate([service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]])
+        service = np.concatenate(
+            [service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]]
+        )
         if trace.protocol == "read_then_write":
             round_trip = (arrived - frame["push_time"].to_numpy())[used]
             pulled = trace.steps["push_read"].to_numpy()
@@ -141,13 +167,16 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     used = used & has_arrived  # a new array, as a column may be read-only
     tells = not np.isnan(sent).any()
     ends = sent if tells else arrived
-    # A worker may also die after its computation, before its message sets off: that duration is complete.
+    # A worker may also die after its computation, before its message sets off: that duration is
+    # complete.
     stopped = frame["commit_time"].to_numpy()
     died = observed & ~applied.to_numpy() & (stopped > starts)
     computed = used | (died & has_arrived & (ends < stopped))
     died &= ~computed
     first, last = np.sort(starts[has_arrived]), np.sort(ends[has_arrived])
-    under_way = np.searchsorted(first, starts, side="right") - np.searchsorted(last, starts, side="right")
+    under_way = np.searchsorted(first, starts, side="right") - np.searchsorted(
+        last, starts, side="right"
+    )
     worker = frame["worker"].to_numpy()
     return Durations(
         (ends - starts)[computed],
@@ -164,10 +193,11 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
 
 
 def attended(trace: Trace) -> Trace:
-    """Return a trace in which every service begins as soon as the visit waits and the server is free.
+    """Return a trace in which every service begins as soon as the visit waits and the server is
+    free.
 
-    A real server takes a while to take a visit up, and can do nothing else meanwhile: that is service as well. A
-    simulated trace stays as it is.
+    A real server takes a while to take a visit up, and can do nothing else meanwhile: that is
+    service as well. A simulated trace stays as it is.
     """
     visits = _visits(trace)
     arrive, serve, end = (visits[name].to_numpy() for name in ("arrive", "serve", "end"))
@@ -191,8 +221,8 @@ def attended(trace: Trace) -> Trace:
 class Deaths(NamedTuple):
     """When workers died and were away, seconds."""
 
-    #: All workers' time at work put end to end, cut where one died; its last part and its first are one, so that the
-    #: mean is that of the time at work per death. Empty without deaths.
+    #: All workers' time at work put end to end, cut where one died; its last part and its first are
+    #: one, so that the mean is that of the time at work per death. Empty without deaths.
     between: np.ndarray
     away: np.ndarray  #: of those that came back, how long each time
 
@@ -208,15 +238,26 @@ def deaths(trace: Trace) -> Deaths:
     died: list[tuple[int, float, float]]  # worker, when, and when it was back, infinite if never
     spells = trace.absences[trace.absences["kind"] == "crash"].sort_values("begin")
     if len(spells):
-        died = list(spells[["worker", "begin", "end"]].fillna(np.inf).itertuples(index=False, name=None))
+        died = list(
+            spells[["worker", "begin", "end"]].fillna(np.inf).itertuples(index=False, name=None)
+        )
     else:
         names = ["worker", "read_arrive_time", "read_time", "start_time", "commit_time", "outcome"]
         rows = pd.concat([frame[names], trace.open_reads.reindex(columns=names)], ignore_index=True)
         later = rows.groupby("worker", sort=False).shift(-1)
         # A worker that resumes from its earlier read is back when it computes again.
-        back = later["read_arrive_time"].where(later["read_arrive_time"] >= rows["commit_time"], later["start_time"])
+        back = later["read_arrive_time"].where(
+            later["read_arrive_time"] >= rows["commit_time"], later["start_time"]
+        )
         lost = (rows["outcome"] == "cancelled").to_numpy()
-        died = list(zip(rows["worker"][lost], rows["commit_time"][lost], back[lost].fillna(np.inf), strict=True))
+        died = list(
+            zip(
+                rows["worker"][lost],
+                rows["commit_time"][lost],
+                back[lost].fillna(np.inf),
+                strict=True,
+            )
+        )
     points, away, before = [], [], 0.0
     for worker in range(trace.workers):
         began = 0.0
@@ -239,7 +280,8 @@ class Choices(NamedTuple):
 
     @property
     def discipline(self) -> str:
-        """First in first out, or else the lowest worker first, if 95 % of the choices agree; else at random.
+        """First in first out, or else the lowest worker first, if 95 % of the choices agree; else
+        at random.
 
         First in first out as well if there were fewer than 20 choices.
         """
@@ -258,7 +300,10 @@ class Choices(NamedTuple):
         if not self.total:
             return "never two visits waited"
         shares = [f"{count / self.total:.0%}" for count in (self.first, self.lowest)]
-        return f"of {self.total} choices among waiting visits {shares[0]} were the first, {shares[1]} the lowest worker"
+        return (
+            f"of {self.total} choices among waiting visits {shares[0]} were the first, {shares[1]} "
+            "the lowest worker"
+        )
 
 
 def choices(trace: Trace) -> Choices:
@@ -270,7 +315,11 @@ def choices(trace: Trace) -> Choices:
     lowest: list[tuple[int, int]] = []
     arrived_count, counts = 0, np.zeros(3, int)
     for visit, time in enumerate(serve):
-        while arrived_count < len(by_arrival) and time < np.inf and arrive[by_arrival[arrived_count]] < time:
+        while (
+            arrived_count < len(by_arrival)
+            and time < np.inf
+            and arrive[by_arrival[arrived_count]] < time
+        ):
             index = by_arrival[arrived_count]
             heapq.heappush(first, (arrive[index], index))
             heapq.heappush(lowest, (worker[index], index))
@@ -286,9 +335,13 @@ def choices(trace: Trace) -> Choices:
 
 
 def _visits(trace: Trace) -> pd.DataFrame:
-    """Return all visits in the order of service: `Trace.visits`, and those that wait, which have no end yet."""
+    """Return all visits in the order of service: `Trace.visits`, and those that wait, which have no
+    end yet.
+    """
     waiting = trace.present.set_axis(["worker", "arrive"], axis=1).assign(serve=np.inf, end=np.inf)
-    return pd.concat([trace.visits, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
+    return pd.concat([trace.visits, waiting], ignore_index=True).sort_values(
+        ["serve", "end"], kind="stable"
+    )
 
 
 def _check_times(frame: pd.DataFrame) -> None:
@@ -297,11 +350,15 @@ def _check_times(frame: pd.DataFrame) -> None:
         if "send_time" in (earlier, later) and not tells:
             continue
         duration = (frame[later] - frame[earlier]).to_numpy()
-        for holds, rule in ((np.isfinite(duration), "must be finite"), (duration >= 0, "must not be negative")):
+        for holds, rule in (
+            (np.isfinite(duration), "must be finite"),
+            (duration >= 0, "must not be negative"),
+        ):
             if not holds.all():
                 row = int(np.argmin(holds))
                 raise InputError(
-                    f"trace: {interval} from {earlier} to {later} of row {row} lasts {duration[row]} s; it {rule}: "
+                    f"trace: {interval} from {earlier} to {later} of row {row} lasts "
+                    f"{duration[row]} s; it {rule}: "
                     "record all times on one clock, such as the server's"
                 )
 
@@ -312,6 +369,8 @@ def _check_services(trace: Trace) -> None:
     overlaps = int(np.count_nonzero(serve[1:] < end[:-1]))
     if overlaps > _OVERLAPS * len(serve):
         raise InputError(
-            f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, and the server of a "
-            "Cluster serves one at a time; record as serve_time when the visit has the server for itself"
+            f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, "
+            "and the server of a "
+            "Cluster serves one at a time; record as serve_time when the visit has the server for "
+            "itself"
         )

@@ -94,7 +94,8 @@ class LagReport(NamedTuple):
         trained = self.samples - self.untrained
         lines = [
             f"{trained:,} samples in {self.updates:,} updates, {self.untrained:,} never trained",
-            f"staleness: mean {self.mean:.3f}, largest {self.law.index.max()}; of the oldest sample "
+            f"staleness: mean {self.mean:.3f}, largest {self.law.index.max()}; of the oldest "
+            "sample "
             f"of an update {self.oldest:.3f}",
             f"open samples per batch: {self.open:.3f}",
             self.limit,
@@ -130,7 +131,9 @@ def read_log(path: str | Path) -> pd.DataFrame:
     try:
         log = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
     except Exception as error:  # of whatever wrote the file
-        raise InputError(f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv") from error
+        raise InputError(
+            f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
+        ) from error
     missing = [name for name in REQUIRED if name not in log]
     if missing:
         raise InputError(

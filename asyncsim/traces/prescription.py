@@ -28,10 +28,10 @@ def prescribed(
 ) -> Trace:
     """Build a trace with a stated staleness.
 
-    Commit ``k`` (from 0) is made by worker ``k % workers`` as its job ``k // workers``, and its gradient
-    is computed from version ``k - staleness``. Workers commit in turn, each once a second: commit ``k``
-    happens at ``(k + 1) / workers`` seconds, and a version is read when it is made. No commit can be
-    staler than there are versions: the staleness of commit ``k`` is at most ``k``.
+    Commit ``k`` (from 0) is made by worker ``k % workers`` as its job ``k // workers``, and its
+    gradient is computed from version ``k - staleness``. Workers commit in turn, each once a second:
+    commit ``k`` happens at ``(k + 1) / workers`` seconds, and a version is read when it is made. No
+    commit can be staler than there are versions: the staleness of commit ``k`` is at most ``k``.
 
     The staleness alone decides from which version a gradient is computed. So a worker may start a
     job before its earlier one is committed (several computations in flight), or hold a read idle; a
@@ -77,35 +77,56 @@ def prescribed(
     steps |= dict.fromkeys(("send_time", "arrive_time", "serve_time", "commit_time"), commit_time)
     messages = {"worker": worker, "step": commit, "by": commit, "arrive_time": commit_time}
     tables = {"steps": steps, "reads": reads, "messages": messages}
-    return Trace(source, **{name: table_of(name, tables.get(name, {}), commits * (name in tables)) for name in TABLES})
+    return Trace(
+        source,
+        **{
+            name: table_of(name, tables.get(name, {}), commits * (name in tables))
+            for name in TABLES
+        },
+    )
 
 
 def _stated(staleness: Any, commits: int, seed: int) -> np.ndarray:
     """Return the staleness asked for, shape ``[commits]``, not yet clipped below by the start."""
     if hasattr(staleness, "to_numpy"):  # a column of a table
         staleness = staleness.to_numpy()
-    if isinstance(staleness, Sequence | np.ndarray) and not isinstance(staleness, str) and np.ndim(staleness):
+    if (
+        isinstance(staleness, Sequence | np.ndarray)
+        and not isinstance(staleness, str)
+        and np.ndim(staleness)
+    ):
         return _listed(staleness, commits)
     try:
         law = as_law("staleness", staleness)
     except InputError as error:
         # Laws speak of durations; here they are of versions.
-        raise InputError(str(error).replace("(seconds)", "(versions)").replace("of seconds", "of versions")) from None
+        raise InputError(
+            str(error).replace("(seconds)", "(versions)").replace("of seconds", "of versions")
+        ) from None
     if isinstance(law, Constant):
         if law.value != round(law.value):
             raise InputError(
-                f"staleness = {staleness!r}: must be a whole number of versions; for a mean of that, give a law"
+                f"staleness = {staleness!r}: must be a whole number of versions; for a mean of "
+                "that, give a law"
             )
         return np.full(commits, min(int(law.value), commits))
     streams = Streams(seed, "prescribed staleness")
-    blocks = [law.sample(streams.generator(0, block), _BLOCK) for block in range(-(-commits // _BLOCK))]
+    blocks = [
+        law.sample(streams.generator(0, block), _BLOCK) for block in range(-(-commits // _BLOCK))
+    ]
     draws = np.concatenate(blocks)[:commits]
     return np.rint(np.minimum(draws, commits)).astype(np.int64)
 
 
 def _listed(staleness: Any, commits: int) -> np.ndarray:
     if len(staleness) != commits:
-        raise InputError(f"staleness = a list of {len(staleness)}: must hold one per commit, and there are {commits}")
+        raise InputError(
+            f"staleness = a list of {len(staleness)}: must hold one per commit, and there are "
+            f"{commits}"
+        )
     return np.array(
-        [min(require_count(f"staleness[{k}]", value, minimum=0), commits) for k, value in enumerate(staleness)]
+        [
+            min(require_count(f"staleness[{k}]", value, minimum=0), commits)
+            for k, value in enumerate(staleness)
+        ]
     )

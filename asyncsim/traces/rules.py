@@ -24,7 +24,9 @@ _ROUND_OFF = 1e-9
 _Rules = list[tuple[str, np.ndarray, str]]
 
 
-def require_rows(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.DataFrame, source: Source) -> None:
+def require_rows(
+    frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.DataFrame, source: Source
+) -> None:
     """Raise InputError if a frame lacks a column, or for the first row that breaks a rule.
 
     ``taken_up`` and ``in_flight`` are as of a `Trace`.
@@ -33,10 +35,14 @@ def require_rows(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     columns = (*COLUMNS, *(() if is_served else GOSSIP_COLUMNS))
     missing = [name for name in columns if name not in frame]
     if missing:
-        raise InputError(f"frame: misses {', '.join(missing)}; such a trace has all of {', '.join(columns)}")
+        raise InputError(
+            f"frame: misses {', '.join(missing)}; such a trace has all of {', '.join(columns)}"
+        )
     require_choice("takes_up", source.takes_up, ("",) if is_served else TAKES_UP)
     if is_served and len(in_flight):
-        raise InputError(f"protocol = {source.protocol!r}: has a server, and no messages between workers")
+        raise InputError(
+            f"protocol = {source.protocol!r}: has a server, and no messages between workers"
+        )
     rules = _of_rows(frame, source.workers)
     if not is_served:
         rules += _of_messages(frame, taken_up, in_flight, source)
@@ -49,13 +55,16 @@ def require_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> N
         return
     missing = [name for name in PART_COLUMNS if name not in parts]
     if missing:
-        raise InputError(f"parts: misses {', '.join(missing)}; a trace has all of {', '.join(PART_COLUMNS)}")
+        raise InputError(
+            f"parts: misses {', '.join(missing)}; a trace has all of {', '.join(PART_COLUMNS)}"
+        )
     count = np.bincount(parts["commit"].astype(int).clip(-1) + 1, minlength=len(frame) + 1)[1:]
     expected = source.servers if source.servers > 1 else 0
     if len(count) > len(frame) or (count != expected).any():
         row = min(int(np.argmax(count != expected)), len(frame))
         raise InputError(
-            f"parts: {count[row]} are of row {row} of frame; with servers = {source.servers} each row has {expected}"
+            f"parts: {count[row]} are of row {row} of frame; with servers = {source.servers} each "
+            f"row has {expected}"
         )
     _require("parts", parts, _of_parts(parts, frame, source))
 
@@ -64,21 +73,35 @@ def _require(argument: str, table: pd.DataFrame, rules: _Rules) -> None:
     for column, holds, rule in rules:
         if not np.all(holds):
             row = int(np.argmin(holds))
-            raise InputError(f"{argument}: {column} of row {row} is {table[column].iloc[row]}; it {rule}")
+            raise InputError(
+                f"{argument}: {column} of row {row} is {table[column].iloc[row]}; it {rule}"
+            )
 
 
 def require_spells(spells: pd.DataFrame, workers: int, rows: int) -> None:
     """Raise InputError for a spell of an unknown worker, or between rows outside the trace."""
-    for column, lowest, highest in (("worker", -1, workers - 1), ("from_row", 0, rows), ("to_row", 0, rows)):
+    for column, lowest, highest in (
+        ("worker", -1, workers - 1),
+        ("from_row", 0, rows),
+        ("to_row", 0, rows),
+    ):
         numbers = spells[column].dropna()
         wrong = numbers[~numbers.between(lowest, highest) | (numbers % 1 != 0)]
         if len(wrong):
-            raise InputError(f"spells: {column} = {wrong.iloc[0]}: must be a whole number from {lowest} to {highest}")
+            raise InputError(
+                f"spells: {column} = {wrong.iloc[0]}: must be a whole number from {lowest} to "
+                f"{highest}"
+            )
 
 
 def require_references(trace: "Trace") -> None:
     """Raise InputError unless all workers, rows and reads that the tables name exist."""
-    sizes = {"reads": len(trace.reads), "rows": len(trace.steps), "workers": trace.workers, "servers": trace.servers}
+    sizes = {
+        "reads": len(trace.reads),
+        "rows": len(trace.steps),
+        "workers": trace.workers,
+        "servers": trace.servers,
+    }
     for table, column, of, lowest in (
         ("steps", "read", "reads", 0),
         ("steps", "push_read", "reads", -1),
@@ -108,26 +131,61 @@ def require_order(frame: pd.DataFrame) -> None:
 def _of_rows(frame: pd.DataFrame, workers: int) -> _Rules:
     """List the rules of every row: the column, the mask of correct rows, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
-    last, is_applied = np.concatenate([[0], column["version"][:-1]]), (frame["outcome"] == "applied").to_numpy()
+    last, is_applied = (
+        np.concatenate([[0], column["version"][:-1]]),
+        (frame["outcome"] == "applied").to_numpy(),
+    )
     before = column["version"] - is_applied if "failed_by" in frame else last
     time = column["commit_time"]
     on_arrival = "must not be before 0, nor after its serve_time"
     return [
         ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
-        ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
-        ("version", (column["version"] >= before) & (before >= last), "must not be less than the row before's"),
-        ("outcome", (column["version"] == before) | is_applied, "must be 'applied' where a version was made"),
+        (
+            "worker",
+            (column["worker"] >= 0) & (column["worker"] < workers),
+            f"must be from 0 to {workers - 1}",
+        ),
+        (
+            "version",
+            (column["version"] >= before) & (before >= last),
+            "must not be less than the row before's",
+        ),
+        (
+            "outcome",
+            (column["version"] == before) | is_applied,
+            "must be 'applied' where a version was made",
+        ),
         *(
-            (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
+            (
+                name,
+                (column[name] >= 0) & (column[name] <= before),
+                "must be a version that there was before the commit",
+            )
             for name in ("read_version", "push_version")
         ),
-        ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
-        ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),
+        (
+            "staleness",
+            column["staleness"] == before - column["read_version"],
+            "must count the versions since the read",
+        ),
+        (
+            "commit_time",
+            np.diff(time, prepend=0.0) >= 0,
+            "must not be before the row before's, nor before 0",
+        ),
         ("commit_time", np.isfinite(time), "must be finite"),
         # By the server's clock; those of workers may differ a little where a trace was recorded.
-        ("arrive_time", (column["arrive_time"] >= 0) & (column["arrive_time"] <= column["serve_time"]), on_arrival),
+        (
+            "arrive_time",
+            (column["arrive_time"] >= 0) & (column["arrive_time"] <= column["serve_time"]),
+            on_arrival,
+        ),
         ("serve_time", column["serve_time"] <= time, "must not be after its commit_time"),
-        ("start_time", ~(column["start_time"] > time[-1:]), "must not be after the last commit"),  # or not recorded
+        (
+            "start_time",
+            ~(column["start_time"] > time[-1:]),
+            "must not be after the last commit",
+        ),  # or not recorded
     ]
 
 
@@ -146,25 +204,63 @@ def _of_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> _Rule
     }
     return [
         ("part", column["part"] == np.arange(len(parts)), "must count the rows from 0"),
-        ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
-        ("shard", (column["shard"] >= 0) & (column["shard"] < servers), f"must be from 0 to {servers - 1}"),
+        (
+            "worker",
+            (column["worker"] >= 0) & (column["worker"] < workers),
+            f"must be from 0 to {workers - 1}",
+        ),
+        (
+            "shard",
+            (column["shard"] >= 0) & (column["shard"] < servers),
+            f"must be from 0 to {servers - 1}",
+        ),
         *((name, of_row[name], "must be that of its row in frame") for name in ("worker", "job")),
         ("shard", ~is_repeated, "must be another one for each part of a job"),
-        ("version", before == last, "must be the shard's version before, and one more where a part was applied"),
+        (
+            "version",
+            before == last,
+            "must be the shard's version before, and one more where a part was applied",
+        ),
         *(
-            (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
+            (
+                name,
+                (column[name] >= 0) & (column[name] <= before),
+                "must be a version that there was before the commit",
+            )
             for name in ("read_version", "push_version")
         ),
-        ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
-        ("commit_time", np.diff(column["commit_time"], prepend=0.0) >= 0, "must not be before the row before's"),
-        ("commit_time", ~is_last | of_row["commit_time"], "must be that of the message's row in its last part"),
+        (
+            "staleness",
+            column["staleness"] == before - column["read_version"],
+            "must count the versions since the read",
+        ),
+        (
+            "commit_time",
+            np.diff(column["commit_time"], prepend=0.0) >= 0,
+            "must not be before the row before's",
+        ),
+        (
+            "commit_time",
+            ~is_last | of_row["commit_time"],
+            "must be that of the message's row in its last part",
+        ),
         ("arrive_time", column["arrive_time"] >= 0, "must not be before 0"),
-        ("serve_time", column["serve_time"] >= column["arrive_time"], "must not be before arrive_time"),
-        ("serve_time", column["serve_time"] <= column["commit_time"], "must not be after its commit_time"),
+        (
+            "serve_time",
+            column["serve_time"] >= column["arrive_time"],
+            "must not be before arrive_time",
+        ),
+        (
+            "serve_time",
+            column["serve_time"] <= column["commit_time"],
+            "must not be after its commit_time",
+        ),
     ]
 
 
-def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.DataFrame, source: Source) -> _Rules:
+def _of_messages(
+    frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.DataFrame, source: Source
+) -> _Rules:
     """List the rules of rows without a server.
 
     Raises
@@ -175,7 +271,9 @@ def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     rows, workers = len(frame), source.workers
     version, read_version = frame["version"].to_numpy(), frame["read_version"].to_numpy()
     row, sent, weight = (taken_up[name].to_numpy() for name in taken_up)
-    worker, shares, time, partner = (frame[name].to_numpy() for name in ("worker", "kept", "commit_time", "partner"))
+    worker, shares, time, partner = (
+        frame[name].to_numpy() for name in ("worker", "kept", "commit_time", "partner")
+    )
     is_applied, has_failures = (frame["outcome"] == "applied").to_numpy(), "failed_by" in frame
     life = frame["incarnation"].to_numpy() if has_failures else np.zeros(rows, np.int64)
     previous, versions = previous_rows(worker, life), np.cumsum(is_applied)
@@ -195,35 +293,71 @@ def _of_messages(frame: pd.DataFrame, taken_up: pd.DataFrame, in_flight: pd.Data
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
     fly = {name: in_flight[name].to_numpy() for name in in_flight}
     flying_holds = (
-        (fly["row"] >= 0) & (fly["row"] < rows) & (fly["taker"] >= -has_failures) & (fly["taker"] < workers)
-        & (fly["weight"] > 0) & (fly["weight"] <= 1 + _ROUND_OFF) & np.isfinite(fly["arrive_time"])
-    )  # fmt: skip
+        (fly["row"] >= 0)
+        & (fly["row"] < rows)
+        & (fly["taker"] >= -has_failures)
+        & (fly["taker"] < workers)
+        & (fly["weight"] > 0)
+        & (fly["weight"] <= 1 + _ROUND_OFF)
+        & np.isfinite(fly["arrive_time"])
+    )
     if not flying_holds.all():
         message = in_flight.iloc[int(np.argmin(flying_holds))].to_dict()
-        raise InputError(f"in_flight: {message}: must be of a row, to a worker, a share and the time of its arrival")
-    total = 0.0 + np.bincount(at, np.where(is_earlier & share, weight, 0.0), rows)  # of none NumPy counts in integers
+        raise InputError(
+            f"in_flight: {message}: must be of a row, to a worker, a share and the time of its "
+            "arrival"
+        )
+    total = 0.0 + np.bincount(
+        at, np.where(is_earlier & share, weight, 0.0), rows
+    )  # of none NumPy counts in integers
     total += np.bincount(fly["row"], fly["weight"], rows)
     goes_on = (previous >= 0) & is_applied
     has_next = np.bincount(previous[goes_on], minlength=rows) > 0
     total += np.bincount(previous[goes_on], shares[goes_on], rows)
     sums_to_one = np.where(has_next, abs(total - 1) <= _ROUND_OFF, total <= 1 + _ROUND_OFF)
     return [
-        ("outcome", is_applied | (has_failures & (frame["outcome"] == "cancelled").to_numpy()), "must be 'applied'"),
-        ("version", version == versions, "must be one more than that of the row before, where the row is applied"),
+        (
+            "outcome",
+            is_applied | (has_failures & (frame["outcome"] == "cancelled").to_numpy()),
+            "must be 'applied'",
+        ),
+        (
+            "version",
+            version == versions,
+            "must be one more than that of the row before, where the row is applied",
+        ),
         (
             "read_version",
-            np.where(previous < 0, (life > 0) | (read_version == 0), read_version == versions[previous]),
+            np.where(
+                previous < 0, (life > 0) | (read_version == 0), read_version == versions[previous]
+            ),
             "must be the version of the worker's own last row",
         ),
         ("sources", everywhere(is_earlier & is_applied[at]), "must be earlier rows"),
-        ("sources", everywhere((worker[at] != worker[row]) | comes_back), "must be rows of other workers"),
+        (
+            "sources",
+            everywhere((worker[at] != worker[row]) | comes_back),
+            "must be rows of other workers",
+        ),
         ("sources", everywhere(is_unique | comes_back), "must be taken up only once by a worker"),
-        ("sources", is_applied | (np.bincount(row, minlength=rows) == 0), "must be empty where nothing was applied"),
+        (
+            "sources",
+            is_applied | (np.bincount(row, minlength=rows) == 0),
+            "must be empty where nothing was applied",
+        ),
         ("sources", everywhere(in_time), "must be rows that were applied before they are taken up"),
         ("weights", everywhere(share), "must be above 0 and at most 1"),
         ("kept", (shares >= 0) & (shares <= 1 + _ROUND_OFF), "must be from 0 to 1"),
         ("kept", (shares == 1) | (previous >= 0), "must be 1 in the first row of a worker"),
-        ("weights", sums_to_one, "are of rows of which more, or less, than all is taken up, kept or in flight"),
-        ("partner", (partner >= -1) & (partner < workers), f"must be a worker from 0 to {workers - 1}, or -1 for none"),
+        (
+            "weights",
+            sums_to_one,
+            "are of rows of which more, or less, than all is taken up, kept or in flight",
+        ),
+        (
+            "partner",
+            (partner >= -1) & (partner < workers),
+            f"must be a worker from 0 to {workers - 1}, or -1 for none",
+        ),
         ("partner", partner != worker, "must be another worker"),
-    ]  # fmt: skip
+    ]

@@ -79,7 +79,9 @@ def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
     for name, holds in right.items():
         if not holds.all():
             row = int(np.argmin(holds))
-            raise InputError(f"samples: {name} of row {row} is {samples[name].iloc[row]}; it cannot be")
+            raise InputError(
+                f"samples: {name} of row {row} is {samples[name].iloc[row]}; it cannot be"
+            )
     return RolloutTables(samples, columns["switches"], columns["updates"])
 
 
@@ -173,7 +175,9 @@ def law_of_staleness(tables: RolloutTables, weight: str = "samples") -> pd.Serie
 
 def _segments(tables: RolloutTables, trained: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of trained samples that one version generated: ``length``, ``staleness``."""
-    starts = pd.DataFrame({"row": trained.index, "share": 0.0, "version": trained["read_version"].to_numpy()})
+    starts = pd.DataFrame(
+        {"row": trained.index, "share": 0.0, "version": trained["read_version"].to_numpy()}
+    )
     switches = tables.switches[tables.switches["row"].isin(trained.index)]
     parts = pd.concat([starts, switches]).sort_values(["row", "share"], kind="stable")
     end = parts.groupby("row")["share"].shift(-1, fill_value=1.0)
@@ -187,7 +191,9 @@ def _segments(tables: RolloutTables, trained: pd.DataFrame) -> pd.DataFrame:
 
 
 def binding_limit(slots_busy: float, learner_busy: float) -> str:
-    """Return the side that is always busy, ``"slots"``, ``"learner"`` or ``"both"``, else ``"queue"``."""
+    """Return the side that is always busy, ``"slots"``, ``"learner"`` or ``"both"``, else
+    ``"queue"``.
+    """
     slots, learner = slots_busy >= _BUSY, learner_busy >= _BUSY
     return "both" if slots and learner else "slots" if slots else "learner" if learner else "queue"
 
@@ -196,7 +202,8 @@ def limit_text(slots_busy: float, learner_busy: float) -> str:
     """Return the limit that binds, in a sentence with the busy shares."""
     if (limit := binding_limit(slots_busy, learner_busy)) == "queue":
         return (
-            f"the queue binds: slots are busy {slots_busy:.0%} of the time, the learner {learner_busy:.0%}; a "
+            f"the queue binds: slots are busy {slots_busy:.0%} of the time, the learner "
+            f"{learner_busy:.0%}; a "
             "larger window or smaller batches would use both better"
         )
     return {
@@ -212,7 +219,9 @@ def trained_after(tables: RolloutTables, version: int) -> pd.DataFrame:
     return samples[(samples["outcome"] == "trained") & (samples["version"] >= version)]
 
 
-def rollout_summary(tables: RolloutTables, frame: pd.DataFrame, cluster: Cluster, first: int) -> dict[str, float]:
+def rollout_summary(
+    tables: RolloutTables, frame: pd.DataFrame, cluster: Cluster, first: int
+) -> dict[str, float]:
     """Summarize the samples of a trace from its update ``first`` on; see `Trace.summary`.
 
     Parameters
@@ -228,8 +237,12 @@ def rollout_summary(tables: RolloutTables, frame: pd.DataFrame, cluster: Cluster
     end = float(frame["commit_time"].iloc[-1])
     late, samples, trained = frame.iloc[first:], tables.samples, trained_after(tables, first)
     computing = late["send_time"].clip(begin, end) - late["start_time"].clip(begin, end)
-    generating = samples["end_time"].fillna(end).clip(begin, end) - samples["start_time"].clip(begin, end)
-    lost = samples["outcome"].isin(("dropped", "discarded", "cancelled")) & (samples["end_time"] > begin)
+    generating = samples["end_time"].fillna(end).clip(begin, end) - samples["start_time"].clip(
+        begin, end
+    )
+    lost = samples["outcome"].isin(("dropped", "discarded", "cancelled")) & (
+        samples["end_time"] > begin
+    )
     by_token = law_of_staleness(tables._replace(samples=trained), "tokens")
     started = samples[samples["start_time"].between(begin, end)].drop_duplicates("sample")
     return {

@@ -41,7 +41,9 @@ SIDE_TABLES = {
 }
 
 
-def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataFrame) -> pd.DataFrame:
+def messages_to_server(
+    steps: pd.DataFrame, present: Columns, absences: pd.DataFrame
+) -> pd.DataFrame:
     """Return the messages that a server took up, and the waiting visits, which have no step yet.
 
     ``present`` has ``worker`` and ``arrive_time`` of these.
@@ -61,7 +63,9 @@ def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataF
             "worker": np.concatenate([steps["worker"].to_numpy()[step], present["worker"]]),
             "step": np.concatenate([step, nowhere]),
             "by": np.concatenate([by, nowhere]),
-            "arrive_time": np.concatenate([steps["arrive_time"].to_numpy()[step], present["arrive_time"]]),
+            "arrive_time": np.concatenate(
+                [steps["arrive_time"].to_numpy()[step], present["arrive_time"]]
+            ),
         },
     )
 
@@ -69,10 +73,15 @@ def messages_to_server(steps: pd.DataFrame, present: Columns, absences: pd.DataF
 def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
     """Return the parts of messages in the order of commits, and the visits that wait for a server.
 
-    ``parts`` has the columns of `Trace.messages` but ``by``; ``present`` has ``worker``, ``shard``, ``arrive_time``.
+    ``parts`` has the columns of `Trace.messages` but ``by``; ``present`` has ``worker``, ``shard``,
+    ``arrive_time``.
     """
     table = table_of("messages", parts)
-    step, shard, version = table["step"].to_numpy(), table["shard"].to_numpy(), _versions_of_shards(table)
+    step, shard, version = (
+        table["step"].to_numpy(),
+        table["shard"].to_numpy(),
+        _versions_of_shards(table),
+    )
     outcome = table["outcome"].cat.codes.to_numpy()
     completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
     is_applied = outcome == APPLIED
@@ -83,7 +92,13 @@ def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
 
 def _versions_of_shards(parts: pd.DataFrame) -> np.ndarray:
     """Return the version of each part's shard after the part."""
-    return (parts["outcome"].cat.codes == APPLIED).astype(int).groupby(parts["shard"]).cumsum().to_numpy()
+    return (
+        (parts["outcome"].cat.codes == APPLIED)
+        .astype(int)
+        .groupby(parts["shard"])
+        .cumsum()
+        .to_numpy()
+    )
 
 
 def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
@@ -96,10 +111,14 @@ def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns)
     taken_up : columns
         ``step``, ``by``, ``weight`` and, if known, ``arrive_time``.
     in_flight : columns
-        ``step``, ``taker`` (-1 of a message that was lost with its taker), ``weight`` and ``arrive_time``.
+        ``step``, ``taker`` (-1 of a message that was lost with its taker), ``weight`` and
+        ``arrive_time``.
     """
     tables = []
-    for columns, keys in ((taken_up, ("step", "by")), (in_flight, ("arrive_time", "weight", "taker", "step"))):
+    for columns, keys in (
+        (taken_up, ("step", "by")),
+        (in_flight, ("arrive_time", "weight", "taker", "step")),
+    ):
         order = np.lexsort([columns[key] for key in keys])
         columns = {name: np.asarray(values)[order] for name, values in columns.items()}
         tables.append(table_of("messages", columns, len(order)))
@@ -112,9 +131,14 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
     """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
     steps = trace.steps
     version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
-    made_at = trace.absences["from_row"].where(trace.absences["worker"] >= 0, trace.absences["to_row"])
+    made_at = trace.absences["from_row"].where(
+        trace.absences["worker"] >= 0, trace.absences["to_row"]
+    )
     made_at = made_at[trace.absences["version"] >= 0].to_numpy(np.int64)
-    before = np.concatenate([[0], version[:-1]]) + np.bincount(made_at, minlength=len(steps))[: len(steps)]
+    before = (
+        np.concatenate([[0], version[:-1]])
+        + np.bincount(made_at, minlength=len(steps))[: len(steps)]
+    )
     counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
     columns: Columns = {name: counted.get(name, steps.get(name)) for name in COLUMNS}
     if not trace.has_failures:
@@ -128,7 +152,9 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
             columns[f"{name}s"] = [values[begin:end] for begin, end in bounds]
         columns |= {name: steps[name] for name in ("kept", "partner")}
     if trace.has_failures:
-        outages = trace.absences[(trace.absences["worker"] < 0) & (trace.absences["to_row"] < len(steps))]
+        outages = trace.absences[
+            (trace.absences["worker"] < 0) & (trace.absences["to_row"] < len(steps))
+        ]
         at, restored = outages["to_row"].to_numpy(np.int64), np.full(len(steps), -1)
         restored[at] = outages["version"]
         columns |= {name: steps[name] for name in ("failed_by", "incarnation")}
@@ -153,7 +179,11 @@ def parts_of(trace: "Trace") -> pd.DataFrame:
 
 def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
     """Compute the columns of steps or parts that follow from reads and earlier versions."""
-    read, push_read, outcome = (table["read"].to_numpy(), table["push_read"].to_numpy(), table["outcome"].cat.codes)
+    read, push_read, outcome = (
+        table["read"].to_numpy(),
+        table["push_read"].to_numpy(),
+        table["outcome"].cat.codes,
+    )
     columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
     push_version, push_time = before, table["commit_time"]
     formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
@@ -166,10 +196,14 @@ def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) 
     return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
 
 
-def tables_of(frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.DataFrame | None]) -> Columns:
+def tables_of(
+    frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.DataFrame | None]
+) -> Columns:
     """Split a frame, with the `SIDE_TABLES`, into the four tables of a trace; see `Trace.of`."""
     open_reads, present, in_flight, spells, parts, open_parts = (
-        pd.DataFrame(np.zeros((0, len(names))), columns=names) if (table := side_tables.get(name)) is None else table
+        pd.DataFrame(np.zeros((0, len(names))), columns=names)
+        if (table := side_tables.get(name)) is None
+        else table
         for name, names in SIDE_TABLES.items()
     )
     frame = frame.reset_index(drop=True)
@@ -180,7 +214,9 @@ def tables_of(frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.
     require_spells(spells, source.workers, len(frame))
     columns: Columns = {name: frame[name].to_numpy() for name in TABLES["steps"] if name in frame}
     rows, ends = (
-        table.assign(shard=-1) if shards.empty else pd.concat([table.assign(shard=-1), shards], ignore_index=True)
+        table.assign(shard=-1)
+        if shards.empty
+        else pd.concat([table.assign(shard=-1), shards], ignore_index=True)
         for table, shards in ((frame, parts), (open_reads, open_parts))
     )
     reads, read, push_read = _reads(rows, source, ends)
@@ -191,7 +227,11 @@ def tables_of(frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.
         flying = in_flight.rename(columns={"row": "step"})
         table = messages_of_peers(columns["worker"], dict(taken_up), dict(flying))
     elif len(parts):
-        of_parts = dict(parts.assign(step=parts["commit"], read=read[len(frame) :], push_read=push_read[len(frame) :]))
+        of_parts = dict(
+            parts.assign(
+                step=parts["commit"], read=read[len(frame) :], push_read=push_read[len(frame) :]
+            )
+        )
         table = messages_of_parts(of_parts, dict(present))
     else:
         table = messages_to_server(steps, dict(present), absences)
@@ -207,14 +247,18 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
         The lists of a row are no lists of numbers, or of different lengths.
     """
     messages: list[tuple[int, int, float]] = []
-    for row, (sources, weights) in enumerate(zip(frame.get("sources", ()), frame.get("weights", ()), strict=True)):
+    for row, (sources, weights) in enumerate(
+        zip(frame.get("sources", ()), frame.get("weights", ()), strict=True)
+    ):
         try:
             listed = [
-                (row, operator.index(source), float(weight)) for source, weight in zip(sources, weights, strict=False)
+                (row, operator.index(source), float(weight))
+                for source, weight in zip(sources, weights, strict=False)
             ]
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(
-                f"frame: sources and weights of row {row} must be lists of rows and numbers ({error})"
+                f"frame: sources and weights of row {row} must be lists of rows and numbers "
+                f"({error})"
             ) from None
         if len(sources) != len(weights):
             numbers = f"{len(sources)} sources and {len(weights)} weights"
@@ -225,7 +269,9 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tuple[pd.DataFrame, Any, Any]:
+def _reads(
+    frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame
+) -> tuple[pd.DataFrame, Any, Any]:
     """Return the reads of a frame; and for each row its read, and that of its message."""
     key, parts = ["worker", "job", "shard"], [frame, open_reads]
     following, pulls = (
@@ -234,13 +280,22 @@ def _reads(frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame) -> tup
     )
     if pulls:  # of some of the reads that formed a message there is nothing else
         formed = frame["outcome"].isin(OUTCOMES[:CANCELLED])
-        parts.insert(0, following.assign(read_version=frame["push_version"], read_time=frame["push_time"])[formed])
+        parts.insert(
+            0,
+            following.assign(read_version=frame["push_version"], read_time=frame["push_time"])[
+                formed
+            ],
+        )
     names = {column: name for name, column in READ_COLUMNS.items()}
-    reads = pd.concat([part.reindex(columns=[*key, *names]).assign(is_open=part is open_reads) for part in parts])
+    reads = pd.concat(
+        [part.reindex(columns=[*key, *names]).assign(is_open=part is open_reads) for part in parts]
+    )
     # A message that is sent again has several rows with one read.
     reads = reads.rename(columns=names).drop_duplicates(key, keep="last")
     index = pd.MultiIndex.from_frame(reads[key])
-    read, push_read = (index.get_indexer(pd.MultiIndex.from_frame(rows)) for rows in (frame[key], following))
+    read, push_read = (
+        index.get_indexer(pd.MultiIndex.from_frame(rows)) for rows in (frame[key], following)
+    )
     return table_of("reads", dict(reads)), read, push_read if pulls else np.full(len(frame), -1)
 
 
@@ -250,11 +305,19 @@ def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:
     if "failed_by" not in frame:
         return absences
     restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
-    rows, outages = np.repeat(np.arange(len(frame)), restores), np.flatnonzero(absences["kind"] == "outage")
+    rows, outages = (
+        np.repeat(np.arange(len(frame)), restores),
+        np.flatnonzero(absences["kind"] == "outage"),
+    )
     before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
-    at, by_death = absences["from_row"].where(absences["kind"] != "outage"), np.flatnonzero(before - restores > last)
+    at, by_death = (
+        absences["from_row"].where(absences["kind"] != "outage"),
+        np.flatnonzero(before - restores > last),
+    )
     if len(rows) > len(outages) or not at.isin(by_death).sum() >= len(by_death):
-        raise InputError("spells: miss an outage or a death that made a version between rows; give all spells")
+        raise InputError(
+            "spells: miss an outage or a death that made a version between rows; give all spells"
+        )
     deaths = at[at.isin(by_death) & ~at.duplicated()]
     to_row, version = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
     to_row[outages] = len(frame)

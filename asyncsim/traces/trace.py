@@ -15,7 +15,15 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.traces.archive import load_trace, save_trace
-from asyncsim.traces.columns import APPLIED, BUFFERED, CANCELLED, GOSSIP, OUTCOMES, READ_COLUMNS, Source
+from asyncsim.traces.columns import (
+    APPLIED,
+    BUFFERED,
+    CANCELLED,
+    GOSSIP,
+    OUTCOMES,
+    READ_COLUMNS,
+    Source,
+)
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
 from asyncsim.traces.tables import SIDE_TABLES, frame_of, parts_of, tables_of
 from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
@@ -39,9 +47,10 @@ class Trace:
         -1), ``failed_by``, ``incarnation``, ``partner``, ``kept``. They mean the same as in
         `frame`.
     reads : pandas.DataFrame
-        One row per read: ``worker``, the ``job`` that is computed from it, ``version``, ``arrive_time``,
-        ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has consumed it. With
-        several servers also one row per ``shard`` of each read; the ``shard`` of a full read is -1.
+        One row per read: ``worker``, the ``job`` that is computed from it, ``version``,
+        ``arrive_time``, ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has
+        consumed it. With several servers also one row per ``shard`` of each read; the ``shard`` of
+        a full read is -1.
     messages : pandas.DataFrame
         One row per message that was taken up or is under way: its ``worker`` and ``step``, -1 for a
         visit that waits at the server and has no row yet; ``by``, the step that took it up, at a
@@ -50,9 +59,9 @@ class Trace:
         sender's state; ``arrive_time`` (s), not a number if not recorded. Without a server a
         ``taker`` of -1 is a worker that died with the message, at ``arrive_time``.
 
-        With several servers one row per part of a message: ``shard``, ``read`` and ``push_read`` (rows of `reads`, as
-        of a step), ``serve_time``, ``commit_time`` and ``outcome``; `parts` joins it with its reads. Its ``step`` is -1
-        if parts of the message are missing at the end.
+        With several servers one row per part of a message: ``shard``, ``read`` and ``push_read``
+        (rows of `reads`, as of a step), ``serve_time``, ``commit_time`` and ``outcome``; `parts`
+        joins it with its reads. Its ``step`` is -1 if parts of the message are missing at the end.
     absences : pandas.DataFrame
         One row per absence of a worker, and per outage of the server (``worker`` -1): ``kind``
         (``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s),
@@ -63,8 +72,8 @@ class Trace:
     rollouts : RolloutTables or None
         The tables of samples, of a cluster with rollouts.
     frame : pandas.DataFrame
-        One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
-        since the start.
+        One row per message, in the order in which they were served, and per cancelled computation.
+        Times are seconds since the start.
 
         ``commit``
             0, 1, 2, ...: the rows, including discarded messages.
@@ -98,8 +107,8 @@ class Trace:
             ``"buffered"``: it goes into the next version. ``"discarded"``: served, without effect.
             ``"cancelled"``: a stopped computation, which sent no message.
 
-        Without a server (``protocol`` is ``"gossip"``) there is one row per gradient, in the order in which they are
-        applied, and the columns mean:
+        Without a server (``protocol`` is ``"gossip"``) there is one row per gradient, in the order
+        in which they are applied, and the columns mean:
 
         ``read_version``, ``read_time``
             The version that the worker's previous row completed, and the begin of the computation.
@@ -108,8 +117,8 @@ class Trace:
         ``arrive_time``, ``serve_time``, ``commit_time``
             When the gradient is applied to the worker's replica.
         ``sources``, ``weights``
-            Lists: the rows, all earlier, whose messages were taken up for this one, ascending, and the share of each.
-            See ``source.takes_up`` for when.
+            Lists: the rows, all earlier, whose messages were taken up for this one, ascending, and
+            the share of each. See ``source.takes_up`` for when.
         ``kept``
             The share of its state that the worker kept, after its previous row, when it sent the
             rest; 1 in its first row.
@@ -179,7 +188,12 @@ class Trace:
         InputError
             A column is missing, or rows contradict each other.
         """
-        side_tables = {"open_reads": open_reads, "present": present, "in_flight": in_flight, "spells": spells}
+        side_tables = {
+            "open_reads": open_reads,
+            "present": present,
+            "in_flight": in_flight,
+            "spells": spells,
+        }
         side_tables |= {"parts": parts, "open_parts": open_parts}
         return cls(source, **tables_of(frame, source, side_tables))
 
@@ -190,7 +204,10 @@ class Trace:
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
         servers = f" at {self.servers} servers" if self.servers > 1 else ""
-        return f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, seed {self.seed}>"
+        return (
+            f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, "
+            f"seed {self.seed}>"
+        )
 
     def plot(self) -> Any:
         """Draw the staleness of commits and the workers' first steps; `asyncsim.plots` has more."""
@@ -218,7 +235,9 @@ class Trace:
         version, outcome = self.steps["version"].to_numpy(copy=True), outcome.copy()
         version[by_death] += 1
         outcome[by_death] = APPLIED
-        steps = self.steps.assign(version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES))
+        steps = self.steps.assign(
+            version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES)
+        )
         rows = np.concatenate([[0], np.cumsum(is_accepted)])
         place = np.append(np.where(is_accepted, rows[:-1], -1), -1)
         messages = messages.assign(**{name: place[messages[name]] for name in ("step", "by")})
@@ -284,7 +303,9 @@ class Trace:
         failures also messages (``taker`` -1) lost with a dead worker, at ``arrive_time``.
         """
         flying = self.messages[(self.messages["by"] < 0) & (self.protocol == GOSSIP)]
-        return flying.rename(columns={"step": "row"})[SIDE_TABLES["in_flight"]].reset_index(drop=True)
+        return flying.rename(columns={"step": "row"})[SIDE_TABLES["in_flight"]].reset_index(
+            drop=True
+        )
 
     @property
     def spells(self) -> pd.DataFrame:
@@ -314,7 +335,8 @@ class Trace:
 
     @property
     def visits(self) -> pd.DataFrame:
-        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads.
+        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then
+        reads.
 
         With several servers they are visits of parts, and have their ``shard``.
         """
@@ -323,8 +345,12 @@ class Trace:
             commits, shard = self.parts, ["shard"]
         names = ["worker", "arrive", "serve", "end", *shard]
         visits = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(names, axis=1),
-            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(names, axis=1),
+            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(
+                names, axis=1
+            ),
+            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(
+                names, axis=1
+            ),
         ]
         return pd.concat(visits, ignore_index=True)
 
@@ -335,7 +361,9 @@ class Trace:
 
     @functools.cached_property
     def taken_up(self) -> pd.DataFrame:
-        """The messages between workers that rows took up, in order: ``row``, ``source`` and ``weight``."""
+        """The messages between workers that rows took up, in order: ``row``, ``source`` and
+        ``weight``.
+        """
         messages = self.messages
         messages_taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0)]
         names = {"by": "row", "step": "source", "weight": "weight"}
@@ -409,7 +437,8 @@ class Trace:
         return self.source.versions
 
     def block_versions(self) -> np.ndarray:
-        """Return the version of every block of every read; a torn read has blocks of several versions.
+        """Return the version of every block of every read; a torn read has blocks of several
+        versions.
 
         Without locks a read takes time. Its ``read_blocks`` are spread evenly over the service:
         block ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the
@@ -431,12 +460,18 @@ class Trace:
 
         References
         ----------
-        Recht, Re, Wright and Niu 2011, "Hogwild!", arXiv 1106.5730: components are read and written without locks.
+        Recht, Re, Wright and Niu 2011, "Hogwild!", arXiv 1106.5730: components are read and written
+        without locks.
         """
-        column = {name: self.frame[name].to_numpy() for name in ("read_serve_time", "read_time", "read_version")}
+        column = {
+            name: self.frame[name].to_numpy()
+            for name in ("read_serve_time", "read_time", "read_version")
+        }
         begin, end, last = (values[:, None] for values in column.values())
         parts = np.arange(1, self.read_blocks + 1) / self.read_blocks
-        commits = np.searchsorted(self.frame["commit_time"].to_numpy(), begin + parts * (end - begin), side="right")
+        commits = np.searchsorted(
+            self.frame["commit_time"].to_numpy(), begin + parts * (end - begin), side="right"
+        )
         versions = np.minimum(np.r_[0, self.frame["version"].to_numpy()][commits], last)
         versions[:, -1] = column["read_version"]
         return versions
@@ -447,7 +482,9 @@ class Trace:
         return self._rollouts().samples
 
     def staleness(self, weight: str = "samples") -> pd.Series:
-        """Return the law of the samples' staleness; see `asyncsim.traces.samples.law_of_staleness`."""
+        """Return the law of the samples' staleness; see
+        `asyncsim.traces.samples.law_of_staleness`.
+        """
         return law_of_staleness(self._rollouts(), weight)
 
     def check(self) -> Audit:
@@ -458,7 +495,9 @@ class Trace:
 
     def _rollouts(self) -> RolloutTables:
         if self.rollouts is None:
-            raise InputError("trace: has no samples; simulate a cluster with rollouts=asyncsim.Rollouts(...)")
+            raise InputError(
+                "trace: has no samples; simulate a cluster with rollouts=asyncsim.Rollouts(...)"
+            )
         return self.rollouts
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
@@ -484,7 +523,8 @@ class Trace:
         """Return the waits between workers (s); see `asyncsim.traces.trace_summary.waits`."""
         if self.protocol != GOSSIP:
             raise InputError(
-                f"protocol = {self.protocol!r}: workers wait for a server, not for each other; see summary()"
+                f"protocol = {self.protocol!r}: workers wait for a server, not for each other; see "
+                "summary()"
             )
         return waits(self)
 

@@ -1,11 +1,13 @@
-"""Summaries of a trace: staleness, shares, throughput, the phases of its workers, and the load of the server.
+"""Summaries of a trace: staleness, shares, throughput, the phases of its workers, and the load of
+the server.
 
-Commits are the messages that the server took up; discarded messages and cancelled computations are counted separately.
+Commits are the messages that the server took up; discarded messages and cancelled computations are
+counted separately.
 
-The beginning of a run is unlike the rest: all workers read version 0 at once, and a queue has yet to
-form. So the first commits are left out, by default one per worker (every gradient after them comes
-from a later read, if all are equally fast) but never more than half of the trace. With queues that
-fill slowly, or very unequal workers, leave out more: ``warm_up``.
+The beginning of a run is unlike the rest: all workers read version 0 at once, and a queue has yet
+to form. So the first commits are left out, by default one per worker (every gradient after them
+comes from a later read, if all are equally fast) but never more than half of the trace. With queues
+that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
 from collections.abc import Collection
@@ -15,7 +17,16 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.traces.columns import ACCEPTED, BUFFERED, CRASH, GOSSIP, LEAVE, LOSS, RESENT, previous_rows
+from asyncsim.traces.columns import (
+    ACCEPTED,
+    BUFFERED,
+    CRASH,
+    GOSSIP,
+    LEAVE,
+    LOSS,
+    RESENT,
+    previous_rows,
+)
 from asyncsim.traces.samples import rollout_summary, trained_after
 
 if TYPE_CHECKING:
@@ -34,12 +45,16 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
         return min(trace.workers, commits // 2)
     warm_up = require_count("warm_up", warm_up, minimum=0)
     if warm_up >= commits:
-        raise InputError(f"warm_up = {warm_up}: leaves none of the {commits} commits; must be below that")
+        raise InputError(
+            f"warm_up = {warm_up}: leaves none of the {commits} commits; must be below that"
+        )
     return warm_up
 
 
 def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
-    """Return the accepted messages after the warm-up; with several servers, their accepted parts."""
+    """Return the accepted messages after the warm-up; with several servers, their accepted
+    parts.
+    """
     if trace.servers == 1:
         return trace.accepted.frame.iloc[warm_up:]
     parts = trace.accepted.parts
@@ -54,66 +69,76 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     trace : Trace
         The trace.
     warm_up : int, optional
-        Commits left out at the start; by default one per worker, at most half of all, and with rollouts a
-        fifth. Rates and time averages begin when the last of them is applied.
+        Commits left out at the start; by default one per worker, at most half of all, and with
+        rollouts a fifth. Rates and time averages begin when the last of them is applied.
 
     Returns
     -------
     dict
         - ``workers``, ``commits`` (the measured ones), ``warm_up``: counts.
-        - ``duration`` (s), ``throughput`` (commits/s, without those at the instant at which it begins).
-        - ``staleness_mean``, ``_std``, ``_min``, ``_median``, ``_q90``, ``_q99``, ``_max``: over commits.
+        - ``duration`` (s), ``throughput`` (commits/s, without those at the instant at which it
+          begins).
+        - ``staleness_mean``, ``_std``, ``_min``, ``_median``, ``_q90``, ``_q99``, ``_max``: over
+          commits.
         - ``staleness_mean_over_workers``: the mean of the workers' means. It exceeds
           ``staleness_mean`` if some workers are slow.
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
-        - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``, ``held_share``,
-          ``returning_share``, ``away_share``: parts of the workers' time, by `Phases`; they sum to
-          one for a simulated trace. Sending counts as computing where departures are not recorded.
+        - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``,
+          ``held_share``, ``returning_share``, ``away_share``: parts of the workers' time, by
+          `Phases`; they sum to one for a simulated trace. Sending counts as computing where
+          departures are not recorded.
         - ``lost_time_share``: part of the workers' time spent on computations without effect.
-        - ``counted_share``: the goodput, part of the workers' time spent on gradients that counted, or
-          may still count. The rest: ``lost_to_waiting`` (at the server, in service, or held by the
-          policy), ``lost_to_sending`` (both ways), ``lost_to_discarded`` (computations discarded or
-          stopped by the policy), ``lost_to_failed`` (absences, and computations lost to a crash, a
-          departure or a lost message) and ``lost_to_restoring`` (computations undone as the server
-          restored a checkpoint). They sum to one.
+        - ``counted_share``: the goodput, part of the workers' time spent on gradients that counted,
+          or may still count. The rest: ``lost_to_waiting`` (at the server, in service, or held by
+          the policy), ``lost_to_sending`` (both ways), ``lost_to_discarded`` (computations
+          discarded or stopped by the policy), ``lost_to_failed`` (absences, and computations lost
+          to a crash, a departure or a lost message) and ``lost_to_restoring`` (computations undone
+          as the server restored a checkpoint). They sum to one.
         - ``versions``: their number; ``discarded_share``, ``cancelled_share``: parts of all
           computations, lost at the server and before it.
-        - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
-          service.
+        - ``utilisation``: part of the time that the server was busy; without locks the mean number
+          of visits in service.
         - ``wait_mean`` (s): from a visit's arrival to the begin of its service.
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
         The shares of time and the last four are nan for a prescribed trace: it has no server.
 
-        With several servers the staleness is over the parts of messages, and the last four are means over servers, and
-        the largest queue; see `per_shard` for each. Shares of time follow the last part of each message; they are nan
-        where reads are separate visits, for which `phases` is undefined.
+        With several servers the staleness is over the parts of messages, and the last four are
+        means over servers, and the largest queue; see `per_shard` for each. Shares of time follow
+        the last part of each message; they are nan where reads are separate visits, for which
+        `phases` is undefined.
 
         Without a server ``computing_share`` is followed by ``waiting_share``, the rest of the
         workers' time: for messages, for a partner, and for the exchange with it; there is no
         ``staleness_mean_over_workers``. The staleness is the number of other workers' rows since
         the worker's last row. There follow:
 
-        - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``: rows
-          between the sender's row and the one that took the message up. ``in_flight_mean``:
+        - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``:
+          rows between the sender's row and the one that took the message up. ``in_flight_mean``:
           messages sent and not yet taken up, over time. ``in_flight_end``, ``in_flight_mass``: the
           messages in flight at the end, and their total weight in push-sum (`push_weights`).
         - With failures also ``away_share``, which is no waiting; ``cancelled_share``: part of all
           computations, ended with their workers; and ``counted_share``, ``lost_to_waiting`` and
           ``lost_to_failed``, which sum to one.
 
-        With rollouts the workers are learners, the commits updates, and ``staleness_mean`` to ``staleness_max`` are
-        over trained samples. Instead of the shares of the workers' time and the server's numbers there follow:
+        With rollouts the workers are learners, the commits updates, and ``staleness_mean`` to
+        ``staleness_max`` are over trained samples. Instead of the shares of the workers' time and
+        the server's numbers there follow:
 
-        - ``update_time`` (s): from one update to the next. ``learner_busy``, ``slots_busy``: shares of their time.
+        - ``update_time`` (s): from one update to the next. ``learner_busy``, ``slots_busy``: shares
+          of their time.
         - ``staleness_tokens_mean``, ``staleness_tokens_max``: by the version that wrote each token.
-        - ``samples_lost``: those that were finished or cancelled without an update on them; ``lost_share``, of these
-          and the trained ones.
+        - ``samples_lost``: those that were finished or cancelled without an update on them;
+          ``lost_share``, of these and the trained ones.
         - ``length_started``, ``length_trained`` (s): mean lengths.
     """
     warm_up = warm_up_of(trace, warm_up)
     workers, accepted = per_worker(trace, warm_up), trace.accepted.frame
-    stale = counted_messages(trace, warm_up) if trace.rollouts is None else trained_after(trace.rollouts, warm_up)
+    stale = (
+        counted_messages(trace, warm_up)
+        if trace.rollouts is None
+        else trained_after(trace.rollouts, warm_up)
+    )
     staleness, times = stale["staleness"].to_numpy(), accepted["commit_time"].to_numpy()
     begin, end = float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
     numbers = {
@@ -140,11 +165,18 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     rows, version = _measured(trace, warm_up)["outcome"], accepted["version"]
     outcomes = {
         "versions": int(version.iloc[-1] - (version.iloc[warm_up - 1] if warm_up else 0)),
-        **{f"{outcome}_share": float((rows == outcome).sum() / len(rows)) for outcome in ("discarded", "cancelled")},
+        **{
+            f"{outcome}_share": float((rows == outcome).sum() / len(rows))
+            for outcome in ("discarded", "cancelled")
+        },
     }
     if trace.rollouts is not None:
         assert trace.cluster is not None
-        return numbers | outcomes | rollout_summary(trace.rollouts, trace.frame, trace.cluster, warm_up)
+        return (
+            numbers
+            | outcomes
+            | rollout_summary(trace.rollouts, trace.frame, trace.cluster, warm_up)
+        )
     return numbers | _time(trace, begin, end) | outcomes | _server(trace, begin, end)
 
 
@@ -168,14 +200,20 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     warm_up = warm_up_of(trace, warm_up)
     rows = _measured(trace, warm_up)
     lost = {
-        outcome: np.bincount(rows.loc[rows["outcome"] == outcome, "worker"], minlength=trace.workers)
+        outcome: np.bincount(
+            rows.loc[rows["outcome"] == outcome, "worker"], minlength=trace.workers
+        )
         for outcome in ("discarded", "cancelled")
     }
     commits = np.bincount(trace.accepted.steps["worker"].iloc[warm_up:], minlength=trace.workers)
     messages = counted_messages(trace, warm_up)
     worker = messages["worker"].to_numpy()
     count = np.bincount(worker, minlength=trace.workers)
-    waited = _waited(messages) if trace.protocol == GOSSIP else messages["serve_time"] - messages["arrive_time"]
+    waited = (
+        _waited(messages)
+        if trace.protocol == GOSSIP
+        else messages["serve_time"] - messages["arrive_time"]
+    )
 
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(worker, weights=values, minlength=trace.workers)
@@ -206,16 +244,23 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``shard``, ``commits`` (parts of counted messages that the server accepted), ``mean_staleness`` of these, and
-        as in `summary` ``utilisation``, ``wait_mean`` (s), ``queue_mean`` and ``queue_max`` of this server.
+        ``shard``, ``commits`` (parts of counted messages that the server accepted),
+        ``mean_staleness`` of these, and as in `summary` ``utilisation``, ``wait_mean`` (s),
+        ``queue_mean`` and ``queue_max`` of this server.
     """
     if trace.protocol in ("prescribed", GOSSIP):
         raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
     warm_up = warm_up_of(trace, warm_up)
     parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
-    of_shard = parts.groupby(parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64))["staleness"]
+    of_shard = parts.groupby(
+        parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64)
+    )["staleness"]
     table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
-    table = table.reindex(pd.RangeIndex(trace.servers, name="shard")).fillna({"commits": 0}).astype({"commits": int})
+    table = (
+        table.reindex(pd.RangeIndex(trace.servers, name="shard"))
+        .fillna({"commits": 0})
+        .astype({"commits": int})
+    )
     stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
     return table.join(pd.DataFrame(stations, table.index)).reset_index()
 
@@ -257,16 +302,21 @@ def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]
     if trace.servers == 1:
         return [_station(trace, visits, present, begin, end)]
     return [
-        _station(trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end)
+        _station(
+            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
+        )
         for shard in range(trace.servers)
     ]
 
 
-def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
+def _station(
+    trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float
+) -> dict[str, float]:
     arrived_at, served_at, ended_at = visits[["arrive", "serve", "end"]].to_numpy().T
     late = present["arrive_time"].to_numpy()
     arrive, lock_free = np.concatenate([arrived_at, late]), trace.discipline == "lock_free"
-    # All that are present without locks are in service; elsewhere it is not recorded which of them is.
+    # All that are present without locks are in service; elsewhere it is not recorded which of them
+    # is.
     serve = np.concatenate([served_at, late if lock_free else np.full(len(late), end)])
     served = _overlap(served_at, ended_at, begin, end)
     if lock_free:
@@ -276,7 +326,9 @@ def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin:
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     return {
         "utilisation": _ratio(served, end - begin),
-        "wait_mean": float((served_at - arrived_at)[in_interval].mean()) if in_interval.any() else np.nan,
+        "wait_mean": float((served_at - arrived_at)[in_interval].mean())
+        if in_interval.any()
+        else np.nan,
         "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
         "queue_max": int(waiting[last_before:].max()),
     }
@@ -287,16 +339,31 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
         shares = [*Phases._fields, "lost_time", "counted"]
-        return dict.fromkeys([*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)], np.nan)
-    capacity, rows = trace.workers * (end - begin), computations(trace)[["worker", "start_time", "until"]]
+        return dict.fromkeys(
+            [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],
+            np.nan,
+        )
+    capacity, rows = (
+        trace.workers * (end - begin),
+        computations(trace)[["worker", "start_time", "until"]],
+    )
 
     def share(table: pd.DataFrame) -> float:
         return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)
 
-    part = {phase: share(table) for phase, table in phases(trace, range(trace.workers))._asdict().items()}
+    part = {
+        phase: share(table)
+        for phase, table in phases(trace, range(trace.workers))._asdict().items()
+    }
     rows = rows.set_axis(["worker", "begin", "end"], axis=1)
-    outcome, failed_by = (trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by"))
-    is_accepted, failed, restoring = outcome <= BUFFERED, np.isin(failed_by, (CRASH, LEAVE, LOSS)), undone(trace)
+    outcome, failed_by = (
+        trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by")
+    )
+    is_accepted, failed, restoring = (
+        outcome <= BUFFERED,
+        np.isin(failed_by, (CRASH, LEAVE, LOSS)),
+        undone(trace),
+    )
     # The positions of discarded, failed and restoring, and one more for counted.
     fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
     # A resent message has the fate of the last one; going backwards, each row sees its successor's.
@@ -329,17 +396,28 @@ def undone(trace: "Trace") -> np.ndarray:
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
     """Summarize the workers' time and messages without a server."""
-    lost, times = trace.frame[trace.frame["outcome"] == "cancelled"], phases(trace, range(trace.workers))
+    lost, times = (
+        trace.frame[trace.frame["outcome"] == "cancelled"],
+        phases(trace, range(trace.workers)),
+    )
     has_failures, trace = trace.has_failures, trace.accepted
     row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
     (departed, taken_times), in_flight = flights(trace), arriving(trace)
 
     def share(begins: Any, ends: Any) -> float:
         # The clocks of several machines may differ, so that the intervals of a worker overlap.
-        return float(np.minimum(_ratio(_overlap(begins, ends, begin, end), trace.workers * (end - begin)), 1.0))
+        return float(
+            np.minimum(
+                _ratio(_overlap(begins, ends, begin, end), trace.workers * (end - begin)), 1.0
+            )
+        )
 
-    computed, away_share = (share(table["begin"], table["end"]) for table in (times.computing, times.away))
-    flying = _overlap(departed, np.concatenate([taken_times, np.full(len(in_flight), end)]), begin, end)
+    computed, away_share = (
+        share(table["begin"], table["end"]) for table in (times.computing, times.away)
+    )
+    flying = _overlap(
+        departed, np.concatenate([taken_times, np.full(len(in_flight), end)]), begin, end
+    )
     late, rows = row >= warm_up, trace.steps.iloc[warm_up:]
     numbers = {
         "computing_share": computed,
@@ -352,7 +430,10 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
     }
     if not has_failures:
         return numbers
-    in_vain, count = share(lost["start_time"], lost["send_time"]), int((lost["commit_time"] > begin).sum())
+    in_vain, count = (
+        share(lost["start_time"], lost["send_time"]),
+        int((lost["commit_time"] > begin).sum()),
+    )
     return numbers | {
         "away_share": away_share,
         "cancelled_share": count / (count + len(rows)),
@@ -370,7 +451,9 @@ def arriving(trace: "Trace") -> pd.DataFrame:
 def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
     """Return the time each message was sent, and taken up; those in flight are last."""
     taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
-    taken_times = trace.steps["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[taken_up["row"]]
+    taken_times = trace.steps[
+        "start_time" if trace.takes_up == "read" else "commit_time"
+    ].to_numpy()[taken_up["row"]]
     return times[np.append(taken_up["source"], arriving(trace)["row"])], taken_times
 
 
@@ -386,7 +469,9 @@ def push_weights(trace: "Trace") -> np.ndarray:
     before = previous_rows(*(trace.steps[name].to_numpy() for name in ("worker", "incarnation")))
     for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
         last = weights[before[row]] if before[row] >= 0 else 1.0
-        weights[row] = keeps[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
+        weights[row] = keeps[row] * last + sum(
+            share * weights[i] for i, share in zip(sources, shares, strict=True)
+        )
     return weights
 
 
@@ -415,7 +500,9 @@ def _waited(frame: pd.DataFrame) -> pd.Series:
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return times and values of the function that rises by one at ``up`` and falls by one at ``down``."""
+    """Return times and values of the function that rises by one at ``up`` and falls by one at
+    ``down``.
+    """
     times = np.concatenate([[0.0], up, down])
     changes = np.concatenate([[0], np.ones(len(up), np.int64), np.full(len(down), -1)])
     time, position = np.unique(times, return_inverse=True)
@@ -443,7 +530,9 @@ def _ratio(part: float, total: float) -> float:
 class Phases(NamedTuple):
     """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
 
-    computing: pd.DataFrame  #: until the message sets off; to its arrival where its departure is not recorded
+    computing: (
+        pd.DataFrame
+    )  #: until the message sets off; to its arrival where its departure is not recorded
     #: A message travels to the server, or waits for a link; with separate read_then_write visits
     #: the request to read, and after that visit both ways in between.
     sending: pd.DataFrame
@@ -477,7 +566,8 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     """
     if trace.servers > 1 and trace.source.separate_reads:
         raise InputError(
-            f"servers = {trace.servers}: with reads in visits of their own a worker is at several servers at once, and "
+            f"servers = {trace.servers}: with reads in visits of their own a worker is at several "
+            "servers at once, and "
             "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
         )
     last = float(trace.frame["commit_time"].iloc[-1])
@@ -493,7 +583,11 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         waits = [
             (worker, frame["read_arrive_time"], frame["start_time"]),
             (worker, frame["send_time"], frame["commit_time"]),
-            (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
+            (
+                open_reads["worker"],
+                open_reads["read_arrive_time"],
+                open_reads["read_time"].fillna(last),
+            ),
         ]
         computing = [(worker, frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
@@ -503,7 +597,11 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     # When the server let go of the worker before each computation.
     ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
     follows = (frame["job"] > 0).to_numpy()
-    way = float(np.median((frame["start_time"].to_numpy() - ready)[follows])) if follows.any() else 0.0
+    way = (
+        float(np.median((frame["start_time"].to_numpy() - ready)[follows]))
+        if follows.any()
+        else 0.0
+    )
     unfinished = _unfinished(frame, open_reads, present, way, last)
     unserved = (present["worker"], present["arrive_time"], np.full(len(present), last))
     all_are_served = trace.discipline == "lock_free"
@@ -550,22 +648,35 @@ def computations(trace: "Trace") -> pd.DataFrame:
     if (push_read < 0).all():
         pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
     else:
-        arrive, pull_time = (trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time"))
+        arrive, pull_time = (
+            trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time")
+        )
         # The next read of a stopped computation comes after it.
         unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
-        pull_time, request_time = np.where(unread, np.nan, pull_time), frame["arrive_time"].where(unread, arrive)
-    return frame.assign(pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time))
+        pull_time, request_time = (
+            np.where(unread, np.nan, pull_time),
+            frame["arrive_time"].where(unread, arrive),
+        )
+    return frame.assign(
+        pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time)
+    )
 
 
 def _let_wait(
-    trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, last: float
+    trace: "Trace",
+    frame: pd.DataFrame,
+    open_reads: pd.DataFrame,
+    present: pd.DataFrame,
+    last: float,
 ) -> list[tuple]:
     """Return the intervals between a commit and the read that the policy delays."""
     if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
     reads = trace.reads[trace.reads["shard"] < 0]
     reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
-    served = frame.loc[(trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]]
+    served = frame.loc[
+        (trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]
+    ]
     follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
     # A worker without a next read waits to the end, or to the arrival of the visit that asks for
     # it.
@@ -577,16 +688,22 @@ def _let_wait(
         (unanswered.index, unanswered, arrived.reindex(unanswered.index).fillna(last)),
     ]
     if trace.has_failures:  # until a worker joins; its first read may still wait at the server
-        first = reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
+        first = (
+            reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
+        )
         first = first.fillna(arrived).fillna(last)
         waits.append((first.index, np.zeros(len(first)), first))
     return waits
 
 
-def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _without_absences(
+    trace: "Trace", gaps: pd.DataFrame, last: float
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split the gaps between a worker's visits into waits for the policy and absences."""
     absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
-    spells_of_worker = {worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")}
+    spells_of_worker = {
+        worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")
+    }
     held_rows, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
         spells = spells_of_worker.get(worker, np.zeros((0, 2)))
@@ -598,7 +715,9 @@ def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[
                 away.append((worker, max(begin, spell_begin), min(end, spell_end)))
                 begin = min(end, spell_end)
         held_rows.append((worker, begin, end))
-    tables = [_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held_rows, away)]
+    tables = [
+        _table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held_rows, away)
+    ]
     return tables[0], tables[1]
 
 
@@ -609,7 +728,9 @@ def _unfinished(
     is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
     reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
     pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
-    ready = np.fmax(reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker))
+    ready = np.fmax(
+        reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker)
+    )
     arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
     # An earlier arrival belongs to another visit, a read that the worker asks for meanwhile.
     end = np.where(arrived >= ready, arrived, last)
@@ -625,6 +746,8 @@ def _unfinished(
 def _table(parts: list[tuple]) -> pd.DataFrame:
     """Concatenate (worker, begin, end), without intervals of no duration."""
     empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    worker, begin, end = (np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3))
+    worker, begin, end = (
+        np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3)
+    )
     lasting = end > begin
     return pd.DataFrame({"worker": worker[lasting], "begin": begin[lasting], "end": end[lasting]})

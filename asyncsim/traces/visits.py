@@ -1,4 +1,6 @@
-"""A trace from visits that a real server recorded: what its log has to say, and what follows from it."""
+"""A trace from visits that a real server recorded: what its log has to say, and what follows from
+it.
+"""
 
 import graphlib
 import heapq
@@ -13,8 +15,22 @@ import pandas as pd
 from asyncsim.base.errors import InputError, require_choice, require_count, require_number
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
-from asyncsim.traces.bookkeeping import COMMIT_RECORD, reads_of_commits, trace_of, trace_without_server, with_first
-from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, READ_COLUMNS, TAKES_UP, Source
+from asyncsim.traces.bookkeeping import (
+    COMMIT_RECORD,
+    reads_of_commits,
+    trace_of,
+    trace_without_server,
+    with_first,
+)
+from asyncsim.traces.columns import (
+    APPLIED,
+    CANCELLED,
+    COLUMNS,
+    GOSSIP,
+    READ_COLUMNS,
+    TAKES_UP,
+    Source,
+)
 from asyncsim.traces.rules import require_rows
 from asyncsim.traces.trace import Trace
 
@@ -22,12 +38,22 @@ Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping
 
 #: The times of a visit in the order in which they pass; all but these are needed.
 _COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
-_GOSSIP_RECORD = ("worker", "local_steps", "start_time", "send_time", "commit_time", "partner", "kept")
+_GOSSIP_RECORD = (
+    "worker",
+    "local_steps",
+    "start_time",
+    "send_time",
+    "commit_time",
+    "partner",
+    "kept",
+)
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
 #: What is counted, and checked if it is given.
-_COUNTED = tuple(name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome"))
+_COUNTED = tuple(
+    name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome")
+)
 _CLOCK = "record all times on one clock, such as the server's time.monotonic()"
 
 
@@ -71,10 +97,11 @@ def recorded(
 
         Other columns of a trace are allowed, and must agree with the counted values.
 
-        Without a server (``protocol="gossip"``) workers record their own gradients, each with ``start_time``,
-        ``commit_time``, ``sources``, ``weights`` and ``kept`` as a trace has them, and ``partner`` if they averaged in
-        pairs. A source is a pair (worker, which of its gradients, from 0), or the number of a row of this table.
-        ``job`` may be left out: a worker's gradients then come in the order of ``commit_time``.
+        Without a server (``protocol="gossip"``) workers record their own gradients, each with
+        ``start_time``, ``commit_time``, ``sources``, ``weights`` and ``kept`` as a trace has them,
+        and ``partner`` if they averaged in pairs. A source is a pair (worker, which of its
+        gradients, from 0), or the number of a row of this table. ``job`` may be left out: a
+        worker's gradients then come in the order of ``commit_time``.
     workers : int, optional
         The number of workers, numbered from 0; by default one more than the largest in ``visits``,
         and then each needs a visit there.
@@ -93,13 +120,14 @@ def recorded(
         The seed of the run, for the record; give it to `asyncsim.replay` as well, for the same
         batches.
     present : table, optional
-        ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit was applied.
+        ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit
+        was applied.
     takes_up : str
-        Without a server: whether messages were mixed in before the gradient, ``"read"``, or when it was applied,
-        ``"commit"``.
+        Without a server: whether messages were mixed in before the gradient, ``"read"``, or when it
+        was applied, ``"commit"``.
     in_flight : table, optional
-        Without a server, the messages that no gradient has taken up: ``source``, ``taker``, ``weight`` and, if known,
-        ``arrive_time``.
+        Without a server, the messages that no gradient has taken up: ``source``, ``taker``,
+        ``weight`` and, if known, ``arrive_time``.
 
     Returns
     -------
@@ -129,7 +157,9 @@ def recorded(
     if protocol == GOSSIP:
         return _recorded_without_server(visits, workers, window, begin, seed, takes_up, in_flight)
     optional = _OPTIONAL if begin is None else ("start_time", *_OPTIONAL)
-    commits = _table("visits", visits, ("worker", *(name for name in _COMMIT_TIMES if name not in optional)))
+    commits = _table(
+        "visits", visits, ("worker", *(name for name in _COMMIT_TIMES if name not in optional))
+    )
     if commits.empty:
         raise InputError("visits: holds no row; record one for each commit")
     seed = require_count("seed", seed, minimum=0)
@@ -154,13 +184,18 @@ def recorded(
     applied = _applied(commits)
     if reads is None and form.separate_reads:
         raise InputError(
-            f"reads: missing; with protocol {protocol!r} in two visits the reads have a table of their own"
+            f"reads: missing; with protocol {protocol!r} in two visits the reads have a table of "
+            "their own"
         )
     if reads is None and not applied.all():
         raise InputError(
-            "reads: missing; after a lost computation the next read is no part of a commit: give all reads"
+            "reads: missing; after a lost computation the next read is no part of a commit: give "
+            "all reads"
         )
-    commit_columns |= {"outcome": np.where(applied, APPLIED, CANCELLED), "version": np.cumsum(applied)}
+    commit_columns |= {
+        "outcome": np.where(applied, APPLIED, CANCELLED),
+        "version": np.cumsum(applied),
+    }
     if reads is None:
         read_columns = reads_of_commits(form, commit_columns)
     else:
@@ -182,17 +217,31 @@ def recorded(
 
 
 def _recorded_without_server(
-    visits: Table, workers: int | None, window: int, begin: float | None, seed: int, takes_up: str, in_flight: Any
+    visits: Table,
+    workers: int | None,
+    window: int,
+    begin: float | None,
+    seed: int,
+    takes_up: str,
+    in_flight: Any,
 ) -> Trace:
     """Build the trace of workers that recorded their gradients and the messages mixed in."""
     require_choice("takes_up", takes_up, TAKES_UP)
     window, seed = require_count("window", window), require_count("seed", seed, minimum=0)
-    table = _table("visits", visits, ("worker", "start_time", "commit_time", "sources", "weights", "kept"))
+    table = _table(
+        "visits", visits, ("worker", "start_time", "commit_time", "sources", "weights", "kept")
+    )
     if table.empty:
         raise InputError("visits: holds no row; record one for each gradient")
-    begin = float(_numbers("visits", table, "start_time").min()) if begin is None else require_number("begin", begin)
+    begin = (
+        float(_numbers("visits", table, "start_time").min())
+        if begin is None
+        else require_number("begin", begin)
+    )
     count = (
-        _count_workers(_numbers("visits", table, "worker")) if workers is None else require_count("workers", workers)
+        _count_workers(_numbers("visits", table, "worker"))
+        if workers is None
+        else require_count("workers", workers)
     )
     rows = _in_order("visits", table, ("start_time", "send_time", "commit_time"), begin, count)
     for name in {"job", "kept", "partner"} & set(rows):
@@ -201,39 +250,60 @@ def _recorded_without_server(
         rows = rows.sort_values("job", kind="stable").reset_index(drop=True)
     job = rows.groupby("worker").cumcount()
     if "job" in rows:
-        _require("visits", rows, "job", (rows["job"] == job).to_numpy(), "must count a worker's gradients from 0")
+        _require(
+            "visits",
+            rows,
+            "job",
+            (rows["job"] == job).to_numpy(),
+            "must count a worker's gradients from 0",
+        )
     worker, time = rows["worker"].tolist(), rows["commit_time"].tolist()
     partner = rows["partner"].astype(int).tolist() if "partner" in rows else [-1] * len(rows)
-    named: dict[Any, int] = {pair: row for row, pair in enumerate(zip(worker, job.tolist(), strict=True))}
+    named: dict[Any, int] = {
+        pair: row for row, pair in enumerate(zip(worker, job.tolist(), strict=True))
+    }
     named |= {number: row for row, number in enumerate(rows["row"].tolist())}
 
     def row_of(argument: str, row: int, name: Any) -> int:
         """Return the row of a source, given as a pair (worker, job) or as a row's number."""
         try:
-            return named[name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)]
+            return named[
+                name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)
+            ]
         except (KeyError, TypeError, ValueError):
             raise InputError(
-                f"{argument}: a source of row {row} is {name!r}; it must be a pair (worker, job), or the number of a "
+                f"{argument}: a source of row {row} is {name!r}; it must be a pair (worker, job), "
+                "or the number of a "
                 "row, that is there"
             ) from None
 
     try:
         sources = [
-            [(number, name) for name in names] for number, names in zip(rows["row"], rows["sources"], strict=True)
+            [(number, name) for name in names]
+            for number, names in zip(rows["row"], rows["sources"], strict=True)
         ]
         weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
     except (TypeError, ValueError) as error:
         raise InputError(f"visits: sources and weights must be lists ({error})") from None
     uneven = [row for row in range(len(time)) if len(sources[row]) != len(weights[row])]
     if uneven:
-        raise InputError(f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one for each")
+        raise InputError(
+            f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one "
+            "for each"
+        )
     earlier = [[row_of("visits", number, name) for number, name in names] for names in sources]
     # A row comes after its sources, and after the previous row that changed a replica it changes.
     sorter, touched = graphlib.TopologicalSorter[int](), [-1] * count
-    order = sorted(range(len(time)), key=lambda row: (time[row], job[row])) if max(partner) >= 0 else range(len(time))
+    order = (
+        sorted(range(len(time)), key=lambda row: (time[row], job[row]))
+        if max(partner) >= 0
+        else range(len(time))
+    )
     for row in order:
         replicas = {worker[row], *([partner[row]] if 0 <= partner[row] < count else [])}
-        sorter.add(row, *earlier[row], *(touched[replica] for replica in replicas if touched[replica] >= 0))
+        sorter.add(
+            row, *earlier[row], *(touched[replica] for replica in replicas if touched[replica] >= 0)
+        )
         for replica in replicas:
             touched[replica] = row
     try:
@@ -241,7 +311,8 @@ def _recorded_without_server(
     except graphlib.CycleError as error:
         row = rows["row"][min(error.args[1])]
         raise InputError(
-            f"visits: row {row} takes up what came after it, by way of its sources; correct the sources"
+            f"visits: row {row} takes up what came after it, by way of its sources; correct the "
+            "sources"
         ) from None
     ready: list[tuple[float, int, int]] = []
     place: dict[int, int] = {}
@@ -265,17 +336,27 @@ def _recorded_without_server(
     ]
     source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
     names = ("source", "taker", "weight")
-    flying = _table("in_flight", {name: [] for name in names} if in_flight is None else in_flight, names)
+    flying = _table(
+        "in_flight", {name: [] for name in names} if in_flight is None else in_flight, names
+    )
     arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
     fly = {
-        "step": [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])],
+        "step": [
+            place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])
+        ],
         "taker": _numbers("in_flight", flying, "taker").astype(int),
         "weight": _numbers("in_flight", flying, "weight"),
-        "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else arrives,
+        "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin
+        if "arrive_time" in flying
+        else arrives,
     }
-    taken_up = dict(zip(("step", "by", "weight"), np.array(messages, float).reshape(-1, 3).T, strict=True))
+    taken_up = dict(
+        zip(("step", "by", "weight"), np.array(messages, float).reshape(-1, 3).T, strict=True)
+    )
     columns = {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD}
-    trace = trace_without_server(source, columns, taken_up, fly, {"start_time": np.full(count, np.nan)})
+    trace = trace_without_server(
+        source, columns, taken_up, fly, {"start_time": np.full(count, np.nan)}
+    )
     require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
     return trace
 
@@ -286,7 +367,8 @@ def _count_workers(worker: np.ndarray) -> int:
     missing = sorted(set(range(count)) - set(worker.astype(int).tolist()))
     if missing:
         raise InputError(
-            f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number the workers from 0, "
+            f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number "
+            "the workers from 0, "
             f"or give workers = {count} if some are never served"
         )
     return count
@@ -302,30 +384,52 @@ def _table(argument: str, rows: Any, required: tuple[str, ...]) -> pd.DataFrame:
     missing = [name for name in required if name not in table]
     if missing:
         hint = "; without start_time, give begin" if missing == ["start_time"] else ""
-        raise InputError(f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each{hint}")
+        raise InputError(
+            f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each{hint}"
+        )
     return table.assign(row=np.arange(len(table)))
 
 
-def _side_table(argument: str, rows: Any, required: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
+def _side_table(
+    argument: str, rows: Any, required: tuple[str, ...], begin: float, workers: int
+) -> pd.DataFrame:
     """Return an optional table, in order; empty if it is missing."""
     table = _table(argument, {name: [] for name in required} if rows is None else rows, required)
     return _in_order(argument, table, required[1:], begin, workers)
 
 
-def _in_order(argument: str, table: pd.DataFrame, times: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
+def _in_order(
+    argument: str, table: pd.DataFrame, times: tuple[str, ...], begin: float, workers: int
+) -> pd.DataFrame:
     """Sort rows by the end of their service, with times counted from the begin."""
     listed = [name for name in times if name in table]
     table = table.assign(worker=_numbers(argument, table, "worker"))
     table = table.assign(**{name: _numbers(argument, table, name) - begin for name in listed})
     worker = table["worker"]
     is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
-    _require(argument, table, "worker", is_valid.to_numpy(), f"must be a whole number from 0 to {workers - 1}")
+    _require(
+        argument,
+        table,
+        "worker",
+        is_valid.to_numpy(),
+        f"must be a whole number from 0 to {workers - 1}",
+    )
     first = (table[listed[0]] >= 0).to_numpy()
-    _require(argument, table, listed[0], first, f"must not be before the begin, {begin!r}; both are shown less that")
+    _require(
+        argument,
+        table,
+        listed[0],
+        first,
+        f"must not be before the begin, {begin!r}; both are shown less that",
+    )
     for earlier, later in itertools.pairwise(listed):
         rule = f"must not be before {earlier}; {_CLOCK}"
         _require(argument, table, later, (table[later] >= table[earlier]).to_numpy(), rule)
-    return table.astype({"worker": np.int64}).sort_values(listed[-1], kind="stable").reset_index(drop=True)
+    return (
+        table.astype({"worker": np.int64})
+        .sort_values(listed[-1], kind="stable")
+        .reset_index(drop=True)
+    )
 
 
 def _columns(table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -335,7 +439,8 @@ def _columns(table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarra
 def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
     if table[name].dtype.kind in "mM":  # a date's number depends on its unit
         raise InputError(
-            f"{argument}: {name} holds dates; give seconds, (dates - dates.min()).dt.total_seconds() with one minimum "
+            f"{argument}: {name} holds dates; give seconds, (dates - "
+            "dates.min()).dt.total_seconds() with one minimum "
             "for all columns"
         )
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
@@ -368,12 +473,17 @@ def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) ->
     commit in the same visit.
     """
     times = commits["commit_time"].to_numpy()
-    lowest, highest = (np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right"))
+    lowest, highest = (
+        np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right")
+    )
     before_own = form.protocol == "read_then_write" and not form.separate_reads
     counted = lowest if before_own else highest
     if not form.separate_reads:
         visits = set(zip(commits["worker"], commits["commit_time"], strict=True))
-        is_own = np.array([visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)], int)
+        is_own = np.array(
+            [visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)],
+            int,
+        )
         lowest, highest = (lowest, highest - is_own) if before_own else (lowest + is_own, highest)
     if "read_version" in reads:
         stated = _numbers("reads", reads, "read_version")
@@ -389,25 +499,37 @@ def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) ->
 def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
     """Raise InputError unless every job has one read."""
     jobs, reads = (np.bincount(rows, minlength=form.workers) for rows in (worker, reader))
-    # The first job computes from version 0. With the pull before its commit a job needs the next read as well.
-    lowest = jobs if form.separate_reads and form.protocol == "read_then_write" else np.maximum(jobs - 1, 0)
+    # The first job computes from version 0. With the pull before its commit a job needs the next
+    # read as well.
+    lowest = (
+        jobs
+        if form.separate_reads and form.protocol == "read_then_write"
+        else np.maximum(jobs - 1, 0)
+    )
     wrong = (reads < lowest) | (reads > lowest + 1)
     if wrong.any():
         index = int(np.argmax(wrong))
         raise InputError(
-            f"reads: worker {index} has {reads[index]} for its {jobs[index]} computations; with protocol "
-            f"{form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the first of version 0 not counted"
+            f"reads: worker {index} has {reads[index]} for its {jobs[index]} computations; with "
+            "protocol "
+            f"{form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the first of "
+            "version 0 not counted"
         )
 
 
 def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
     """Raise InputError for a computation before its read, or a column unlike the count."""
     late = (frame["start_time"] >= frame["read_time"]).to_numpy()
-    rule = f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
+    rule = (
+        f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
+    )
     _require("visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule)
     for name in _COUNTED:
         if name in visits:
             counted = frame[name].to_numpy()
             agrees = (visits[name] == counted).to_numpy()
-            rule = f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or leave it out"
+            rule = (
+                f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or "
+                "leave it out"
+            )
             _require("visits", visits, name, agrees, rule)

@@ -1,11 +1,11 @@
-"""Figures of Hermans' thesis and of "Accumulated Gradient Normalization" (arXiv 1710.02368) from our own runs.
+"""Figures of Hermans' thesis and of "Accumulated Gradient Normalization" (arXiv 1710.02368) from
+our own runs.
 
 Drawn from folders of results; for the thesis' task, MNIST with its perceptron, its printed numbers
 (``published.csv``) are drawn beside ours::
 
-    python -m figures agn                                   # in a clone: all that there are results for
-    python -m figures agn --only collapse --results results
-    asyncsim figures agn                          # installed
+    python -m figures agn # in a clone: all that there are results for python -m figures agn --only
+    collapse --results results asyncsim figures agn # installed
 """
 
 import functools
@@ -21,9 +21,15 @@ STUDIES = {"windows": Study("windows", _GRID)}
 
 #: The figures by their names.
 FIGURES = {
-    "agn": Drawing("windows", "AGN's accuracy by workers and window", functools.partial(grid.accuracy, method="agn")),
+    "agn": Drawing(
+        "windows",
+        "AGN's accuracy by workers and window",
+        functools.partial(grid.accuracy, method="agn"),
+    ),
     "aeasgd": Drawing(
-        "windows", "AEASGD's accuracy by workers and window", functools.partial(grid.accuracy, method="aeasgd")
+        "windows",
+        "AEASGD's accuracy by workers and window",
+        functools.partial(grid.accuracy, method="aeasgd"),
     ),
     "efficiency": Drawing("windows", "temporal efficiency of AGN over AEASGD", grid.efficiency),
     "times": Drawing("windows", "training times by workers and window", grid.times),

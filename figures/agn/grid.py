@@ -1,4 +1,6 @@
-"""Accuracies, temporal efficiency and training times over workers and windows, ours and published."""
+"""Accuracies, temporal efficiency and training times over workers and windows, ours and
+published.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -20,26 +22,39 @@ from .tables import is_thesis, published_grid, setting
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
 #: Methods whose accuracy figures share one colour scale.
 _COMPARED = ("agn", "aeasgd")
-#: If most accuracies are above this, lower ones share a colour: a collapse would use up the colour scale.
+#: If most accuracies are above this, lower ones share a colour: a collapse would use up the colour
+#: scale.
 _LOWEST = 90.0
 #: Minimal half width of the colour scale of temporal efficiencies around one.
 _NEAREST = 0.01
-#: Minibatches of a run in the thesis, the cluster that fits its times (the study's with --scale paper), and
-#: examples of MNIST.
+#: Minibatches of a run in the thesis, the cluster that fits its times (the study's with --scale
+#: paper), and examples of MNIST.
 _GRADIENTS = 18_750
-_CLUSTER = {"compute": "gamma(mean=0.44, cv=0.2)", "service": "constant(0.2)", "protocol": "write_then_read"}
+_CLUSTER = {
+    "compute": "gamma(mean=0.44, cv=0.2)",
+    "service": "constant(0.2)",
+    "protocol": "write_then_read",
+}
 _EXAMPLES = 60_000
 #: Numbers are white on cells darker than this.
 _DARK = 0.55
 
 
 def accuracy(results: Finished, method: str) -> Figure:
-    """Draw a method's final training and test accuracies by workers and window, ours and published."""
+    """Draw a method's final training and test accuracies by workers and window, ours and
+    published.
+    """
     table = results.table("grid.csv")
-    compared = {name: _accuracies(results, table, name) for name in _COMPARED if name in {method, *table["method"]}}
+    compared = {
+        name: _accuracies(results, table, name)
+        for name in _COMPARED
+        if name in {method, *table["method"]}
+    }
     values = _values(itertools.chain.from_iterable(maps.values() for maps in compared.values()))
     lowest = float(np.nanmin(values))
-    norm = Normalize(max(_LOWEST, lowest) if np.nanmedian(values) > _LOWEST else lowest, np.nanmax(values))
+    norm = Normalize(
+        max(_LOWEST, lowest) if np.nanmedian(values) > _LOWEST else lowest, np.nanmax(values)
+    )
     name = look.looks([method])[method].label
     source = [f"published: {published.SOURCE}; white: not known"] if is_thesis(results) else []
     text = setting(results, f"{name}: accuracy at the end", *source)
@@ -65,7 +80,8 @@ def times(results: Finished) -> Figure:
     table = results.table("grid.csv")
     if not _matches_thesis(results):
         raise InputError(
-            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients differ from the thesis"
+            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients differ "
+            "from the thesis"
         )
     ours = table.drop_duplicates(["workers", "window"]).set_index(["workers", "window"])["seconds"]
     theirs = published.grid("seconds", "agn")
@@ -82,9 +98,20 @@ def times(results: Finished) -> Figure:
         )
         if window in theirs.index.get_level_values(1):
             published_times = theirs.xs(window, level=1)
-            style: dict[str, Any] = {"color": shade.color, "marker": shade.marker, "markerfacecolor": "white"}
-            axes.plot(published_times.index, published_times, linestyle="none", markersize=4.5, **style)
-    hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none", "color": look.BLACK}
+            style: dict[str, Any] = {
+                "color": shade.color,
+                "marker": shade.marker,
+                "markerfacecolor": "white",
+            }
+            axes.plot(
+                published_times.index, published_times, linestyle="none", markersize=4.5, **style
+            )
+    hollow: dict[str, Any] = {
+        "marker": "o",
+        "markerfacecolor": "white",
+        "linestyle": "none",
+        "color": look.BLACK,
+    }
     axes.plot([], [], markersize=4.5, label="published (AGN)", **hollow)
     layout.whole_ticks(axes.xaxis)
     axes.set_xlabel("workers n")
@@ -92,15 +119,27 @@ def times(results: Finished) -> Figure:
     axes.set_ylim(0, None)
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    layout.title(figure, f"time of {_GRADIENTS:,} minibatches of MNIST, simulated and published ({published.SOURCE})")
+    layout.title(
+        figure,
+        f"time of {_GRADIENTS:,} minibatches of MNIST, simulated and published "
+        f"({published.SOURCE})",
+    )
     return figure
 
 
 def _matches_thesis(results: Finished) -> bool:
     config = results.config
-    gradients = config.get("epochs", 0) * _EXAMPLES / config.get("problem_config", {}).get("batch_size", np.inf)
+    gradients = (
+        config.get("epochs", 0)
+        * _EXAMPLES
+        / config.get("problem_config", {}).get("batch_size", np.inf)
+    )
     full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
-    return is_thesis(results) and full_run and all(config.get(name) == value for name, value in _CLUSTER.items())
+    return (
+        is_thesis(results)
+        and full_run
+        and all(config.get(name) == value for name, value in _CLUSTER.items())
+    )
 
 
 def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str, pd.Series]:
@@ -109,8 +148,12 @@ def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str
     maps: dict[str, pd.Series] = {}
     for column, part in _PARTS.items():
         if column not in rows:
-            raise InputError(f"folder = {str(results.folder)!r}: its problem has no {part} accuracy")
-        maps |= _with_published(part, 100 * rows[column], 100 * published_grid(results, column, method))
+            raise InputError(
+                f"folder = {str(results.folder)!r}: its problem has no {part} accuracy"
+            )
+        maps |= _with_published(
+            part, 100 * rows[column], 100 * published_grid(results, column, method)
+        )
     return maps
 
 
@@ -130,12 +173,18 @@ def _with_published(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, 
     if theirs.empty:
         return {part: ours}
     return {
-        ", ".join(filter(None, (part, source))): values for source, values in (("ours", ours), ("published", theirs))
+        ", ".join(filter(None, (part, source))): values
+        for source, values in (("ours", ours), ("published", theirs))
     }
 
 
 def _maps(
-    maps: Mapping[str, pd.Series], norm: Normalize, colors: str, form: Callable[..., str], text: str, label: str
+    maps: Mapping[str, pd.Series],
+    norm: Normalize,
+    colors: str,
+    form: Callable[..., str],
+    text: str,
+    label: str,
 ) -> Figure:
     columns, rows = min(2, len(maps)), max(1, len(maps) // 2)
     width = look.DOUBLE if columns == 2 else look.SINGLE
@@ -144,15 +193,23 @@ def _maps(
         _heat_map(axes, values, norm, colors, form)
         axes.set_title(title)
     beyond = norm.vmin is not None and np.nanmin(_values(maps.values())) < norm.vmin
-    figure.colorbar(panels[0].images[0], ax=panels, label=label, extend="min" if beyond else "neither")
+    figure.colorbar(
+        panels[0].images[0], ax=panels, label=label, extend="min" if beyond else "neither"
+    )
     layout.title(figure, text)
     return figure
 
 
-def _heat_map(axes: Axes, values: pd.Series, norm: Normalize, colors: str, form: Callable[..., str]) -> None:
-    """Draw values by workers (down) and window (across), each with its number; empty cells stay white."""
+def _heat_map(
+    axes: Axes, values: pd.Series, norm: Normalize, colors: str, form: Callable[..., str]
+) -> None:
+    """Draw values by workers (down) and window (across), each with its number; empty cells stay
+    white.
+    """
     table = values.unstack().sort_index(axis=0).sort_index(axis=1)
-    image = axes.imshow(table.to_numpy(np.float64), norm=norm, cmap=colors, aspect="auto", origin="lower")
+    image = axes.imshow(
+        table.to_numpy(np.float64), norm=norm, cmap=colors, aspect="auto", origin="lower"
+    )
     for (row, column), value in np.ndenumerate(table.to_numpy(np.float64)):
         if np.isfinite(value):
             light = np.dot(image.to_rgba(value)[:3], [0.299, 0.587, 0.114])

@@ -1,9 +1,9 @@
 """The numbers that Hermans' thesis prints, as a table.
 
-``published.csv`` holds the grid of workers and windows (27 of 49 cells are in our source), the temporal
-efficiencies, and the values for DOWNPOUR, DynSGD and staleness in figures and captions; each number with
-its origin. Accuracies are shares. Training accuracies are measured on workers' minibatches: 97.66 %, a
-frequent value, is 125 of 128 examples.
+``published.csv`` holds the grid of workers and windows (27 of 49 cells are in our source), the
+temporal efficiencies, and the values for DOWNPOUR, DynSGD and staleness in figures and captions;
+each number with its origin. Accuracies are shares. Training accuracies are measured on workers'
+minibatches: 97.66 %, a frequent value, is 125 of 128 examples.
 """
 
 import functools
@@ -34,4 +34,6 @@ def modes() -> pd.Series:
 
 @functools.cache
 def _table() -> pd.DataFrame:
-    return pd.read_csv(Path(__file__).with_name("published.csv"), dtype={"window": "Int64"}, keep_default_na=False)
+    return pd.read_csv(
+        Path(__file__).with_name("published.csv"), dtype={"window": "Int64"}, keep_default_na=False
+    )

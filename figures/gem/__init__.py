@@ -1,11 +1,11 @@
-"""Figures of "Gradient Energy Matching" (Hermans and Louppe 2018, arXiv 1805.08469) from our own runs.
+"""Figures of "Gradient Energy Matching" (Hermans and Louppe 2018, arXiv 1805.08469) from our own
+runs.
 
-Drawn from folders of results, one for each study; for the paper's task, MNIST with its network, known
-published curves are drawn in grey::
+Drawn from folders of results, one for each study; for the paper's task, MNIST with its network,
+known published curves are drawn in grey::
 
-    python -m figures gem                                   # in a clone: all that there are results for
-    python -m figures gem --only 1a,3 --results results
-    asyncsim figures gem                          # installed
+    python -m figures gem # in a clone: all that there are results for python -m figures gem --only
+    1a,3 --results results asyncsim figures gem # installed
 
 ``deviations.csv`` has the numerical deviations from the published curves.
 """
@@ -72,31 +72,64 @@ FIGURES = {
         )
         for panel, method in losses.METHODS.items()
     },
-    "1d": Drawing("stability", "final loss against n", losses.final, _on_paper_task(losses.measure_final)),
+    "1d": Drawing(
+        "stability", "final loss against n", losses.final, _on_paper_task(losses.measure_final)
+    ),
     "2": Drawing(
-        "hundred", "loss of GEM with 100 workers over time", losses.hundred, _on_paper_task(losses.measure_hundred)
+        "hundred",
+        "loss of GEM with 100 workers over time",
+        losses.hundred,
+        _on_paper_task(losses.measure_hundred),
     ),
     "3": Drawing(
-        "stability", "GEM's median factor with n workers", losses.factors, _on_paper_task(losses.measure_factors)
+        "stability",
+        "GEM's median factor with n workers",
+        losses.factors,
+        _on_paper_task(losses.measure_factors),
     ),
     "4": Drawing("speedup", "loss over time, a batch divided among n workers", pace.speedup),
     "5": Drawing("generalization", "training and test loss over data epochs", pace.generalization),
-    "6a": Drawing("misspecification", "GEM and SGD at too high a rate", _of(pace.misspecified, panel="6a")),
-    "6b": Drawing("misspecification", "DOWNPOUR at too high a rate", _of(pace.misspecified, panel="6b")),
+    "6a": Drawing(
+        "misspecification", "GEM and SGD at too high a rate", _of(pace.misspecified, panel="6a")
+    ),
+    "6b": Drawing(
+        "misspecification", "DOWNPOUR at too high a rate", _of(pace.misspecified, panel="6b")
+    ),
     "8a": Drawing("kappa", "loss by the energy of the proxy", kappa.losses),
     "8b": Drawing("kappa", "GEM's median factor by the energy of the proxy", kappa.factors),
-    "9": Drawing("tensors", "median factor of each tensor, fewer workers", _of(tensors.heat_map, place=0)),
-    "10": Drawing("tensors", "median factor of each tensor, more workers", _of(tensors.heat_map, place=1)),
-    "learning_rates": Drawing("stability", "figure 1a to c at each learning rate", losses.of_workers_at_all_rates),
-    "misspecification": Drawing("misspecification", "final loss against the learning rate", pace.rates),
-    "speedup": Drawing("speedup", "time to a target, a batch divided among n workers", pace.times_to_target),
-    "limits": Drawing("stability", "largest stable n and learning rate of each method", limits.limits),
-    "energy": Drawing("energy", "central over proxy energy against n; where the clip binds", energy.by_workers),
-    "energy_time": Drawing("energy", "energies over time, by tensor and by worker", energy.over_time),
-    "queue": Drawing("queue", "first come or lowest rank first: shares, staleness, losses", queue.discipline),
+    "9": Drawing(
+        "tensors", "median factor of each tensor, fewer workers", _of(tensors.heat_map, place=0)
+    ),
+    "10": Drawing(
+        "tensors", "median factor of each tensor, more workers", _of(tensors.heat_map, place=1)
+    ),
+    "learning_rates": Drawing(
+        "stability", "figure 1a to c at each learning rate", losses.of_workers_at_all_rates
+    ),
+    "misspecification": Drawing(
+        "misspecification", "final loss against the learning rate", pace.rates
+    ),
+    "speedup": Drawing(
+        "speedup", "time to a target, a batch divided among n workers", pace.times_to_target
+    ),
+    "limits": Drawing(
+        "stability", "largest stable n and learning rate of each method", limits.limits
+    ),
+    "energy": Drawing(
+        "energy", "central over proxy energy against n; where the clip binds", energy.by_workers
+    ),
+    "energy_time": Drawing(
+        "energy", "energies over time, by tensor and by worker", energy.over_time
+    ),
+    "queue": Drawing(
+        "queue", "first come or lowest rank first: shares, staleness, losses", queue.discipline
+    ),
     "momentum": Drawing("momentum", "implicit momentum against 1 - 1/n", momentum.implicit),
     "forensics": Drawing(
-        "forensics", "which cluster fits the published curves", forensics.fitted, _on_paper_task(forensics.measure)
+        "forensics",
+        "which cluster fits the published curves",
+        forensics.fitted,
+        _on_paper_task(forensics.measure),
     ),
 }
 
@@ -111,7 +144,9 @@ def _keep(deviations: Sequence[published.Deviation], out: Path) -> Path:
             before = pd.read_csv(file, dtype={"figure": str})
         remaining = before[~before["figure"].isin(table["figure"])]
         table = (
-            pd.concat([remaining, table]).sort_values("figure", key=_place, kind="stable") if len(remaining) else table
+            pd.concat([remaining, table]).sort_values("figure", key=_place, kind="stable")
+            if len(remaining)
+            else table
         )
     return write_csv(path, table)
 

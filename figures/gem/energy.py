@@ -37,7 +37,12 @@ _LOWEST_RATIO = 1e-4
 #: Range of a map's colours on both sides of a ratio of one (powers of ten).
 _DECADES = 2.0
 #: Hatching of cells without a value, distinct from all colours and from the grey of stability.
-_NOTHING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#a0a0a0", "hatch": "//////", "linewidth": 0}
+_NOTHING: dict[str, Any] = {
+    "facecolor": "white",
+    "edgecolor": "#a0a0a0",
+    "hatch": "//////",
+    "linewidth": 0,
+}
 _SHARES = {
     "clipped_low": ("clip binds at 0", look.BLUE, "o", "-"),
     "clipped_high": ("clip binds at {pi_max}", look.ORANGE, "s", "--"),
@@ -46,7 +51,9 @@ _SHARES = {
 
 
 def by_workers(results: Finished) -> Figure:
-    """Draw central over proxy energy against n, for the whole vector and by weight, and shares of weights."""
+    """Draw central over proxy energy against n, for the whole vector and by weight, and shares of
+    weights.
+    """
     results = with_all_workers(at_rate(results))
     looks = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 4.9, 2, 2, sharex=True)
@@ -54,7 +61,13 @@ def by_workers(results: Finished) -> Figure:
     for name, appearance in looks.items():
         late = _late(chosen(results, method=name), _vector_ratio)
         draw_band(
-            vector_axes, late, appearance.color, linestyle=appearance.line, marker="o", ms=3, label=appearance.label
+            vector_axes,
+            late,
+            appearance.color,
+            linestyle=appearance.line,
+            marker="o",
+            ms=3,
+            label=appearance.label,
         )
     drawn = {}
     for axes, name in zip((gem, downpour), _METHODS, strict=True):
@@ -77,8 +90,16 @@ def by_workers(results: Finished) -> Figure:
     layout.legend_inside(vector_axes)
     layout.plain_logs(vector_axes.yaxis)
     # Beside the panel, where no curve is.
-    vector_axes.annotate("compliant", (1, 1), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                   ha="left", va="center", fontsize=7)  # fmt: skip
+    vector_axes.annotate(
+        "compliant",
+        (1, 1),
+        (2, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        fontsize=7,
+    )
     _draw_shares(shares, results)
     for axes in panels:
         axes.set_xscale("log")
@@ -102,7 +123,9 @@ def over_time(results: Finished) -> Figure:
     looks = look.looks(methods_of(results))
     heights, empty = {"height_ratios": [1.3, 1, 1]}, False
     columns = len(looks)
-    figure, panels = look.new_figure(look.DOUBLE, 6.4, columns, 3, sharex=True, sharey="row", gridspec_kw=heights)
+    figure, panels = look.new_figure(
+        look.DOUBLE, 6.4, columns, 3, sharex=True, sharey="row", gridspec_kw=heights
+    )
     image: Any = None
     for column, (name, appearance) in enumerate(looks.items()):
         rows = chosen(results, method=name)
@@ -110,21 +133,34 @@ def over_time(results: Finished) -> Figure:
         over, tensors, workers = panels[column::columns]
         over.set_title(appearance.label)
         _energies(over, runs, n, rates(rows))
-        for axes, table, labels in ((tensors, _by_tensor(runs, n), True), (workers, _by_worker(runs, n), False)):
+        for axes, table, labels in (
+            (tensors, _by_tensor(runs, n), True),
+            (workers, _by_worker(runs, n), False),
+        ):
             image = _map(axes, table, labels)
             empty |= not np.isfinite(table).all(axis=None)
         workers.set_xlabel(STEPS if columns < 3 else "worker steps")
         layout.whole_ticks(workers.xaxis, "auto")
-        for axes, label in zip((over, tensors, workers), ("energy", "tensor", "worker"), strict=True):
+        for axes, label in zip(
+            (over, tensors, workers), ("energy", "tensor", "worker"), strict=True
+        ):
             axes.set_ylabel(label)
             axes.label_outer()
     lines = [line.get_ydata() for axes in panels[:columns] for line in axes.lines]
     log_axis(panels[0], lines, "energy (half squared step)")
-    figure.colorbar(image, ax=panels[columns:], label="log10 of central / proxy energy", extend="both", shrink=0.7)
+    figure.colorbar(
+        image,
+        ax=panels[columns:],
+        label="log10 of central / proxy energy",
+        extend="both",
+        shrink=0.7,
+    )
     legend: dict[str, Any] = {}  # the potential energy is not in every panel
     for axes in panels[:columns]:
         # Keep the first panel's handles, which `finish` compares with.
-        legend = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | legend
+        legend = {
+            str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]
+        } | legend
     text = setting(results, f"energies over time, {counted(n, 'worker')}")
     handles = [*legend.values(), Patch(label="no commit with both energies", **_NOTHING)]
     finish(figure, panels[0], text, handles if empty else handles[:-1], columns=4)
@@ -139,12 +175,21 @@ def _vector_ratio(run: Run) -> float:
 
 def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
     """Compute median, minimum and maximum over the seeds of a number per run, by workers."""
-    values = [(int(row.workers), measure(results.run(row.run_folder))) for row in results.summary.itertuples()]
-    return pd.DataFrame(values, columns=["workers", "value"]).groupby("workers")["value"].agg(["median", "min", "max"])
+    values = [
+        (int(row.workers), measure(results.run(row.run_folder)))
+        for row in results.summary.itertuples()
+    ]
+    return (
+        pd.DataFrame(values, columns=["workers", "value"])
+        .groupby("workers")["value"]
+        .agg(["median", "min", "max"])
+    )
 
 
 def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
-    """Return a function to a run's late median of a diagnostic over all weights; nan if not recorded."""
+    """Return a function to a run's late median of a diagnostic over all weights; nan if not
+    recorded.
+    """
 
     def late_median(run: Run) -> float:
         table = run.diagnostics
@@ -160,15 +205,23 @@ def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
 
 
 def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
-    """Draw the distribution of the ratio over the weights: median, middle half and middle nine tenths."""
+    """Draw the distribution of the ratio over the weights: median, middle half and middle nine
+    tenths.
+    """
     quantiles = {
         quantile: _late(results, _diagnosed("weight_energy_ratio", quantile))["median"]
         for quantile in (0.05, 0.25, 0.5, 0.75, 0.95)
     }
     if not any(values.notna().any() for values in quantiles.values()):
-        raise InputError(f"folder = {str(results.folder)!r}: no energies of weights; record them (--diagnose-energy)")
+        raise InputError(
+            f"folder = {str(results.folder)!r}: no energies of weights; record them "
+            "(--diagnose-energy)"
+        )
     clipped = {quantile: values.clip(lower=_LOWEST_RATIO) for quantile, values in quantiles.items()}
-    for low, high, alpha, label in ((0.05, 0.95, 0.15, "5 to 95 %"), (0.25, 0.75, 0.35, "25 to 75 %")):
+    for low, high, alpha, label in (
+        (0.05, 0.95, 0.15, "5 to 95 %"),
+        (0.25, 0.75, 0.35, "25 to 75 %"),
+    ):
         band: dict[str, Any] = {
             "color": appearance.color,
             "alpha": alpha,
@@ -189,11 +242,16 @@ def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
 
 
 def _draw_shares(axes: Axes, results: Finished) -> None:
-    """Draw GEM's shares of clipped weights, and the share of DOWNPOUR's updates against the drift if recorded."""
+    """Draw GEM's shares of clipped weights, and the share of DOWNPOUR's updates against the drift
+    if recorded.
+    """
     clipped_to = results.config.get("hyperparameters", {}).get("gem", {}).get("pi_max")
     # A method without a clip has no such records.
     pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
-    drawn = [("gem", quantity, label.format(pi_max=pi_max), *style) for quantity, (label, *style) in _SHARES.items()]
+    drawn = [
+        ("gem", quantity, label.format(pi_max=pi_max), *style)
+        for quantity, (label, *style) in _SHARES.items()
+    ]
     label = f"{_SHARES['opposite_sign'][0]}, DOWNPOUR"
     drawn.append(("downpour", "opposite_sign", label, look.VERMILLION, "v", ":"))
     for method, quantity, label, color, marker, line in drawn:
@@ -228,15 +286,20 @@ def _mark_diverged(axes: Axes, results: Finished, method: str, appearance: look.
 def _finish_by_workers(figure: Figure, results: Finished) -> None:
     text = setting(
         results,
-        "central against proxy energy, medians over the last tenth of the runs; below 0.0001 drawn there",
+        "central against proxy energy, medians over the last tenth of the runs; below 0.0001 drawn "
+        "there",
         statistic="median and range of",
     )
     crosses = (results.summary["status"] == "diverged").any()
-    layout.title(figure, text + ("; crosses: some run diverged, shown until then" if crosses else ""))
+    layout.title(
+        figure, text + ("; crosses: some run diverged, shown until then" if crosses else "")
+    )
 
 
 def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rates: Sequence[float]) -> None:
-    """Draw both kinetic energies, with one learning rate also the potential energy, and shade stability."""
+    """Draw both kinetic energies, with one learning rate also the potential energy, and shade
+    stability.
+    """
     width = bin_steps(runs, n)
     named = {
         "central_energy": ("central, kinetic", look.BLUE, "-"),
@@ -257,9 +320,15 @@ def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rates: Sequence[
     if len(learning_rates) != 1:  # one that changes, or a method that has none
         return
     (rate,) = learning_rates
-    potential = curve_of(runs, lambda commits: rate * commits["loss"].to_numpy(np.float64), "mean", n, width)
+    potential = curve_of(
+        runs, lambda commits: rate * commits["loss"].to_numpy(np.float64), "mean", n, width
+    )
     axes.plot(
-        potential.step, potential.mean, color=look.BLACK, linestyle=":", label="\u2212potential (\u03b7 \u00d7 loss)"
+        potential.step,
+        potential.mean,
+        color=look.BLACK,
+        linestyle=":",
+        label="\u2212potential (\u03b7 \u00d7 loss)",
     )
 
 
@@ -278,7 +347,10 @@ def _by_tensor(runs: Sequence[Run], n: int) -> pd.DataFrame:
     width = max(bin_steps(runs, n), 2 * trace_length(runs) / n / max(recorded, 2))
     ratios = {}
     for name in names:
-        pair = [diagnostic_curve(runs, f"{kind}_energy", n, width, name, None) for kind in ("central", "proxy")]
+        pair = [
+            diagnostic_curve(runs, f"{kind}_energy", n, width, name, None)
+            for kind in ("central", "proxy")
+        ]
         ratios[name] = _log_ratio(pair[0].mean, pair[1].mean)
         steps = pair[0].step
     return pd.DataFrame(ratios, index=steps).T
@@ -302,8 +374,15 @@ def _log_ratio(central: np.ndarray, proxy: np.ndarray) -> np.ndarray:
 
 def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
     rows = np.arange(len(table) + 1) - 0.5
-    style: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -_DECADES, "vmax": _DECADES, "rasterized": True}
-    image = axes.pcolormesh(_edges(table.columns.to_numpy(float)), rows, table.to_numpy(float), **style)
+    style: dict[str, Any] = {
+        "cmap": "PuOr_r",
+        "vmin": -_DECADES,
+        "vmax": _DECADES,
+        "rasterized": True,
+    }
+    image = axes.pcolormesh(
+        _edges(table.columns.to_numpy(float)), rows, table.to_numpy(float), **style
+    )
     if labels:
         axes.set_yticks(rows[:-1] + 0.5, [tensor_label(name) for name in table.index])
     else:

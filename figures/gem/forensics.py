@@ -1,4 +1,6 @@
-"""The cluster behind the published curves: deviations over service times and spreads, and fitted curves."""
+"""The cluster behind the published curves: deviations over service times and spreads, and fitted
+curves.
+"""
 
 import math
 from collections.abc import Mapping
@@ -63,14 +65,24 @@ def fitted(results: Finished) -> Figure:
         map_axes.set_title(f"{appearance.label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
         theirs = _targets(results, name, curves)
-        _draw_curves(curve_axes, curves, theirs, appearance, set(table.loc[table["fitted"], "workers"]))
+        _draw_curves(
+            curve_axes, curves, theirs, appearance, set(table.loc[table["fitted"], "workers"])
+        )
     panels[-1][0].set_xlabel("CV of the compute time")
     panels[-1][1].set_xlabel(STEPS)
-    figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
+    figure.colorbar(
+        image,
+        ax=panels[:, 0],
+        label="log10 RMS deviation over the fitted n",
+        location="left",
+        shrink=0.8,
+    )
     square = "" if hidden is None else "; square: the hidden cluster"
     missing = any(values.isna().any(axis=None) for values in maps.values())
     blank = "; blank: some fitted n has no curve to compare" if missing else ""
-    cluster_text = f"service {best[0]:g}\u00a0s, CV\u00a0{best[1]:g} (circle: the best of all{square}{blank})"
+    cluster_text = (
+        f"service {best[0]:g}\u00a0s, CV\u00a0{best[1]:g} (circle: the best of all{square}{blank})"
+    )
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
     text = setting(results, f"cluster fitted to {_fitted_to(results)}: {cluster_text}")
@@ -108,61 +120,99 @@ def _study() -> ModuleType:
 
 
 def _best(table: pd.DataFrame) -> tuple[tuple[float, float], dict[str, float]]:
-    """Return service time and CV of the best common cluster, and each method's best learning rate there."""
+    """Return service time and CV of the best common cluster, and each method's best learning rate
+    there.
+    """
     all_scores = _study().scores(table)
     try:
         cluster = _study().common_cluster(all_scores)
     except KeyError as error:
-        raise InputError("fit.csv: no cluster at which all methods have curves to compare") from error
+        raise InputError(
+            "fit.csv: no cluster at which all methods have curves to compare"
+        ) from error
     return cluster, _study().rates_at(all_scores, cluster)
 
 
 def _maps(table: pd.DataFrame, all_rates: Mapping[str, float]) -> dict[str, pd.DataFrame]:
-    """Return each method's deviations at its learning rate, by service time and CV; NaN if missing."""
+    """Return each method's deviations at its learning rate, by service time and CV; NaN if
+    missing.
+    """
     deviations = _study().scores(table) ** 0.5
     services, spreads = (sorted(table.loc[table["fitted"], name].unique()) for name in _CLUSTER)
     return {
-        name: deviations[name].xs(rate, level="learning_rate").unstack().reindex(index=services, columns=spreads)
+        name: deviations[name]
+        .xs(rate, level="learning_rate")
+        .unstack()
+        .reindex(index=services, columns=spreads)
         for name, rate in all_rates.items()
     }
 
 
 def _map(axes: Axes, square: pd.DataFrame, largest: float) -> Any:
     cells = square.to_numpy(float)
-    digits = max(2, 1 - math.floor(math.log10(largest))) if largest > 0 else 2  # two significant digits of the largest
+    digits = (
+        max(2, 1 - math.floor(math.log10(largest))) if largest > 0 else 2
+    )  # two significant digits of the largest
     image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=largest, rasterized=True)
     for (row, column), value in np.ndenumerate(cells):
         color = "white" if value < 0.55 * largest else "black"
         if np.isfinite(value):
-            axes.text(column + 0.5, row + 0.5, f"{value:.{digits}f}", color=color, fontsize=6, ha="center", va="center")
+            axes.text(
+                column + 0.5,
+                row + 0.5,
+                f"{value:.{digits}f}",
+                color=color,
+                fontsize=6,
+                ha="center",
+                va="center",
+            )
     axes.set_xticks(np.arange(square.shape[1]) + 0.5, [f"{value:g}" for value in square.columns])
     axes.set_yticks(np.arange(square.shape[0]) + 0.5, [f"{value:g}" for value in square.index])
     axes.set_ylabel("service time (s)")
     return image
 
 
-def _mark(axes: Axes, square: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float) -> None:
+def _mark(
+    axes: Axes, square: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float
+) -> None:
     service, cv = cluster
-    style: dict[str, Any] = {"markerfacecolor": "none", "color": look.VERMILLION, "markeredgewidth": 1.3}
+    style: dict[str, Any] = {
+        "markerfacecolor": "none",
+        "color": look.VERMILLION,
+        "markeredgewidth": 1.3,
+    }
     place = square.columns.get_loc(cv) + 0.5, square.index.get_loc(service) + 0.5
     axes.plot(*place, marker=marker, markersize=size, **style)
 
 
 def _hidden(results: Finished, square: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the cluster to be recovered; None if the curves are published, or if the map lacks it."""
+    """Return the cluster to be recovered; None if the curves are published, or if the map lacks
+    it.
+    """
     hidden = results.config.get("hidden")
-    if is_paper(results) or hidden is None or hidden[0] not in square.index or hidden[1] not in square.columns:
+    if (
+        is_paper(results)
+        or hidden is None
+        or hidden[0] not in square.index
+        or hidden[1] not in square.columns
+    ):
         return None
     return hidden[0], hidden[1]
 
 
-def _curves(results: Finished, method: str, rate: float, best: tuple[float, float]) -> dict[int, Curve]:
+def _curves(
+    results: Finished, method: str, rate: float, best: tuple[float, float]
+) -> dict[int, Curve]:
     rows = chosen(results, method=method, learning_rate=rate, service=best[0], cv=best[1])
     return {n: loss(chosen(rows, workers=n).runs(), n) for n in values_of(rows, "workers")}
 
 
 def _draw_curves(
-    axes: Axes, curves: dict[int, Curve], theirs: dict[int, pd.Series], appearance: look.Look, fitted_on: set[int]
+    axes: Axes,
+    curves: dict[int, Curve],
+    theirs: dict[int, pd.Series],
+    appearance: look.Look,
+    fitted_on: set[int],
 ) -> None:
     looks = look.shades(curves)
     log_axis(axes, [*curves.values(), *theirs.values()], LOSS, limit=MOST_LOSS)
@@ -173,7 +223,9 @@ def _draw_curves(
 
 
 def _targets(results: Finished, method: str, curves: dict[int, Curve]) -> dict[int, pd.Series]:
-    """Return the target curves of the fit by worker step: the published ones, or ours for other problems."""
+    """Return the target curves of the fit by worker step: the published ones, or ours for other
+    problems.
+    """
     if is_paper(results):
         (panel,) = (panel for panel, name in METHODS.items() if name == method)
         return published_curves(results, panel, method, curves)

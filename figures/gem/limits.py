@@ -23,7 +23,9 @@ _AROUND = 2.5  #: Factor by which the axis extends below and above a single limi
 
 
 def limits(results: Finished) -> Figure:
-    """Draw the limits of each method: a bar from the largest stable to the smallest unstable value."""
+    """Draw the limits of each method: a bar from the largest stable to the smallest unstable
+    value.
+    """
     table = results.table("limits.csv", _COLUMNS)
     questions = [name for name in _PANELS if name in set(table["question"])]
     width = look.DOUBLE if len(questions) > 1 else look.SINGLE
@@ -40,8 +42,14 @@ def limits(results: Finished) -> Figure:
     # Failed searches have no seeds.
     counts = table["seeds"].dropna().unique() if "seeds" in table else []
     seeds = f", {counted(int(counts[0]), 'seed')}" if len(counts) == 1 else ""
-    text = f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
-    nothing = "; no mark: nothing stable found, or the search failed" if table["largest_stable"].isna().any() else ""
+    text = (
+        f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
+    )
+    nothing = (
+        "; no mark: nothing stable found, or the search failed"
+        if table["largest_stable"].isna().any()
+        else ""
+    )
     finish(figure, panels[0], f"{text}; arrows: none found{nothing}")
     return figure
 
@@ -52,7 +60,9 @@ def _one_place(axes: Axes, table: pd.DataFrame) -> None:
     names = list(dict.fromkeys(table["method"]))
     looks = look.looks(names)
     for row, (name, appearance) in enumerate(looks.items()):
-        stable, unstable = table.loc[table["method"] == name, ["largest_stable", "smallest_unstable"]].iloc[0]
+        stable, unstable = table.loc[
+            table["method"] == name, ["largest_stable", "smallest_unstable"]
+        ].iloc[0]
         marker = look.MARKERS[row % len(look.MARKERS)]
         axes.plot(
             [stable],
@@ -65,16 +75,29 @@ def _one_place(axes: Axes, table: pd.DataFrame) -> None:
         )
         text, ends = f"{stable:.3g}", unstable
         if not np.isfinite(stable):
-            axes.annotate("nothing stable found", (0.02, row), xycoords=axes.get_yaxis_transform(), va="center")
+            axes.annotate(
+                "nothing stable found",
+                (0.02, row),
+                xycoords=axes.get_yaxis_transform(),
+                va="center",
+            )
             continue
         if np.isfinite(unstable):
             axes.plot([stable, unstable], [row, row], color=appearance.color, linewidth=0.8)
             axes.plot([unstable], [row], "|", color=appearance.color, markersize=6)
             text += f" to {unstable:.3g}"
         else:
-            axes.plot([1.12 * stable], [row], marker=r"$\rightarrow$", color=appearance.color, markersize=8)
+            axes.plot(
+                [1.12 * stable],
+                [row],
+                marker=r"$\rightarrow$",
+                color=appearance.color,
+                markersize=8,
+            )
             ends = 1.2 * stable
-        axes.annotate(text, (ends, row), (6, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.annotate(
+            text, (ends, row), (6, 0), textcoords="offset points", va="center", fontsize=7
+        )
     finite = table[["largest_stable", "smallest_unstable"]].to_numpy(float)
     finite = finite[np.isfinite(finite)]
     if len(finite):
@@ -104,7 +127,9 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
             **style,
         )
         bounded = unstable.notna() & stable.notna()
-        axes.vlines(x[bounded], stable[bounded], unstable[bounded], color=appearance.color, linewidth=0.8)
+        axes.vlines(
+            x[bounded], stable[bounded], unstable[bounded], color=appearance.color, linewidth=0.8
+        )
         axes.plot(x[bounded], unstable[bounded], "_", **style)
         open_ended = unstable.isna() & stable.notna()
         axes.plot(

@@ -1,4 +1,6 @@
-"""Figures 1, 2 and 3: losses for several numbers of workers, method by method, and GEM's median factor."""
+"""Figures 1, 2 and 3: losses for several numbers of workers, method by method, and GEM's median
+factor.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -48,7 +50,8 @@ from .published import Deviation
 
 #: The panels of figure 1 by their methods.
 METHODS = {"1a": "gem", "1b": "downpour", "1c": "adaptive_staleness"}
-#: Largest accepted deviation of a curve of figure 1a, and of a final median factor (absolute, relative).
+#: Largest accepted deviation of a curve of figure 1a, and of a final median factor (absolute,
+#: relative).
 BAR, PI_BAR, PI_RELATIVE = 0.08, 0.03, 0.25
 #: The paper's test accuracy in figure 2, and the lowest accepted one.
 ACCURACY, LEAST_ACCURACY = 0.9938, 0.992
@@ -67,7 +70,9 @@ def of_workers(results: Finished, panel: str) -> Figure:
 
 
 def of_workers_at_all_rates(results: Finished) -> Figure:
-    """Draw figures 1a to c for all methods and learning rates: a row for each rate, a column for each method."""
+    """Draw figures 1a to c for all methods and learning rates: a row for each rate, a column for
+    each method.
+    """
     results = with_all_workers(results)
     looks = look.looks(methods_of(results))
     all_rates = rates(results)
@@ -103,11 +108,15 @@ def final(results: Finished) -> Figure:
     values = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
     log_axis(axes, values, "final minibatch loss", MOST_LOSS)
     published_counts = set[int]()
-    for (name, appearance), marker in zip(look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False):
+    for (name, appearance), marker in zip(
+        look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False
+    ):
         if name in theirs:
             x, y = theirs[name]["x"], theirs[name]["y"]
             published_counts |= set(x.astype(int))
-            axes.plot(x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
+            axes.plot(
+                x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1
+            )
         rows = chosen(results, method=name).summary
         losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
         draw_band(
@@ -120,7 +129,9 @@ def final(results: Finished) -> Figure:
             label=appearance.label,
         )
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
-            axes.plot(n, axes.get_ylim()[1], "x", color=appearance.color, markersize=5, clip_on=False)
+            axes.plot(
+                n, axes.get_ylim()[1], "x", color=appearance.color, markersize=5, clip_on=False
+            )
     counts = sorted({*values_of(results, "workers"), *published_counts})
     if counts[-1] > 10 * counts[0]:
         axes.set_xscale("log")
@@ -133,13 +144,21 @@ def final(results: Finished) -> Figure:
 
 
 def hundred(results: Finished) -> Figure:
-    """Draw the loss of GEM with 100 workers against time, scaled to the published duration: figure 2."""
+    """Draw the loss of GEM with 100 workers against time, scaled to the published duration: figure
+    2.
+    """
     results = chosen(results, method="gem")
     runs, n = results.runs(), int(results.summary["workers"].iloc[0])
     curve = loss(runs, n)
     theirs = published.binned("2", "gem n=100") if is_paper(results) else pd.Series(dtype=float)
-    stretch = published.SECONDS / max(float(run.commits["commit_time"].iloc[-1]) for run in runs) if len(theirs) else 1
-    times = curve._replace(time=curve.time * stretch, ends=[(t * stretch, s, y) for t, s, y in curve.ends])
+    stretch = (
+        published.SECONDS / max(float(run.commits["commit_time"].iloc[-1]) for run in runs)
+        if len(theirs)
+        else 1
+    )
+    times = curve._replace(
+        time=curve.time * stretch, ends=[(t * stretch, s, y) for t, s, y in curve.ends]
+    )
     figure, (axes,) = look.new_figure(look.DOUBLE, 2.6)
     log_axis(axes, [curve, theirs])
     draw_family(axes, {n: times}, {n: f"GEM, n = {n}"}, against="time")
@@ -152,7 +171,12 @@ def hundred(results: Finished) -> Figure:
         axes.set_xlim(0, published.SECONDS)
         axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
         reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
-    finish(figure, axes, setting(results, f"GEM, {counted(n, 'worker')}", _points(results), reached), handles)
+    finish(
+        figure,
+        axes,
+        setting(results, f"GEM, {counted(n, 'worker')}", _points(results), reached),
+        handles,
+    )
     return figure
 
 
@@ -172,7 +196,9 @@ def factors(results: Finished) -> Figure:
 
 
 def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
-    """Compute the deviations of one method's losses from figure 1a, b or c, at every learning rate."""
+    """Compute the deviations of one method's losses from figure 1a, b or c, at every learning
+    rate.
+    """
     deviations = []
     method = METHODS[panel]
     results = chosen(results, method=method)
@@ -184,7 +210,11 @@ def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
                 continue
             deviation = published.log_deviation(curve, theirs)
             bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
-            deviations.append(_curve_row(panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows))
+            deviations.append(
+                _curve_row(
+                    panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows
+                )
+            )
     return deviations
 
 
@@ -199,12 +229,18 @@ def measure_final(results: Finished) -> list[Deviation]:
         theirs = points["y"].set_axis(points["x"].round().astype(int))
         off = np.log10(ours / theirs.reindex(ours.index)).dropna()
         deviation = float(np.sqrt((off**2).mean()))
-        deviations.append(_curve_row("1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows))
+        deviations.append(
+            _curve_row(
+                "1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows
+            )
+        )
     return deviations
 
 
 def measure_hundred(results: Finished) -> list[Deviation]:
-    """Compute the deviations of the loss with 100 workers from figure 2, and of the test accuracy."""
+    """Compute the deviations of the loss with 100 workers from figure 2, and of the test
+    accuracy.
+    """
     results = results._replace(summary=results.rows(method="gem", workers=100))
     if results.summary.empty:
         return []
@@ -213,7 +249,14 @@ def measure_hundred(results: Finished) -> list[Deviation]:
     deviation = published.log_deviation(curve, published.binned("2", name))
     reached = float(rows["test_accuracy"].mean())
     short = ACCURACY - reached
-    accuracy = ("test accuracy, short of", reached, ACCURACY, short, short / ACCURACY, ACCURACY - LEAST_ACCURACY)
+    accuracy = (
+        "test accuracy, short of",
+        reached,
+        ACCURACY,
+        short,
+        short / ACCURACY,
+        ACCURACY - LEAST_ACCURACY,
+    )
     return [
         _curve_row("2", name, rate, deviation, np.nan, rows),
         Deviation("2", name, rate, *accuracy, diverged_of(rows)),
@@ -261,17 +304,39 @@ def _paper_loss(runs: Sequence[Run], workers: int) -> Curve:
 
 def _end_factor(run: Run) -> float:
     table = run.diagnostics
-    medians = table[(table["quantity"] == "pi") & (table["tensor"] == "") & (table["quantile"] == 0.5)]
-    return float(medians.loc[medians["commit"] >= (1 - FINAL_SHARE) * trace_length([run]), "value"].mean())
+    medians = table[
+        (table["quantity"] == "pi") & (table["tensor"] == "") & (table["quantile"] == 0.5)
+    ]
+    return float(
+        medians.loc[medians["commit"] >= (1 - FINAL_SHARE) * trace_length([run]), "value"].mean()
+    )
 
 
-def _curve_row(figure: str, name: str, rate: str, deviation: float, bar: float, rows: pd.DataFrame) -> Deviation:
+def _curve_row(
+    figure: str, name: str, rate: str, deviation: float, bar: float, rows: pd.DataFrame
+) -> Deviation:
     nothing = float("nan")
-    return Deviation(figure, name, rate, "log10 RMS", nothing, nothing, deviation, nothing, bar, diverged_of(rows))
+    return Deviation(
+        figure,
+        name,
+        rate,
+        "log10 RMS",
+        nothing,
+        nothing,
+        deviation,
+        nothing,
+        bar,
+        diverged_of(rows),
+    )
 
 
 def _hollow_handle(axes: Axes) -> Any:
-    style: dict[str, Any] = {"color": "#999999", "markersize": 5, "markerfacecolor": "white", "linestyle": "none"}
+    style: dict[str, Any] = {
+        "color": "#999999",
+        "markersize": 5,
+        "markerfacecolor": "white",
+        "linestyle": "none",
+    }
     return axes.plot([], [], marker="o", label="published", **style)[0]
 
 

@@ -1,4 +1,5 @@
-"""Figures 4 to 6: losses with a fixed effective batch, over many data epochs, and at too high a learning rate.
+"""Figures 4 to 6: losses with a fixed effective batch, over many data epochs, and at too high a
+learning rate.
 
 And two summaries: the time to a target, and the final loss against the learning rate.
 """
@@ -54,36 +55,53 @@ def speedup(results: Finished) -> Figure:
 
 
 def times_to_target(results: Finished) -> Figure:
-    """Draw each method's simulated time to the target against the number of workers that share the batch.
+    """Draw each method's simulated time to the target against the number of workers that share the
+    batch.
 
     Dotted, from the smallest number of workers that reaches it: the time under perfect speedup.
     """
-    table = results.table("speedup.csv", ("method", "workers", "target", "time_to_target", "least_time", "most_time"))
+    table = results.table(
+        "speedup.csv", ("method", "workers", "target", "time_to_target", "least_time", "most_time")
+    )
     target = table["target"].iloc[0]
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_xscale("log")
     present = set(table["method"])
-    names = {name: appearance for name, appearance in look.looks(methods_of(results)).items() if name in present}
+    names = {
+        name: appearance
+        for name, appearance in look.looks(methods_of(results)).items()
+        if name in present
+    }
     reached = table[np.isfinite(table["time_to_target"])]
     first = reached.groupby("method")[["workers", "time_to_target"]].transform("first").prod(axis=1)
     log_axis(
-        axes, [reached["time_to_target"], first / reached["workers"]], f"time to a training loss of {target:g} (s)"
+        axes,
+        [reached["time_to_target"], first / reached["workers"]],
+        f"time to a training loss of {target:g} (s)",
     )
     if reached.empty:
         axes.set_yscale("linear")
         axes.set_yticks([])
         layout.say_inside(axes, "no run reached the target")
     for turn, (name, appearance) in enumerate(names.items()):
-        never = table.loc[(table["method"] == name) & ~np.isfinite(table["time_to_target"]), "workers"]
+        never = table.loc[
+            (table["method"] == name) & ~np.isfinite(table["time_to_target"]), "workers"
+        ]
         rows = reached[reached["method"] == name]
         if len(never):  # side by side, as they often are the same
             label = appearance.label if rows.empty else None
-            style: dict[str, Any] = {"color": appearance.color, "label": label, "transform": axes.get_xaxis_transform()}
+            style: dict[str, Any] = {
+                "color": appearance.color,
+                "label": label,
+                "transform": axes.get_xaxis_transform(),
+            }
             axes.plot(never * 1.08**turn, [_TOP] * len(never), **style, **_NEVER)
         if rows.empty:
             continue
         n, time = rows["workers"].to_numpy(), rows["time_to_target"].to_numpy()
-        axes.fill_between(n, rows["least_time"], rows["most_time"], color=appearance.color, alpha=0.2, linewidth=0)
+        axes.fill_between(
+            n, rows["least_time"], rows["most_time"], color=appearance.color, alpha=0.2, linewidth=0
+        )
         axes.plot(
             n,
             time,
@@ -93,22 +111,32 @@ def times_to_target(results: Finished) -> Figure:
             markersize=3.2,
             label=appearance.label,
         )
-        axes.plot(n, time[0] * n[0] / n, color=appearance.color, linestyle=":", linewidth=0.8, zorder=1)
+        axes.plot(
+            n, time[0] * n[0] / n, color=appearance.color, linestyle=":", linewidth=0.8, zorder=1
+        )
     layout.ticks_at(axes.xaxis, sorted(table["workers"].unique()))
     axes.set_xlabel("workers n")
     handles = []
     if len(reached):
-        handles += axes.plot([], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as fast")
+        handles += axes.plot(
+            [], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as fast"
+        )
     if len(reached) < len(table):
         handles += axes.plot([], [], color=look.GREY, label="not reached", **_NEVER)
     finish(
-        figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), handles, columns=2
+        figure,
+        axes,
+        setting(results, f"a batch{_whole_batch(results)} divided among n workers"),
+        handles,
+        columns=2,
     )
     return figure
 
 
 def generalization(results: Finished) -> Figure:
-    """Draw training and test loss over the data epochs: figure 5. A row for each n, a column for each method."""
+    """Draw training and test loss over the data epochs: figure 5. A row for each n, a column for
+    each method.
+    """
     looks, counts = look.looks(methods_of(results)), values_of(results, "workers")
     size = (look.DOUBLE, 2.1 * len(counts) + 0.5)
     figure, panels = look.new_figure(*size, len(looks), len(counts), sharex="row", sharey=True)
@@ -122,7 +150,9 @@ def generalization(results: Finished) -> Figure:
             continue
         evaluated = pd.concat([run.evaluations for run in rows.runs()])
         # SGD has one worker, with as many gradients as the row's other methods.
-        axes.set_title(f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}")
+        axes.set_title(
+            f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}"
+        )
         for column, (label, line) in _PARTS.items():
             of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"])
             of_seeds.index = of_seeds.index * per_gradient
@@ -141,7 +171,9 @@ def generalization(results: Finished) -> Figure:
 
 
 def misspecified(results: Finished, panel: str) -> Figure:
-    """Draw the losses at too high a learning rate: GEM and momentum SGD (figure 6a), or DOWNPOUR (6b)."""
+    """Draw the losses at too high a learning rate: GEM and momentum SGD (figure 6a), or DOWNPOUR
+    (6b).
+    """
     method = {"6a": "gem", "6b": "downpour"}[panel]
     results = _at_misspecified(results)
     curves = family(chosen(results, method=method), "workers")
@@ -152,7 +184,9 @@ def misspecified(results: Finished, panel: str) -> Figure:
         sequential = _sequential(results)
         log_axis(axes, [*curves.values(), *sequential.values()], limit=MOST_LOSS)
         labels = {n: look.METHOD_LOOKS["sgd"].label for n in sequential}
-        draw_family(axes, sequential, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in sequential})
+        draw_family(
+            axes, sequential, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in sequential}
+        )
     labels = {n: f"{name.label}, {workers_label(n)}" for n in curves}
     draw_family(axes, curves, labels, name.line)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
@@ -162,7 +196,9 @@ def misspecified(results: Finished, panel: str) -> Figure:
 
 
 def rates(results: Finished) -> Figure:
-    """Draw the final loss against the learning rate, a panel for each method, a curve for each number of workers."""
+    """Draw the final loss against the learning rate, a panel for each method, a curve for each
+    number of workers.
+    """
     names = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
     log_axis(panels[0], [results.summary["final_loss"]], "final minibatch loss", limit=MOST_LOSS)
@@ -177,7 +213,9 @@ def rates(results: Finished) -> Figure:
             draw_band(axes, losses, linestyle=appearance.line, **style)
             diverged = of_rate["status"].agg(lambda status: (status == "diverged").any())
             for rate in diverged.index[diverged]:
-                axes.plot(rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False)
+                axes.plot(
+                    rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False
+                )
         axes.set_title(appearance.label)
         axes.set_xlabel("learning rate \u03b7")
         layout.ticks_at(axes.xaxis, values_of(results, "learning_rate"))
@@ -209,7 +247,8 @@ def _sequential(results: Finished) -> dict:
     if "sgd" not in set(results.summary["method"]):
         return {}
     rows = chosen(results, method="sgd")
-    # Its longest run belongs to the most workers, because it computes as many gradients as all of them.
+    # Its longest run belongs to the most workers, because it computes as many gradients as all of
+    # them.
     return family(chosen(rows, workers=values_of(rows, "workers")[-1]), "own_workers")
 
 

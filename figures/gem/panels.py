@@ -1,4 +1,6 @@
-"""Shared parts of the GEM paper's figures: rows of results, families of curves, published curves, legends."""
+"""Shared parts of the GEM paper's figures: rows of results, families of curves, published curves,
+legends.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -48,7 +50,9 @@ Quantity = Callable[[Sequence[Run], int], Curve]
 
 
 def is_paper(results: Finished) -> bool:
-    """Return whether the results belong to the paper's task, so that its curves may be drawn beside them."""
+    """Return whether the results belong to the paper's task, so that its curves may be drawn beside
+    them.
+    """
     return published.TASK.is_that_of(results)
 
 
@@ -58,7 +62,9 @@ def chosen(results: Finished, **values: Any) -> Finished:
     rows = results.summary.head(0) if missing else results.rows(**values)
     if rows.empty:
         conditions = ", ".join(f"{name} = {value}" for name, value in values.items())
-        raise InputError(f"folder = {str(results.folder)!r}: no finished run has {conditions or 'anything'}")
+        raise InputError(
+            f"folder = {str(results.folder)!r}: no finished run has {conditions or 'anything'}"
+        )
     return results._replace(summary=rows)
 
 
@@ -72,7 +78,9 @@ def with_all_workers(results: Finished) -> Finished:
     """Select the methods that use all workers of their cell, unlike SGD."""
     rows = results.summary[results.summary["own_workers"] == results.summary["workers"]]
     if rows.empty:
-        raise InputError(f"folder = {str(results.folder)!r}: no finished run has the workers of its cell")
+        raise InputError(
+            f"folder = {str(results.folder)!r}: no finished run has the workers of its cell"
+        )
     return results._replace(summary=rows)
 
 
@@ -82,7 +90,8 @@ def rates(results: Finished) -> list[float]:
 
 
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
-    """Select the results of one learning rate; by default the paper's, or the largest if that was not run.
+    """Select the results of one learning rate; by default the paper's, or the largest if that was
+    not run.
 
     If the learning rate is no option of the study's cells, the default selects all results.
     """
@@ -103,14 +112,20 @@ def one_cluster(results: Finished) -> Finished:
 def values_of(results: Finished, column: str) -> list[Any]:
     """Return the values of a column, ascending."""
     if column not in results.summary:
-        raise InputError(f"folder = {str(results.folder)!r}: its summary.csv has no column {column}")
+        raise InputError(
+            f"folder = {str(results.folder)!r}: its summary.csv has no column {column}"
+        )
     return sorted(results.summary[column].unique())
 
 
 def bin_steps(runs: Sequence[Run], workers: int) -> int:
     """Return the worker steps per point of a curve: the paper's, or fewer in a short run."""
     steps = trace_length(runs) / workers
-    return published.BIN_STEPS if steps >= published.BIN_STEPS * _POINTS else max(1, round(steps / _POINTS))
+    return (
+        published.BIN_STEPS
+        if steps >= published.BIN_STEPS * _POINTS
+        else max(1, round(steps / _POINTS))
+    )
 
 
 def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
@@ -143,25 +158,34 @@ def draw_family(
     against: str = "step",
     looks: Mapping[Any, look.Shade] | None = None,
 ) -> None:
-    """Draw mean and range of each curve with shade and marker of its value, and a cross where a run diverged.
+    """Draw mean and range of each curve with shade and marker of its value, and a cross where a run
+    diverged.
 
-    ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their edge.
-    ``curves``, ``labels``: by value. ``line``: matplotlib's line style of the method. ``against``:
-    {"step", "time"}, the horizontal axis. ``looks``: by value, if several families share them.
+    ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their
+    edge. ``curves``, ``labels``: by value. ``line``: matplotlib's line style of the method.
+    ``against``: {"step", "time"}, the horizontal axis. ``looks``: by value, if several families
+    share them.
     """
     for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
         if value not in curves:
             continue
         marks = {"marker": shade.marker, "markersize": 3.2}
         marks["markevery"] = _marked(turn, _MARKED_EVERY, np.isfinite(curves[value].mean).sum())
-        draw_curve(axes, curves[value], look.Look(shade.color, line, labels[value]), against, marks=marks)
-    drawn = [curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()]
+        draw_curve(
+            axes, curves[value], look.Look(shade.color, line, labels[value]), against, marks=marks
+        )
+    drawn = [
+        curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()
+    ]
     axes.set_xlim(0, 1.03 * max([*drawn, 1e-9]))
     axis_along(axes, against)
 
 
-def published_curves(results: Finished, figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
-    """Return the published curves of a method for our numbers of workers, up to the end of our curves.
+def published_curves(
+    results: Finished, figure: str, method: str, curves: Mapping[int, Curve]
+) -> dict[int, pd.Series]:
+    """Return the published curves of a method for our numbers of workers, up to the end of our
+    curves.
 
     By worker step, averaged as ours; only numbers of workers in the paper, and only for its task.
     """
@@ -175,17 +199,30 @@ def published_curves(results: Finished, figure: str, method: str, curves: Mappin
     return {n: points for n, points in by_workers.items() if len(points)}
 
 
-def draw_published(axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]) -> None:
+def draw_published(
+    axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]
+) -> None:
     """Draw published curves thin and grey, with the hollow markers of their numbers of workers."""
     for turn, (n, points) in enumerate(curves.items()):
         places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
-        axes.plot(points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW)
+        axes.plot(
+            points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW
+        )
 
 
-def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, limit: float | None = None) -> None:
-    """Make the vertical axis logarithmic, with room for these curves (or tables of points) up to ``limit``."""
-    means = [curve.mean if isinstance(curve, Curve) else np.asarray(curve, np.float64) for curve in curves]
-    values = np.concatenate([np.asarray(mean, np.float64).ravel() for mean in means] or [np.ones(1)])
+def log_axis(
+    axes: Axes, curves: Iterable[Any], label: str = LOSS, limit: float | None = None
+) -> None:
+    """Make the vertical axis logarithmic, with room for these curves (or tables of points) up to
+    ``limit``.
+    """
+    means = [
+        curve.mean if isinstance(curve, Curve) else np.asarray(curve, np.float64)
+        for curve in curves
+    ]
+    values = np.concatenate(
+        [np.asarray(mean, np.float64).ravel() for mean in means] or [np.ones(1)]
+    )
     values = values[np.isfinite(values) & (values > 0)]
     if not len(values):
         values = np.ones(1)
@@ -198,28 +235,45 @@ def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, limit: float 
 
 def published_handles(figure: Figure, axes: Axes, name: str = "published") -> list[Any]:
     """Return a legend handle called ``name`` if the figure has published curves, else none."""
-    lines = [line for panel in figure.axes for line in panel.lines if line.get_color() == _PUBLISHED["color"]]
+    lines = [
+        line
+        for panel in figure.axes
+        for line in panel.lines
+        if line.get_color() == _PUBLISHED["color"]
+    ]
     if not lines:
         return []
     return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)
 
 
 def finish(
-    figure: Figure, axes: Axes, text: str, extra_handles: Sequence[Any] = (), columns: int | None = None
+    figure: Figure,
+    axes: Axes,
+    text: str,
+    extra_handles: Sequence[Any] = (),
+    columns: int | None = None,
 ) -> None:
-    """Add the title, and a legend of the handles of ``axes`` and ``extra_handles`` below all panels."""
+    """Add the title, and a legend of the handles of ``axes`` and ``extra_handles`` below all
+    panels.
+    """
     handles, _ = axes.get_legend_handles_labels()
     handles = [handle for handle in handles if handle not in extra_handles] + list(extra_handles)
-    if any(line.get_marker() == DIVERGED["marker"] for panel in figure.axes for line in panel.lines):
+    if any(
+        line.get_marker() == DIVERGED["marker"] for panel in figure.axes for line in panel.lines
+    ):
         handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
     if handles:
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns or min(fit, len(handles)))
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=columns or min(fit, len(handles))
+        )
     layout.title(figure, text)
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
-    """Format a title: ``parts``, the problem, the learning rate if it is unique, ``statistic`` of the seeds."""
+    """Format a title: ``parts``, the problem, the learning rate if it is unique, ``statistic`` of
+    the seeds.
+    """
     all_rates, seeds = rates(results), results.summary["seed"].nunique()
     title_parts = [*parts, problem(results)]
     title_parts += [f"\u03b7\u00a0=\u00a0{all_rates[0]:g}"] if len(all_rates) == 1 else []

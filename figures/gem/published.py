@@ -1,9 +1,9 @@
 """The published curves of the GEM paper as numbers, and the deviations of ours.
 
-``published.csv`` holds the curves of figures 1 to 3 of "Gradient Energy Matching for Distributed Asynchronous Gradient
-Descent" (Hermans and Louppe 2018, arXiv 1805.08469), read off the vector graphics of its PDF. The error is below 1 % of
-an axis tick. The paper draws a point every 5 worker steps; where its curve is straight, or outside the axes, points are
-missing in the graphics.
+``published.csv`` holds the curves of figures 1 to 3 of "Gradient Energy Matching for Distributed
+Asynchronous Gradient Descent" (Hermans and Louppe 2018, arXiv 1805.08469), read off the vector
+graphics of its PDF. The error is below 1 % of an axis tick. The paper draws a point every 5 worker
+steps; where its curve is straight, or outside the axes, points are missing in the graphics.
 """
 
 import functools
@@ -46,16 +46,21 @@ class Deviation(NamedTuple):
 
 
 def series(figure: str, name: str) -> pd.DataFrame:
-    """Return the published points of a series, ``x`` and ``y``; empty if the paper has no such series."""
+    """Return the published points of a series, ``x`` and ``y``; empty if the paper has no such
+    series.
+    """
     table = _table()
-    return table.loc[(table["figure"] == figure) & (table["series"] == name), ["x", "y"]].reset_index(drop=True)
+    return table.loc[
+        (table["figure"] == figure) & (table["series"] == name), ["x", "y"]
+    ].reset_index(drop=True)
 
 
 def binned(figure: str, name: str) -> pd.Series:
     """Return the means of a published series over bins of 20 worker steps, by bin.
 
-    A bin holds the points after its 5th, 10th, 15th and 20th step. The graphics omit points on a straight
-    line between their neighbours: these are interpolated. Seconds (figure 2) are converted to worker steps.
+    A bin holds the points after its 5th, 10th, 15th and 20th step. The graphics omit points on a
+    straight line between their neighbours: these are interpolated. Seconds (figure 2) are converted
+    to worker steps.
     """
     points = series(figure, name)
     if figure == "2":
@@ -77,7 +82,8 @@ def end_value(figure: str, name: str) -> float:
 
 
 def log_deviation(curve: Curve, published: pd.Series) -> float:
-    """Compute the root mean square of log10(ours / published) over common bins; nan if there are none.
+    """Compute the root mean square of log10(ours / published) over common bins; nan if there are
+    none.
 
     ``curve`` has bins of 20 worker steps; bins after a divergence are missing.
     """
@@ -89,7 +95,9 @@ def log_deviation(curve: Curve, published: pd.Series) -> float:
 
 
 def table(deviations: Iterable[Deviation]) -> pd.DataFrame:
-    """Tabulate deviations, with ``within``: whether each is within its bar (empty without a bar)."""
+    """Tabulate deviations, with ``within``: whether each is within its bar (empty without a
+    bar).
+    """
     frame = pd.DataFrame(list(deviations), columns=Deviation._fields)
     within = (frame["deviation"] <= frame["bar"]).map({True: "yes", False: "no"})
     frame["within"] = within.where(frame["bar"].notna(), "")

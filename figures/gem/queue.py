@@ -13,7 +13,18 @@ from asyncsim.drawing.curves import Curve, draw_band, draw_curves
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
-from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    at_rate,
+    chosen,
+    finish,
+    log_axis,
+    loss,
+    one_cluster,
+    setting,
+    values_of,
+)
 
 #: Label, colour, marker and line of each discipline; the first is the authors' program's.
 _LOOKS = {
@@ -29,7 +40,9 @@ def discipline(results: Finished) -> Figure:
     """Draw shares and staleness by rank, and the losses by discipline, for the most workers."""
     results = one_cluster(at_rate(results))
     n = int(results.summary["workers"].iloc[0])
-    ranks = results.table("ranks.csv", ["discipline", "workers", "seed", "worker", "share", "staleness_mean"])
+    ranks = results.table(
+        "ranks.csv", ["discipline", "workers", "seed", "worker", "share", "staleness_mean"]
+    )
     ranks = ranks[ranks["workers"] == n]
     names = [name for name in _LOOKS if name in values_of(results, "discipline")]
     figure = look.LiteralFigure(figsize=(look.DOUBLE, 4.9), layout="constrained")
@@ -46,26 +59,43 @@ def discipline(results: Finished) -> Figure:
         layout.plain_logs(staleness.yaxis)
     never = ranks[ranks["share"] == 0].groupby(["discipline", "seed"]).size()
     if len(never):
-        staleness.set_title(f"without workers that never commit: up to {never.max()} of {n}", fontsize=7)
+        staleness.set_title(
+            f"without workers that never commit: up to {never.max()} of {n}", fontsize=7
+        )
     share.legend(loc="best")
     panels = np.atleast_1d(below.subplots(1, len(names), sharex=True, sharey=True))
     curves = {name: _losses(chosen(results, discipline=name)) for name in names}
-    log_axis(panels[0], [curve for by_method in curves.values() for curve in by_method.values()], limit=MOST_LOSS)
+    log_axis(
+        panels[0],
+        [curve for by_method in curves.values() for curve in by_method.values()],
+        limit=MOST_LOSS,
+    )
     for axes, name in zip(panels, names, strict=True):
-        labels = {method: appearance.label for method, appearance in look.looks(curves[name]).items()}
+        labels = {
+            method: appearance.label for method, appearance in look.looks(curves[name]).items()
+        }
         draw_curves(axes, curves[name], labels, "time")
         axes.set_title(f"losses, {_LOOKS[name][0]}")
         axes.set_ylabel(LOSS)
         axes.label_outer()
-    finish(figure, panels[0], setting(results, f"order of the queue, {counted(n, 'worker')}"), columns=4)
+    finish(
+        figure,
+        panels[0],
+        setting(results, f"order of the queue, {counted(n, 'worker')}"),
+        columns=4,
+    )
     return figure
 
 
 def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
-    """Draw a column by worker, mean and range of the seeds; workers that never commit are left out."""
+    """Draw a column by worker, mean and range of the seeds; workers that never commit are left
+    out.
+    """
     for name in (name for name in _LOOKS if name in set(ranks["discipline"])):
         legend, color, marker, line = _LOOKS[name]
-        of_rank = ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
+        of_rank = (
+            ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
+        )
         draw_band(axes, of_rank, color, marker=marker, ms=2.5, linestyle=line, label=legend)
     axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
     axes.set_xlabel("rank (worker index)")
@@ -75,4 +105,7 @@ def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
 
 def _losses(results: Finished) -> dict[str, Curve]:
     n = int(results.summary["workers"].iloc[0])
-    return {name: loss(chosen(results, method=name).runs(), n) for name in dict.fromkeys(results.summary["method"])}
+    return {
+        name: loss(chosen(results, method=name).runs(), n)
+        for name in dict.fromkeys(results.summary["method"])
+    }

@@ -1,4 +1,6 @@
-"""Figures 9 and 10: heat maps of each tensor's median factor over the server's updates, for GEM and its variants."""
+"""Figures 9 and 10: heat maps of each tensor's median factor over the server's updates, for GEM and
+its variants.
+"""
 
 from typing import Any
 
@@ -19,23 +21,33 @@ _COLUMNS = 120
 
 
 def heat_map(results: Finished, place: int) -> Figure:
-    """Draw a map for each method with a pi, at the ``place``-th number of workers; all share one colour scale."""
+    """Draw a map for each method with a pi, at the ``place``-th number of workers; all share one
+    colour scale.
+    """
     counts = values_of(results, "workers")
     if place >= len(counts):
         raise InputError(
-            f"folder = {str(results.folder)!r}: results of workers {', '.join(map(str, counts))} only; "
+            f"folder = {str(results.folder)!r}: results of workers {', '.join(map(str, counts))} "
+            "only; "
             "run the study with two numbers of workers"
         )
     maps = {n: _maps(chosen(results, workers=n)) for n in counts}
     highest = max(
-        float(np.nanquantile(medians, 0.98)) for of_methods in maps.values() for medians in of_methods.values()
+        float(np.nanquantile(medians, 0.98))
+        for of_methods in maps.values()
+        for medians in of_methods.values()
     )
     by_method = maps[counts[place]]
     looks = look.looks(by_method)
     heights = [0.17 * len(medians) for medians in by_method.values()]
     size = (look.DOUBLE, 1.3 + sum(heights) + 0.4 * (len(by_method) - 1))
-    figure, panels = look.new_figure(*size, 1, len(by_method), sharex=True, gridspec_kw={"height_ratios": heights})
-    images = [_draw_map(axes, medians, highest) for axes, medians in zip(panels, by_method.values(), strict=True)]
+    figure, panels = look.new_figure(
+        *size, 1, len(by_method), sharex=True, gridspec_kw={"height_ratios": heights}
+    )
+    images = [
+        _draw_map(axes, medians, highest)
+        for axes, medians in zip(panels, by_method.values(), strict=True)
+    ]
     if len(by_method) > 1:
         for axes, name in zip(panels, by_method, strict=True):
             axes.set_title(looks[name].label)
@@ -45,7 +57,10 @@ def heat_map(results: Finished, place: int) -> Figure:
     network = results.config.get("problem_config", {}).get("network", "")
     subject = f"{looks[next(iter(by_method))].label}'s median" if len(by_method) == 1 else "median"
     text = setting(
-        results, f"{subject} \u03c0 of each tensor, {counted(counts[place], 'worker')}", network, statistic="mean of"
+        results,
+        f"{subject} \u03c0 of each tensor, {counted(counts[place], 'worker')}",
+        network,
+        statistic="mean of",
     )
     finish(figure, panels[-1], text)
     return figure
@@ -56,7 +71,9 @@ def _draw_map(axes: Axes, medians: pd.DataFrame, highest: float) -> Any:
     rows = np.arange(len(medians) + 1)
     axes.set_yticks(rows[:-1] + 0.5, [tensor_label(tensor) for tensor in medians.index])
     axes.set_ylabel("tensor")
-    image = axes.pcolormesh(edges, rows, medians, cmap="viridis", vmin=0, vmax=highest, rasterized=True)
+    image = axes.pcolormesh(
+        edges, rows, medians, cmap="viridis", vmin=0, vmax=highest, rasterized=True
+    )
     axes.invert_yaxis()
     return image
 
@@ -67,14 +84,17 @@ def _maps(results: Finished) -> dict[str, pd.DataFrame]:
     available = {name: medians for name, medians in maps.items() if medians is not None}
     if not available:
         raise InputError(
-            f"folder = {str(results.folder)!r}: no medians of tensors were recorded; run the study with a method that "
+            f"folder = {str(results.folder)!r}: no medians of tensors were recorded; run the study "
+            "with a method that "
             "has a pi, and --diagnose-every 2"
         )
     return available
 
 
 def _medians(results: Finished) -> pd.DataFrame | None:
-    """Average the median factor over the seeds, tensors by intervals of commits; None if not recorded."""
+    """Average the median factor over the seeds, tensors by intervals of commits; None if not
+    recorded.
+    """
     runs = results.runs()
     table = pd.concat([run.diagnostics for run in runs])
     table = table[(table["quantity"] == "pi") & (table["tensor"] != "")]
