@@ -25,7 +25,7 @@ from asyncsim.clusters.policy import WITHOUT_SERVER
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
-from asyncsim.study.finished import TheoryValue, with_theory
+from asyncsim.study.finished import TheoryValue, figures, read, with_theory
 from asyncsim.study.options import options_of
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
@@ -253,11 +253,29 @@ def test_none_in_any_case_stands_for_no_value():
     assert config.dirichlet == ("none", 0.1) and config.attack is None
 
 
+@pytest.mark.parametrize(("name", "figure"), [("staleness", "loss"), ("compare", "curves")])
+def test_an_attack_is_printed_and_in_the_title(told, name, figure):
+    code, out, _ = told(name, *TOY, "--attack=sign_flip(1)")
+    assert code == 0 and "attack sign_flip(1)" in out[0]
+    drawing, folder = figures(name), Path("results", name)
+    stored = drawing.read(folder) if name == "staleness" else read(folder, name)
+    title = getattr(drawing, figure)(stored).get_suptitle()
+    assert "attack sign_flip(1)" in title.replace("\n", " ")
+
+
 def test_help_names_what_its_options_can_be(capsys):
     assert study.main(["plan", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "see above" not in text and "None:" not in text.partition("Laws:")[0]
     assert all(name in text.partition("Policies: ")[2] for name in WITHOUT_SERVER)
+
+
+def test_no_distant_option_is_suggested(told, empty_folder):
+    code, _, err = told("post_training", "--methods", "gem")
+    assert code == 2 and err == [
+        "error: --methods: unknown option of the study post_training; "
+        "asyncsim study post_training --help lists the options"
+    ]
 
 
 def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
