@@ -186,7 +186,8 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     printed["commits of a worker"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short "
-        "traces may exceed; parts of the workers' time; staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
+        "traces may exceed; parts of the workers' time; staleness in versions; commits of a worker: "
+        "the least and the most, relative to the mean\n"
         f"{table_text(printed, file=POLICIES)}\n"
     )
 
