@@ -58,6 +58,9 @@ _SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
 _TIMELINES = 3
 #: Of the end of a run, over which rewards by length are averaged.
 _LATE = 0.2
+#: Options that a recording replaces, and those of the training alone.
+_OF_RECORDING = ("slots", "length", "train", "group", "batch")
+_OF_TRAINING = ("baseline", "inner_steps", "optimizer", "problem", "tune", "target", "by_length")
 #: Evaluations after the first one that meets the target at which it must still be met.
 _HOLD = 1
 
@@ -122,6 +125,14 @@ class Config(JobOptions):
         super().check()
         if self.recording is not None and not Path(self.recording).is_file():
             raise InputError(f"recording = {str(self.recording)!r}: there is no such file; give a log, parquet or CSV")
+        unused: dict[str, tuple[str, ...]] = {}
+        if self.recording is not None:
+            unused["beside recording"] = _OF_RECORDING
+        if not self.corrections:
+            unused["without corrections"] = _OF_TRAINING
+        for reason, names in unused.items():
+            for name in filter(self.changed, names):
+                raise InputError(f"{name} = {getattr(self, name)}: has no effect {reason}; leave it out")
         for name in ("steps", "seeds"):
             require_count(name, getattr(self, name))
         require_count("split", self.split, 0)

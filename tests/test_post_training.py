@@ -180,6 +180,7 @@ def test_shares_by_hand():
         ({"tune": ()}, "tune: none given"),
         ({"problem": "digits"}, "problem = 'digits': unknown"),
         ({"failures": ("crash(9, 1)",)}, "hits slots or learners?"),
+        ({"corrections": ()}, "tune = (0.3, 1.0): has no effect without corrections; leave it out"),
         ({"cpus_per_run": 2}, "cpus_per_run = 2: is an option of --executor ray"),
         ({"recording": "none.csv"}, "recording = 'none.csv': there is no such file"),
     ],

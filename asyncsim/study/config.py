@@ -267,6 +267,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Record distances of reads, for animations."""
     x64: bool = False
     """Compute in float64 instead of float32."""
+
     @property
     def precision(self) -> str:
         """``"float64"`` or ``"float32"``."""
@@ -354,6 +355,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             **code,
             "versions": {**package_versions(), **{name: version(name) for name in ("jax", "optax")}},
         }
+
 
 @dataclass(frozen=True)
 class StudyConfig(StudyOptions):
