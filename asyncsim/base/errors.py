@@ -162,7 +162,8 @@ def nearest(value: Any, choices: Iterable[str]) -> str:
     # The dashes of options would make all of them alike.
     forms = {choice.partition("(")[0].casefold().lstrip("-"): choice for choice in choices}
     text = str(value)[:_LONGEST_TEXT].casefold().lstrip("-")
-    matches = difflib.get_close_matches(text, forms, n=1, cutoff=0.6)
+    cutoff = 0.5 if len(text) < 4 else 0.6  # cw is near to cv, but methods is not near to seeds
+    matches = difflib.get_close_matches(text, forms, n=1, cutoff=cutoff)
     return forms[matches[0]] if matches else ""
 
 
