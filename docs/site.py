@@ -200,10 +200,11 @@ def catalogue() -> str:
 
 def _entry(factory: Any) -> str:
     from asyncsim.base.calls import form_of
+    from asyncsim.base.console import summary_of
 
     function = getattr(factory, "func", factory)
     docstring = function.__doc__ or ""
-    summary = docstring.partition("\n")[0].removeprefix("Return ").replace("|", r"\|")
+    summary = summary_of(docstring).removeprefix("Return ").replace("|", r"\|")
     papers = re.findall(
         r"arXiv\s+(\d{4}\.\d{4,5})", f"{sys.modules[function.__module__].__doc__}{docstring}"
     )

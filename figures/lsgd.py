@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import over_seeds, summary_of
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
@@ -236,7 +236,7 @@ FIGURES = {
 
 PAPER = Paper(
     "lsgd",
-    (__doc__ or "").partition("\n")[0],
+    summary_of(__doc__),
     {
         "leaders": Study(
             "leaders", "on two cores about 5 min with small; paper is an accelerator's work"

@@ -12,7 +12,7 @@ draw it again::
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.console import counted, over_seeds, summary_of
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
@@ -86,7 +86,7 @@ def momentum(finished: Finished) -> Figure:
 
 PAPER = Paper(
     "momentum",
-    (__doc__ or "").partition("\n")[0],
+    summary_of(__doc__),
     {
         "best_momentum": Study(
             "best_momentum", "on two cores about 3 min with small, half an hour with paper"

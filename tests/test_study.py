@@ -570,7 +570,7 @@ def test_a_problem_of_an_own_file(capsys):
         (
             "methods",
             "mine.py:fails",
-            "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck",
+            "methods = 'mine.py:fails': cannot be made: line 18: RuntimeError: no luck",
         ),
         (
             "methods",
@@ -593,7 +593,7 @@ def test_a_problem_of_an_own_file(capsys):
         (
             "problem",
             "moons.py:exits",
-            "problem = 'moons.py:exits': cannot be made: line 25: SystemExit: 5",
+            "problem = 'moons.py:exits': cannot be made: line 26: SystemExit: 5",
         ),
         ("problem", "yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
     ],

@@ -24,6 +24,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def summary_of(docstring: str | None) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    return " ".join((docstring or "").partition("\n\n")[0].split())
+
+
 def over_seeds(count: int, prefix: str = "mean and range of", fewest: int | None = None) -> str:
     """Describe the seeds of curves: ``mean and range of 3 seeds``, or ``1 seed``.
 

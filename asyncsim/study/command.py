@@ -21,7 +21,14 @@ import platformdirs
 
 import asyncsim.study.results as results
 from asyncsim import __version__
-from asyncsim.base.console import discard_output, each_note_once, note, tell, tell_error
+from asyncsim.base.console import (
+    discard_output,
+    each_note_once,
+    note,
+    summary_of,
+    tell,
+    tell_error,
+)
 from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
@@ -63,7 +70,7 @@ def overview() -> str:
     """Return the list of studies, one line each, without importing them."""
     paths = studies()
     width = max(map(len, paths), default=0)
-    lines = [f"  {name:<{width}}  {_first_line(path)}" for name, path in sorted(paths.items())]
+    lines = [f"  {name:<{width}}  {_summary(path)}" for name, path in sorted(paths.items())]
     return "\n".join([_USAGE, *lines])
 
 
@@ -218,12 +225,12 @@ def _without(options: Iterable[str], fields: Collection[str]) -> list[str]:
     return remaining
 
 
-def _first_line(path: Path) -> str:
-    """Return the first line of a study's docstring, or the error of an unreadable file."""
+def _summary(path: Path) -> str:
+    """Return the summary of a study's docstring, or the error of an unreadable file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported
             docstring = ast.get_docstring(ast.parse(path.read_bytes()))
     except (OSError, SyntaxError, ValueError) as error:
         return f"(cannot be read: {told_in_a_line(error, path)})"
-    return docstring.partition("\n")[0] if docstring else "(no docstring)"
+    return summary_of(docstring) or "(no docstring)"

@@ -10,6 +10,7 @@ Drawn from folders of results; for the thesis' task, MNIST with its perceptron, 
 
 import functools
 
+from asyncsim.base.console import summary_of
 from asyncsim.drawing.paper import Drawing, Paper, Study
 
 from . import collapse, grid
@@ -37,5 +38,5 @@ FIGURES = {
     "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", collapse.collapse),
 }
 
-PAPER = Paper("agn", (__doc__ or "").partition("\n")[0], STUDIES, FIGURES)
+PAPER = Paper("agn", summary_of(__doc__), STUDIES, FIGURES)
 draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from asyncsim.base.console import summary_of
 from asyncsim.base.files import open_file, write_csv
 from asyncsim.drawing import look
 from asyncsim.drawing.paper import Drawing, Paper, Study
@@ -157,5 +158,5 @@ def _place(figures: pd.Series) -> pd.Series:
     return figures.map(lambda name: names.index(name) if name in names else len(names))
 
 
-PAPER = Paper("gem", (__doc__ or "").partition("\n")[0], STUDIES, FIGURES, _keep)
+PAPER = Paper("gem", summary_of(__doc__), STUDIES, FIGURES, _keep)
 draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
