@@ -95,6 +95,7 @@ def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updat
     quantile = _quantiles(trained, rollouts.length, seed)
     tokens = np.asarray(jax.vmap(problem.length)(jnp.asarray(quantile)))
     versions = _token_versions(trained, tables.switches, tokens, problem.tokens)
+    # Samples are in the order of their updates: each batch is a run of rows.
     update = np.repeat(np.arange(shape[0]), rollouts.batch)
     slot_of, write, slots = _ring(versions, update, shape[0])
     plan = Updates(
@@ -113,9 +114,11 @@ def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updat
 def _quantiles(trained: pd.DataFrame, law: Any, seed: int) -> np.ndarray:
     """Return the probability of a shorter sample; drawn uniformly where all are equally long."""
     if isinstance(law, Constant):
+        # Equal lengths have no quantile; a draw by sample keeps prompts of every difficulty.
         streams = Streams(seed, "rollout quantile")
         draws = [streams.generator(sample).random() for sample in trained["sample"]]
         return np.array(draws)
+    # A quantile of exactly 1 would be beyond the last class of prompts.
     return np.clip(law.cdf(trained["length"].to_numpy()), 0.0, np.nextafter(1.0, 0.0))
 
 
@@ -184,13 +187,13 @@ def build_update(
     """
 
     def generate(ring: Any, key: Array, sample: Array, quantile: Array, slot: Array) -> tuple:
+        # By the sample's number, not by its place in a batch: queues train on the same draws.
         prompt_key, token_key = jax.random.split(jax.random.fold_in(key, sample))
         prompt = problem.prompt(prompt_key, quantile)
         length = problem.length(quantile)
 
-        def version(
-            position: Array,
-        ) -> Any:  # leaf by leaf: a gathered vector would be copied again
+        # Leaf by leaf: a gathered vector would be copied again.
+        def version(position: Array) -> Any:
             return jax.tree.map(lambda leaf: leaf[slot[position]], ring)
 
         tokens, behaviour = problem.sample(version, token_key, prompt, length)
@@ -219,6 +222,7 @@ def build_update(
         def surrogate(params: Array, part: tuple) -> tuple[Array, tuple[Array, Array]]:
             batch, behaviour, proximal, advantage, present = part
             now = logp(params, batch)
+            # Weights are constants of the surrogate: only the log-probabilities have a gradient.
             fixed = jax.lax.stop_gradient(now)
             proximal = fixed if proximal is None else proximal
             spread = jnp.broadcast_to(advantage[:, None], now.shape)
@@ -234,6 +238,7 @@ def build_update(
             step, optimizer = method.optimizer.update(gradient, optimizer, params)
             return (params + rate.astype(params.dtype) * step, optimizer), (loss, *numbers)
 
+        # Inner steps take equal parts of the batch, in its order.
         parts = jax.tree.map(
             lambda leaf: leaf.reshape(method.inner_steps, -1, *leaf.shape[1:]), data
         )
@@ -246,6 +251,7 @@ def build_update(
         )
         commit = _commit(planned, loss.mean(), state.params, params, optimizer)
         observed, numbers = observe(recorders, state.recorders, commit)
+        # An empty quartile gives 0 / 0: its mean reward is undefined.
         quartile = jnp.minimum((planned.quantile * 4).astype(jnp.int32), 3)
         counts = jnp.zeros(4, rewards.dtype).at[quartile].add(1.0)
         by_length = jnp.zeros(4, rewards.dtype).at[quartile].add(rewards) / counts
@@ -316,6 +322,7 @@ def _programs(
     precision: str,
 ) -> Programs:
     """Return the functions that replay: one compilation for all rates, seeds and traces alike."""
+    # The rate is an argument of the program; the method's own is 1.
     method: Any = PolicyGradient("", {}, optimizer, correction, baseline, inner_steps, 1.0)
     dtype = jnp.dtype(precision)
 
