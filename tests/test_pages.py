@@ -190,7 +190,7 @@ def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
     assert Image.open("a.gif").n_frames == 4
     before = Path("a.gif").read_bytes()
     assert main(["animate", str(animated), "--out", "a.gif", "--frames", "4"]) == 2
-    assert "exists already; give another name, or --force" in capsys.readouterr().err
+    assert "exists already\nhint: give another name, or --force" in capsys.readouterr().err
     assert Path("a.gif").read_bytes() == before
     assert (
         main(
