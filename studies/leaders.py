@@ -57,7 +57,7 @@ class Config(SweepConfig):
     window: tuple[int, ...] = (4, 16, 64)  # type: ignore[assignment]
     """Communication periods (local steps), one after the other."""
     # A sequence, unlike in the base class: each cell has one value.
-    learning_rate: tuple[float, ...] = (0.3, 0.03, 0.003)  # type: ignore[assignment]
+    learning_rate: tuple[float, ...] = (0.3, 0.03, 0.003)  # type: ignore[assignment]  # as window
     """Learning rates to try for each method."""
     gradients: int = 512
     """Gradients of each worker, on average; each period must divide it."""

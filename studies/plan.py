@@ -100,9 +100,9 @@ class Config(TargetOptions, StudyConfig):
     # A sequence, unlike in the base class: each combination has one value.
     protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
     """Protocols to try."""
-    policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]
+    policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]  # as protocol
     """Policies to try; the end of --help lists them."""
-    window: tuple[int, ...] = (1,)  # type: ignore[assignment]
+    window: tuple[int, ...] = (1,)  # type: ignore[assignment]  # as protocol
     """Local steps per communication to try."""
     collective: tuple[str, ...] = (NONE,)
     """All-reduces to try behind a barrier: none (a server), ring, tree, halving_doubling,
@@ -337,7 +337,7 @@ def _candidate(
         options.pop("far_bandwidth", None)
         cluster = dataclasses.replace(base, exclusive=True, **options)
     else:
-        cluster = config.at(**options)._cluster(message_bytes=sizes)  # type: ignore[arg-type]
+        cluster = config.at(**options)._cluster(message_bytes=sizes)  # type: ignore[arg-type]  # checked options
     up, down = sizes if isinstance(sizes, tuple) else (sizes or 0.0, sizes or 0.0)
     return Candidate(labels, cluster, (up, down))
 

@@ -51,7 +51,7 @@ class Config(TargetOptions, SweepConfig):
     # A sequence, unlike in the base class: each cell has one value, or none yet.
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
-    policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
+    policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]  # as window
     """Policies of the server, one after the other; the end of --help lists them.
     By default asynchronous, bounded_staleness(3), barrier, barrier of four fifths of each cluster's
     workers, first_of half of them, and discard_stale(workers)."""

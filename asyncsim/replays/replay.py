@@ -134,7 +134,17 @@ def replay(
                     f"{name} = {value!r}: is not for a replay with rollouts; leave it out"
                 )
         stops = None if evaluate_every is None else evaluation_stops(trace.accepted, evaluate_every)
-        return replay_members(trace, method, problem, [seed], None, precision, stops, record)[0]  # type: ignore[arg-type]
+        runs = replay_members(
+            trace,
+            method,  # type: ignore[arg-type]  # `replay_members` refuses other methods,
+            problem,  # type: ignore[arg-type]  # and other problems
+            [seed],
+            None,
+            precision,
+            stops,
+            record,
+        )
+        return runs[0]
     require_kinds(trace, method, problem)
     assert isinstance(method, Method) and isinstance(problem, Problem)
     if progress is not None:

@@ -128,6 +128,25 @@ def require_order(frame: pd.DataFrame) -> None:
         raise InputError("the jobs of a worker do not come one after the other")
 
 
+def _of_versions(column: dict[str, np.ndarray], before: np.ndarray) -> _Rules:
+    """List the rules of the versions that a message read; ``before`` is the version it meets."""
+    return [
+        *(
+            (
+                name,
+                (column[name] >= 0) & (column[name] <= before),
+                "must be a version that there was before the commit",
+            )
+            for name in ("read_version", "push_version")
+        ),
+        (
+            "staleness",
+            column["staleness"] == before - column["read_version"],
+            "must count the versions since the read",
+        ),
+    ]
+
+
 def _of_rows(frame: pd.DataFrame, workers: int) -> _Rules:
     """List the rules of every row: the column, the mask of correct rows, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
@@ -155,19 +174,7 @@ def _of_rows(frame: pd.DataFrame, workers: int) -> _Rules:
             (column["version"] == before) | is_applied,
             "must be 'applied' where a version was made",
         ),
-        *(
-            (
-                name,
-                (column[name] >= 0) & (column[name] <= before),
-                "must be a version that there was before the commit",
-            )
-            for name in ("read_version", "push_version")
-        ),
-        (
-            "staleness",
-            column["staleness"] == before - column["read_version"],
-            "must count the versions since the read",
-        ),
+        *_of_versions(column, before),
         (
             "commit_time",
             np.diff(time, prepend=0.0) >= 0,
@@ -221,19 +228,7 @@ def _of_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> _Rule
             before == last,
             "must be the shard's version before, and one more where a part was applied",
         ),
-        *(
-            (
-                name,
-                (column[name] >= 0) & (column[name] <= before),
-                "must be a version that there was before the commit",
-            )
-            for name in ("read_version", "push_version")
-        ),
-        (
-            "staleness",
-            column["staleness"] == before - column["read_version"],
-            "must count the versions since the read",
-        ),
+        *_of_versions(column, before),
         (
             "commit_time",
             np.diff(column["commit_time"], prepend=0.0) >= 0,
