@@ -2,10 +2,12 @@
 a browser.
 """
 
+import base64
 import json
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,14 @@ import pytest
 from PIL import Image
 from test_study import TOY
 
-from asyncsim import Run, methods, problems, recorders, replay, simulate, study
+from asyncsim import Gamma, Rollouts, Run, methods, problems, recorders, replay, simulate, study
 from asyncsim.__main__ import main
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.pages import page
 from asyncsim.pages.film import film, frame_times, on_screen, scale
+from asyncsim.pages.timeline import timeline
 from asyncsim.runs import index
+from asyncsim.traces.trace_summary import phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 browser = pytest.mark.skipif(
@@ -87,7 +91,8 @@ def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tupl
 def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     path = animated / "report.html"
     text, data = path.read_text(), data_of(path)
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text) and "://" not in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text)
+    assert text.count("://") == 1  # in the comment of the library
     assert data["title"] == "compare: quadratic" and data["question"].startswith(
         "Which method is best"
     )
@@ -117,7 +122,7 @@ def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     (tmp_path / "mine" / "odd.csv").write_text("a,b\n<img src=x onerror=alert(1)>,2\n1\n")
     path = page.write_page(tmp_path / "mine")
-    assert path.read_text().count("</script>") == 2
+    assert path.read_text().count("</script>") == 3
     data = data_of(path)
     assert (
         data["title"] == f"compare: {config['problem']}"
@@ -332,3 +337,75 @@ def test_a_topology_moves_in_a_browser(tmp_path, monkeypatch):
     )
     found, errors = in_a_browser(Path("results/gossip/report.html"), script, tmp_path)
     assert found["failed"] == [] and errors == ""
+
+
+def test_a_timeline_shows_the_read_and_staleness_of_each_commit():
+    """Unpack the page's integers and compare them with the trace, of each kind of policy."""
+    clusters = {
+        "asynchronous": Cluster(5, Gamma(1.0, 0.3), service=0.05, latency=0.1),
+        "barrier": Cluster(5, Gamma(1.0, 0.3), service=0.05, policy="barrier()"),
+        "gossip": Cluster(5, Gamma(1.0, 0.3), latency=0.1, topology="ring"),
+    }
+    for name, cluster in clusters.items():
+        trace = simulate(cluster, commits=80)
+        data = timeline(name, trace)
+        columns = unpacked(data["columns"])
+        frame, tick = trace.accepted.frame, data["end"] / data["ticks"]
+        time = np.cumsum(columns["time"]) * tick
+        version = np.cumsum(columns["version"])
+        np.testing.assert_array_equal(columns["worker"], frame["worker"])
+        np.testing.assert_array_equal(columns["staleness"], frame["staleness"])
+        np.testing.assert_array_equal(version - columns["read"], frame["read_version"])
+        np.testing.assert_allclose(time, frame["commit_time"], atol=2 * tick)
+        np.testing.assert_allclose(time - columns["age"] * tick, frame["read_time"], atol=2 * tick)
+        for number, table in enumerate(phases(trace, range(5))):
+            duration = np.bincount(table["worker"], table["end"] - table["begin"], 5)
+            lane = np.cumsum(columns[f"lane{number}"])
+            packed = np.bincount(lane, columns[f"length{number}"] * tick, 5)
+            np.testing.assert_allclose(packed, duration, atol=1e-3)
+
+
+def unpacked(packed: dict) -> dict[str, np.ndarray]:
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["bytes"])), np.uint8)
+    values = np.ascontiguousarray(planes.reshape(4, -1).T).view("<i4")[:, 0]
+    ends = np.cumsum([*packed["lengths"].values()])
+    return dict(zip(packed["lengths"], np.split(values, ends[:-1]), strict=True))
+
+
+def test_a_timeline_of_rollouts_has_a_lane_for_each_slot():
+    rollouts = Rollouts(slots=4, length="exponential(1)", batch=4, group=2)
+    trace = simulate(Cluster(1, 0.3, rollouts=rollouts), commits=20)
+    data = timeline("rollouts", trace)
+    columns = unpacked(data["columns"])
+    trained = trace.samples[trace.samples["outcome"] == "trained"]
+    assert data["lanes"] == 4 and data["commits"] == len(trained)
+    assert sorted(columns["staleness"]) == sorted(trained["staleness"])
+
+
+@browser
+def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
+    data = data_of(animated / "report.html")["timeline"]
+    columns = unpacked(data["columns"])
+    row = len(columns["worker"]) // 2
+    version = np.cumsum(columns["version"])
+    read = version[row] - columns["read"][row]
+    # Unpacking is asynchronous: a page's text is dumped after the virtual time has passed.
+    script = f"""
+    const wait = setInterval(() => {{
+      const ready = window.asyncsimTimeline;
+      if (!ready) return;
+      clearInterval(wait);
+      const [lanes] = ready.plots, over = lanes.over, box = over.getBoundingClientRect();
+      const x = lanes.valToPos(ready.commits.time[{row}], "x");
+      const y = ({columns["worker"][row]} + 0.5) / {data["lanes"]} * box.height;
+      lanes.setCursor({{ left: x, top: y }});
+      const told = document.getElementById("told");
+      told.textContent = JSON.stringify({{ text: document.getElementById("timeline-status").textContent, failed }});
+    }}, 20);
+    """
+    result, errors = in_a_browser(
+        animated / "report.html", script, tmp_path, "--virtual-time-budget=20000"
+    )
+    assert not errors and not result["failed"]
+    assert f"read version {read} at" in result["text"]
+    assert f"staleness {columns['staleness'][row]}." in result["text"]

@@ -356,5 +356,7 @@ for (const one of data.tables) {
 if (!data.tables.length) $("tables").remove();
 if (data.config) $("config").textContent = JSON.stringify(data.config, null, 1);
 else $("configuration").remove();
+if (data.timeline) timeline(data.timeline, $("timeline")).then((ready) => { window.asyncsimTimeline = ready; });
+else $("timeline").remove();
 if (data.animation) animate(data.animation);
 else $("animation").remove();

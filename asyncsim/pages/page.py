@@ -28,6 +28,7 @@ from asyncsim.pages.film import (
     rings,
     scale,
 )
+from asyncsim.pages.timeline import timeline
 from asyncsim.pages.trust import trust_page
 from asyncsim.replays.run import Run
 from asyncsim.study import results
@@ -38,6 +39,14 @@ from asyncsim.traces.trace_summary import IN_WORDS
 
 #: The file with a study's printed text.
 PRINTED = "report.txt"
+#: The files of a page by their marks in its template; uPlot (MIT) draws the timeline's axes.
+_ASSETS = {
+    "/* library style */": "uplot/uPlot.min.css",
+    "/* style */": "page.css",
+    "/* library */": "uplot/uPlot.min.js",
+    "/* timeline */": "timeline.js",
+    "/* script */": "page.js",
+}
 #: Largest numbers: rows of a table, frames of the animation in a study's page, and frames of an
 #: animation page.
 _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
@@ -86,6 +95,7 @@ def write_page(
         ],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
+        "timeline": _timeline(folder, chosen),
         "animation": animation(chosen, _FRAMES) if chosen else None,
     }
     if out is not None:
@@ -107,8 +117,20 @@ def write_animation(
         "figures": [],
         "tables": [],
         "config": None,
+        "timeline": None,
     }
     return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
+
+
+def _timeline(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> dict[str, Any] | None:
+    """Return the timeline of the best run, else of the study's first trace; None without any."""
+    with contextlib.suppress(InputError, OSError):  # a damaged folder, or reads at several servers
+        if chosen:
+            title, run, trace = chosen[-1]
+            return timeline(title, trace, run)
+        for file in sorted(folder.glob("traces/**/*.parquet")):
+            return timeline(file.stem, Trace.load(file))
+    return None
 
 
 def films_of(
@@ -283,8 +305,7 @@ def _write(path: Path, page: dict[str, Any]) -> Path:
     assets = Path(__file__).parent
     text = (assets / "page.html").read_text(encoding="utf-8")
     parts = {
-        "/* style */": (assets / "page.css").read_text(encoding="utf-8"),
-        "/* script */": (assets / "page.js").read_text(encoding="utf-8"),
+        **{mark: (assets / file).read_text(encoding="utf-8") for mark, file in _ASSETS.items()},
         # Escaped, so that no text in the data can end its element.
         "/* data */": json.dumps(_finite(page), allow_nan=False).replace("<", "\\u003c"),
     }
