@@ -17,7 +17,7 @@ import numpy as np
 from asyncsim.base.console import counted, heard, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
-from asyncsim.drawing.look import PHASES, collecting
+from asyncsim.drawing.look import collecting
 from asyncsim.pages.film import (
     DISTANCE,
     MOST_WORKERS,
@@ -28,14 +28,14 @@ from asyncsim.pages.film import (
     rings,
     scale,
 )
-from asyncsim.pages.timeline import timeline
+from asyncsim.pages.packing import pack
+from asyncsim.pages.timeline import MOST_LANES, timeline
 from asyncsim.pages.trust import trust_page
 from asyncsim.replays.run import Run
 from asyncsim.study import results
 from asyncsim.study.columns import axis_of
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import IN_WORDS
 
 #: The file with a study's printed text.
 PRINTED = "report.txt"
@@ -45,6 +45,7 @@ _ASSETS = {
     "/* style */": "page.css",
     "/* library */": "uplot/uPlot.min.js",
     "/* timeline */": "timeline.js",
+    "/* animation */": "animation.js",
     "/* script */": "page.js",
 }
 #: Largest numbers: rows of a table, frames of the animation in a study's page, and frames of an
@@ -95,7 +96,7 @@ def write_page(
         ],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
-        "timeline": _timeline(folder, chosen),
+        "timelines": _timelines(folder, chosen),
         "animation": animation(chosen, _FRAMES) if chosen else None,
     }
     if out is not None:
@@ -117,20 +118,19 @@ def write_animation(
         "figures": [],
         "tables": [],
         "config": None,
-        "timeline": None,
+        "timelines": _timelines(path.parent, chosen),
     }
     return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
 
 
-def _timeline(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> dict[str, Any] | None:
-    """Return the timeline of the best run, else of the study's first trace; None without any."""
-    with contextlib.suppress(InputError, OSError):  # a damaged folder, or reads at several servers
-        if chosen:
-            title, run, trace = chosen[-1]
-            return timeline(title, trace, run)
-        for file in sorted(folder.glob("traces/**/*.parquet")):
-            return timeline(file.stem, Trace.load(file))
-    return None
+def _timelines(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> list[dict[str, Any]]:
+    """Return the timelines of the runs, the best run's last; without runs, of the first trace."""
+    if chosen:
+        return [timeline(title, trace, run) for title, run, trace in chosen]
+    for file in sorted(folder.glob("traces/**/*.parquet")):
+        with contextlib.suppress(InputError, OSError):  # damaged, or reads at several servers
+            return [timeline(file.stem, Trace.load(file))]
+    return []
 
 
 def films_of(
@@ -151,8 +151,10 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
     first = max((film.loss[0][1] for film in films if film.loss), default=1.0)
     high = min(max(losses, default=1.0), 10 * first) if first > 0 else 1.0
     gossips = films[0].messages is not None
-    drawn = counted(len(films[0].workers), "worker")
-    of = "" if len(films[0].workers) == chosen[0][2].workers else f" of {chosen[0][2].workers}"
+    has_places = films[0].measure == DISTANCE and not gossips
+    count = len(films[0].workers) if has_places else min(chosen[0][2].workers, MOST_LANES)
+    drawn = counted(count, "worker")
+    of = "" if count == chosen[0][2].workers else f" of {chosen[0][2].workers}"
     low = max(min(losses, default=0.1), 1e-6 * high)
     about = (
         f"{drawn}{of} on their graph; a dot along an edge is a message under way."
@@ -164,7 +166,7 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
         about += (
             "The direction is taken in the plane in which the reads spread most. A gradient is "
             "computed where its worker is drawn, and is applied at the centre."
-            if films[0].measure == DISTANCE
+            if has_places
             else "Each worker has a constant direction without a meaning: only a study with "
             "--animate records the positions of its reads."
         )
@@ -175,39 +177,39 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
         )
     return {
         "about": about,
-        "frames": len(times),
         "duration": float(times[-1]),
+        # Each worker has committed twice: staleness is nearly as large as later.
+        "start": min(float(times[-1]) / 2, _time_of_commit(chosen[0][2], 2 * count)),
         "rings": rings(bend, largest),
-        "phases": [
-            (IN_WORDS.get(name, name), PHASES.get(name, "#808080"), name) for name in films[0].names
-        ],
+        "largest": largest,
         "limits": (low, high),
+        "unit": _UNIT,
+        "nowhere": _NOWHERE,
         "films": [
             {
                 "title": film.title,
+                "trace": number,
                 "workers": film.workers.tolist(),
-                "phase": _packed(film.phase),
-                "progress": _packed(film.progress),
-                "place": _packed(_as_integers(on_screen(film.offset, bend, largest))),
-                "commits": _packed(film.commits.astype("<i4")),
+                "places": _places(film, bend, largest) if has_places else None,
                 "loss": film.loss,
                 "ended": film.ended,
-                "messages": None if film.messages is None else _packed(film.messages.astype("<f4")),
             }
-            for film in films
+            for number, film in enumerate(films)
         ],
     }
 
 
-def _packed(values: np.ndarray) -> str:
-    """Encode an array's bytes as base64."""
-    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+def _time_of_commit(trace: Trace, number: int) -> float:
+    """Return the time (s) of a commit, of the last one if there are fewer."""
+    times = trace.accepted.frame["commit_time"].to_numpy()
+    return float(times[min(number, len(times)) - 1])
 
 
-def _as_integers(places: np.ndarray) -> np.ndarray:
-    """Convert places on the screen to integers of two bytes, NaN to `_NOWHERE`."""
-    finite = np.isfinite(places)
-    return np.where(finite, np.round(np.where(finite, places, 0) * _UNIT), _NOWHERE).astype("<i2")
+def _places(film: Film, bend: float, largest: float) -> dict[str, Any]:
+    """Pack the places of a film's workers in each frame: both axes, `_NOWHERE` if unknown."""
+    places = on_screen(film.offset, bend, largest)
+    integers = np.where(np.isfinite(places), np.round(np.nan_to_num(places) * _UNIT), _NOWHERE)
+    return pack({"x": integers[..., 0].ravel(), "y": integers[..., 1].ravel()})
 
 
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:

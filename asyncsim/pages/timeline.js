@@ -84,9 +84,9 @@ function joined(arrays) {
   return arrays.flatMap((array) => Array.from(array));
 }
 
-async function timeline(show, place) {
+function timeline(show, trace, place) {
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const { commits, ofLane, phases, messages } = await prepare(show);
+  const { commits, ofLane, phases, messages } = trace;
   const seconds = (value) => `${Number(value.toPrecision(5))} s`;
   const number = (value) => value.toLocaleString("en");
   const part = show.commits < show.total ? `the first ${number(show.commits)} of ${number(show.total)}` : number(show.total);

@@ -23,11 +23,10 @@ _OF_SAMPLES = {"generating": SKY, "in the queue": None}
 def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]:
     """Return a timeline's data for the page's script: packed integers, the rest as JSON.
 
-    Times are in ticks of ``end / ticks`` seconds. ``columns`` has, for ``phases`` (one entry for
-    each name, sorted by worker and begin), worker, begin and duration; for ``commits`` worker, time
-    of the commit and the read's age, version completed and versions since the read, and staleness; for ``messages``
-    without a server sender, receiver, sending and mixing. With rollouts a lane is a slot, and a
-    commit is a sample that was trained.
+    Times are in ticks of ``end / ticks`` seconds. ``columns`` has, for each phase (sorted by worker
+    and begin), lane, begin and length; for commits worker, time, the read's age, the version and
+    the versions since the read, and staleness; without a server, for messages sender, receiver,
+    time of sending and journey. With rollouts a lane is a slot, and a commit a trained sample.
     """
     if trace.rollouts is not None:
         commits, intervals = _samples(trace)
