@@ -9,7 +9,7 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim runs                   list finished studies, the newest first
        asyncsim tag FOLDER NAME        name a folder of results, or a commit of a run
        asyncsim warp NAME              print the folder of a name
-       asyncsim show NAME              open the page of a study in the browser
+       asyncsim show [NAME]            open the page of a study in the browser, or the list of all
        asyncsim animate NAME           write a page, GIF or MP4 of the moving workers
        asyncsim diff NAME NAME         compare the options and curves of two studies
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder

@@ -234,7 +234,7 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
     ]
     lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS), TABLE))
     if several:
-        lines.append(verdict(table, list(table["method"]), measure))
+        lines.append(f"verdict: {verdict(table, list(table['method']), measure)}")
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which favours noisy methods"
     longer = "--steps" if config.time_budget is None else "--time-budget"

@@ -100,7 +100,7 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     assert "downpour" in data["answer"] and data["command"].startswith(
         "asyncsim study compare --workers=2"
     )
-    assert [name for name, _ in data["figures"]] == ["curves"]
+    assert [name for name, _, _ in data["figures"]] == ["curves"]
     summary = data["tables"][-1]
     assert summary["name"] == "summary.csv"
     assert (
@@ -283,11 +283,11 @@ def test_the_page_in_a_browser(animated, tmp_path):
       result.title = document.title;
       result.hacked = window.hacked === 1;
       const heads = [...document.querySelectorAll("th")];
-      const head = heads.find((head) => head.textContent === "train_loss");
+      const head = heads.find((head) => head.textContent === "training loss");
       const rows = head.closest("table").tBodies[0].rows;
       const cells = () => [...rows].map((row) => row.cells[head.cellIndex].title);
-      head.click(); result.up = cells().map(Number);
-      head.click(); result.down = cells().map(Number);
+      head.firstChild.click(); result.up = cells().map(Number);
+      head.firstChild.click(); result.down = cells().map(Number);
       const scrub = document.getElementById("scrub");
       result.second = document.querySelectorAll("figcaption strong")[1].textContent.split(",")[0];
       result.losses = [];
@@ -299,7 +299,8 @@ def test_the_page_in_a_browser(animated, tmp_path):
       const canvas = document.querySelector(".stage canvas");
       const context = canvas.getContext("2d");
       const pixels = () => context.getImageData(0, 0, canvas.width, canvas.height).data.join();
-      const last = pixels(); scrub.value = 0.1 * scrub.max; scrub.oninput(); result.moves = pixels() !== last;
+      const last = pixels();
+      scrub.value = 0.1 * scrub.max; scrub.oninput(); result.moves = pixels() !== last;
       scrub.value = 0; scrub.oninput();
       const play = document.getElementById("play");
       play.click(); result.plays = play.textContent;

@@ -286,7 +286,7 @@ TITLE_LINE_HEIGHT = 0.134
 class _Collection(NamedTuple):
     """The figures that are saved inside `collecting`."""
 
-    figures: list[tuple[str, bytes]]  #: name and SVG
+    figures: list[tuple[str, bytes, str]]  #: name, SVG and finding
     remark: str  #: the end of each title: that the study is unfinished
     files: bool  #: whether PNG and PDF are written
 
@@ -295,8 +295,8 @@ _COLLECTION: ContextVar[_Collection | None] = ContextVar("collection", default=N
 
 
 @contextlib.contextmanager
-def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str, bytes]]]:
-    """Collect the name and the SVG of each figure that is saved inside the context, for a page.
+def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str, bytes, str]]]:
+    """Collect name, SVG and finding of each figure that is saved inside the context, for a page.
 
     ``remark``: a line added to each title. ``files``: also write PNG and PDF.
     """
@@ -308,9 +308,11 @@ def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str,
         _COLLECTION.reset(token)
 
 
-def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
+def save(figure: Figure, path: str | os.PathLike, finding: str = "") -> list[Path]:
     """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the
     same bytes.
+
+    ``finding``: what the figure shows, one sentence, its caption on a page.
 
     Raises
     ------
@@ -338,8 +340,9 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
     if _COLLECTION.get() is not None:
         drawn, name = io.BytesIO(), Path(path).name
         with style(), matplotlib.rc_context({"svg.hashsalt": name}):
-            figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-        collection.figures.append((name, drawn.getvalue()))
+            metadata = {"Date": None, "Creator": None}
+            figure.savefig(drawn, format="svg", metadata=metadata, transparent=True)
+        collection.figures.append((name, drawn.getvalue(), finding))
     return paths
 
 

@@ -17,33 +17,54 @@ function line(pen, from, to) {
 }
 
 function element(tag, text, parent, classes) {
-  const made = document.createElement(tag);
-  if (text !== undefined && text !== null) made.textContent = text;
-  if (classes) made.className = classes;
-  if (parent) parent.appendChild(made);
-  return made;
+  const node = document.createElement(tag);
+  if (text !== undefined && text !== null) node.textContent = text;
+  if (classes) node.className = classes;
+  if (parent) parent.appendChild(node);
+  return node;
 }
 
 function number(text) {
   return text === "" ? NaN : Number(text.replace("inf", "Infinity"));
 }
 
-function shown(text) {
+function rounded(text) {
   const value = number(text);
   if (!Number.isFinite(value) || Number.isInteger(value)) return text;
   return String(Number(value.toPrecision(4)));
 }
 
-function table(parent, columns, words, rows) {
-  const made = element("table", null, element("div", null, parent, "scroll"));
-  const head = element("tr", null, element("thead", null, made)), body = element("tbody", null, made);
+function round(value) {
+  return value === null ? "-" : String(Number(value.toPrecision(4)));
+}
+
+function lossAt(film, time) {
+  let last = null;
+  for (const [at, loss] of film.loss) if (at <= time) last = loss;
+  return last;
+}
+
+/** Draw a table whose columns sort, a link to it as CSV, and the meaning of its columns. */
+function table(parent, { name, columns, words, rows, count }) {
+  const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+  const paragraph = element("p", null, parent, "faint"), link = element("a", `${name} as a file`, paragraph);
+  link.download = name.split(" ")[0];
+  link.href = `data:text/csv;charset=utf-8,${encodeURIComponent([columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n"))}`;
+  if (rows.length < count) paragraph.append(`: the first ${rows.length} of ${count} rows`);
+  const scroll = element("div", null, parent, "scroll");
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", name);
+  const node = element("table", null, scroll);
+  const head = element("tr", null, element("thead", null, node)), body = element("tbody", null, node);
   const numeric = columns.map((_, i) => rows.every((row) => row[i] === "" || row[i] === "nan" || !Number.isNaN(number(row[i]))));
   let by = -1, up = true;
   function fill() {
     body.replaceChildren();
     for (const row of rows) {
       const line = element("tr", null, body);
-      row.forEach((cell, i) => element("td", shown(cell), line, numeric[i] ? "" : "text").title = cell);
+      row.forEach((cell, i) => element(i ? "td" : "th", rounded(cell), line, numeric[i] ? "" : "text").title = cell);
+      line.firstChild.scope = "row";
     }
   }
   function sort(i) {
@@ -55,36 +76,34 @@ function table(parent, columns, words, rows) {
       const [x, y] = [number(a[i]), number(b[i])];
       return Number.isNaN(x) ? 1 : Number.isNaN(y) ? -1 : sign * (x - y);
     });
-    [...head.children].forEach((cell, j) => {
-      cell.setAttribute("aria-sort", j !== i ? "none" : up ? "ascending" : "descending");
-      cell.textContent = columns[j] + (j !== i ? "" : up ? " \u2191" : " \u2193");
-    });
+    [...head.children].forEach((cell, j) => cell.setAttribute("aria-sort", j !== i ? "none" : up ? "ascending" : "descending"));
+    $("sorted").textContent = `${name}: sorted by ${words[i]}, ${up ? "ascending" : "descending"}`;
     fill();
   }
-  columns.forEach((name, i) => {
-    const cell = element("th", name, head, numeric[i] ? "" : "text");
-    cell.title = words[i];
-    cell.tabIndex = 0;
+  columns.forEach((column, i) => {
+    const cell = element("th", null, head, numeric[i] ? "" : "text");
     cell.setAttribute("aria-sort", "none");
-    cell.onclick = () => sort(i);
-    cell.onkeydown = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(i); } };
+    cell.scope = "col";
+    const button = element("button", words[i], cell);
+    button.title = column;
+    button.onclick = () => sort(i);
   });
   fill();
-}
-
-function lossAt(film, time) {
-  let found = null;
-  for (const [at, loss] of film.loss) if (at <= time) found = loss;
-  return found;
-}
-
-function round(value) {
-  return value === null ? "-" : String(Number(value.toPrecision(4)));
+  const differ = columns.map((column, i) => [column, words[i]]).filter(([column, word]) => column.replaceAll("_", " ") !== word);
+  if (!differ.length) return;
+  const list = element("dl", null, element("details", null, parent));
+  list.before(element("summary", "columns in the file"));
+  for (const [column, word] of differ) {
+    element("dt", column, list);
+    element("dd", word, list);
+  }
 }
 
 document.title = data.title;
-$("title").textContent = data.title;
-$("question").textContent = data.question;
+$("origin").textContent = data.origin;
+// The answer is the first line; a page without one has its title there.
+$("title").textContent = data.verdict ?? data.title;
+$("question").textContent = data.verdict ? `${data.title}. ${data.question}` : data.question;
 // Rows of tables stay as they are; sentences are wrapped.
 let block = null;
 for (const line of data.answer.split("\n")) {
@@ -92,35 +111,44 @@ for (const line of data.answer.split("\n")) {
   if (block === null || block.tabular !== tabular) {
     block = element("pre", "", $("answer"), tabular ? "" : "sentences");
     block.tabular = tabular;
+    if (tabular) block.tabIndex = 0;
   }
   block.textContent += `${line}\n`;
 }
+if (!data.answer.trim()) $("results").remove();
 if (data.command) $("command").textContent = data.command;
 else $("made").remove();
-for (const [name, source] of data.figures) {
-  const image = element("img", null, $("figures"), "figure");
+for (const [name, source, caption] of data.figures) {
+  const figure = element("figure", null, $("figures")), image = element("img", null, figure, "figure");
   image.src = source;
-  image.alt = name;
+  image.alt = caption || name;
   // Made for paper, at seven inches; a screen has room for more.
   image.onload = () => { image.width = 1.4 * image.naturalWidth; };
+  if (caption) element("figcaption", caption, figure);
 }
 if (!data.figures.length) $("figures").remove();
-for (const one of data.tables) {
+for (const each of data.tables) {
   const part = element("details", null, $("tables"));
-  part.open = one.rows.length <= 30;
-  element("summary", `${one.name}: ${one.rows.length} of ${one.count} rows`, part);
-  table(part, one.columns, one.words, one.rows);
+  part.open = each.open;
+  element("summary", `${each.name}: ${each.count} ${each.count === 1 ? "row" : "rows"}`, part);
+  table(part, each);
 }
 if (!data.tables.length) $("tables").remove();
 if (data.config) $("config").textContent = JSON.stringify(data.config, null, 1);
 else $("configuration").remove();
-// Compressed data is unpacked in the background.
+
+/** Draw the timeline and the animation; their compressed data is unpacked in the background. */
 async function unfold() {
   const traces = await Promise.all(data.timelines.map((show) => prepare(show)));
   const best = data.timelines.length - 1;
   if (data.config && best >= 0) window.asyncsimTimeline = timeline(data.timelines[best], traces[best], $("timeline"));
-  else $("timeline").remove();
   if (data.animation) await animate(data.animation, traces, $("animation"));
-  else $("animation").remove();
 }
+if (!data.config || !data.timelines.length) $("timeline").remove();
+if (!data.animation) $("animation").remove();
+const headings = [...document.querySelectorAll("main h2")];
+for (const heading of headings.length > 2 ? headings : []) {
+  element("a", heading.textContent, $("contents")).href = `#${heading.parentElement.id}`;
+}
+if (headings.length <= 2) $("contents").remove();
 window.asyncsimReady = unfold();

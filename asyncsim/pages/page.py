@@ -8,7 +8,7 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 
-#: The file with a study's printed text.
-PRINTED = "report.txt"
+#: The file with a study's printed text, and the begin of the line in it that answers the question.
+PRINTED, VERDICT = "report.txt", "verdict: "
 #: The files of a page by their marks in its template; uPlot (MIT) draws the timeline's axes.
 _ASSETS = {
     "/* library style */": "uplot/uPlot.min.css",
@@ -51,6 +51,8 @@ _ASSETS = {
 #: Largest numbers: rows of a table, frames of the animation in a study's page, and frames of an
 #: animation page.
 _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
+#: Largest number of rows of a table that is open at first.
+_OPEN_ROWS = 30
 #: Largest size of the films in an animation, in bytes: with many workers there are fewer frames.
 _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
@@ -67,12 +69,12 @@ def on_a_page(folder: Path) -> Iterator[None]:
 
 
 def write_page(
-    folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Path | None = None
+    folder: Path, figures: Sequence[tuple[str, bytes, str]] = (), out: Path | None = None
 ) -> Path:
     """Write the self-contained page of a finished study.
 
-    ``figures``: names and SVG. ``out``: the file, by default in the study's folder. The page
-    contains no times of day and no paths: the same results give the same page.
+    ``figures``: names, SVG and findings. ``out``: the file, by default in the study's folder. The
+    page contains no times of day and no paths: the same results give the same page.
     """
     config = results.config_of(folder)
     study = str(config.get("study", folder.name))
@@ -83,16 +85,20 @@ def write_page(
     unfinished = results.unfinished(folder)
     of = f" ({unfinished})" if unfinished else ""
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
+    text = read_text(printed).strip("\n") if printed.exists() else ""
+    verdict = _verdict(text)
     page = {
         "title": f"{title}{of}",
+        "origin": _origin(folder, config),
+        "verdict": verdict and (f"{unfinished}; {verdict}" if unfinished else verdict),
         "question": _question(study),
-        "answer": read_text(printed).strip("\n") if printed.exists() else "",
+        "answer": text,
         "command": None
         if typed is None
         else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
         "figures": [
-            (name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
-            for name, svg in figures
+            (name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", finding)
+            for name, svg, finding in figures
         ],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
@@ -112,6 +118,8 @@ def write_animation(
     """Write a page with the animation of runs, given by titles, runs and traces, on one clock."""
     title = " and ".join(name for name, _, _ in chosen)
     empty: dict[str, Any] = {
+        "origin": "asyncsim",
+        "verdict": None,
         "question": "",
         "answer": "",
         "command": None,
@@ -266,6 +274,22 @@ def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dic
     return [runs[rank] for rank in ranks if rank in runs]
 
 
+def _verdict(text: str) -> str | None:
+    """Return the sentences of a study's verdict, from its printed text; None without one."""
+    verdicts = [
+        line.removeprefix(VERDICT) for line in text.splitlines() if line.startswith(VERDICT)
+    ]
+    return "; ".join(verdicts) or None
+
+
+def _origin(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return the version that a study was run with, and the day on which it began."""
+    versions, made = config.get("versions"), results.json_table(folder / results.ORIGIN)
+    version = versions.get("asyncsim", "") if isinstance(versions, dict) else ""
+    parts = [f"asyncsim {version}".strip(), f"study {config.get('study', folder.name)}"]
+    return ", ".join([*parts, *([str(made["date"])[:10]] if "date" in made else [])])
+
+
 def _question(study: str) -> str:
     """Return the docstring of a study on one line; empty if it cannot be read."""
     path = studies().get(study)
@@ -290,6 +314,8 @@ def _table(file: Path) -> dict[str, Any]:
         "columns": columns,
         "words": words,
         "rows": rows[:_MOST_ROWS],
+        # A table of single runs is long and wide; tables of means answer the question.
+        "open": file.name != results.SUMMARY and len(rows) <= _OPEN_ROWS,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from asyncsim.base.console import counted, note, tell_error
 from asyncsim.base.errors import InputError, choices_like
+from asyncsim.pages.contents import write_contents
 from asyncsim.pages.trust import is_trusted, page_of
 from asyncsim.runs import index
 from asyncsim.runs.folders import one_line
@@ -141,10 +142,16 @@ def warp(arguments: Sequence[str]) -> int:
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Open the page of a finished study in the browser."""
+    """Open the page of a finished study in the browser, or the page that lists all of them."""
     parser = _parser(show)
-    parser.add_argument("name", help="a tag, or a folder of results")
-    _show(index.find(parser.parse_args(arguments).name).folder)
+    parser.add_argument(
+        "name", nargs="?", help="a tag, or a folder of results; by default the list of all"
+    )
+    name = parser.parse_args(arguments).name
+    if name is None:
+        _open(write_contents([entry for entry in index.entries() if not entry.missing]))
+    else:
+        _show(index.find(name).folder)
     return 0
 
 
@@ -233,6 +240,11 @@ def _show(folder: Path) -> None:
 
         note(f"{page} was not written on this machine and could run anything: the page is redrawn")
         page = draw_page(folder, page_of(folder))
+    _open(page)
+
+
+def _open(page: Path) -> None:
+    """Print the path of a page and open it in the browser."""
     print(page)
     if not webbrowser.open(page.absolute().as_uri()):
         note("no browser could be opened; open the file in a browser")
