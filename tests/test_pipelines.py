@@ -6,7 +6,7 @@ import pytest
 
 from asyncsim import problems
 from asyncsim.base.errors import InputError
-from asyncsim.problems.shards import shards_of
+from asyncsim.problems.partition import partition
 
 
 def shapes(problem):
@@ -17,14 +17,14 @@ DIGITS = shapes(problems.digits(hidden=(64, 64, 64)))
 
 
 def test_groups_of_tensors_partition_the_flat_vector():
-    assert shards_of(DIGITS, ["0,2", "1", "[3]"]) == (
+    assert partition(DIGITS, ["0,2", "1", "[3]"]) == (
         ("0,2", "1", "[3]"),
         (0, 4160, 8320, 12480, 13130),
         (0, 1, 0, 2),
     )
-    assert shards_of(DIGITS, ["[0]['weight'],[0]['bias']", "1,2,3"]).bounds == (0, 4160, 13130)
-    assert shards_of(DIGITS, 3, by_layer=True).names == ("0", "1", "2,3")
-    six = shards_of(DIGITS, 6)
+    assert partition(DIGITS, ["[0]['weight'],[0]['bias']", "1,2,3"]).bounds == (0, 4160, 13130)
+    assert partition(DIGITS, 3, by_layer=True).names == ("0", "1", "2,3")
+    six = partition(DIGITS, 6)
     assert len(six.names) == 6 and np.diff(six.bounds).max() == 4160
 
 
@@ -40,4 +40,4 @@ def test_groups_of_tensors_partition_the_flat_vector():
 )
 def test_groups_that_are_no_partition_are_refused(groups, message):
     with pytest.raises(InputError, match=message):
-        shards_of(DIGITS, groups)
+        partition(DIGITS, groups)

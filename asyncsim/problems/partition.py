@@ -15,7 +15,7 @@ from asyncsim.base.errors import InputError
 _FEW = 12
 
 
-class Shards(NamedTuple):
+class Partition(NamedTuple):
     """A partition of the flat vector of parameters; a shard is one run of it, or several.
 
     Attributes
@@ -39,9 +39,9 @@ def names_of_tensors(params: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
 
 
-def shards_of(
+def partition(
     params: Any, groups: int | Sequence[str], argument: str = "groups", by_layer: bool = False
-) -> Shards:
+) -> Partition:
     """Partition a problem's parameters into shards.
 
     Parameters
@@ -83,7 +83,7 @@ def shards_of(
     first = np.flatnonzero(np.diff(owner, prepend=-1))
     bounds = np.r_[0, np.cumsum(sizes)][np.r_[first, len(sizes)]]
     owners = np.array(owner)[first]
-    return Shards(tuple(groups), tuple(bounds.tolist()), tuple(owners.tolist()))
+    return Partition(tuple(groups), tuple(bounds.tolist()), tuple(owners.tolist()))
 
 
 def _layers(names: Sequence[str]) -> list[str]:
