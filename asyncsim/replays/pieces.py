@@ -404,9 +404,11 @@ def _build_piece(
         if layout.reads not in ("separate", "none"):
             read = _put(read, next_reads, piece.slot, valid, single)
         if layout.keeps_history:
-            read = _put_separate(read, end.history, piece.reads, layout)
+            widths = layout.widths or (read.shape[-1],)
+            for width, of_width in zip(widths, piece.reads, strict=True):
+                read = _put_separate(read, end.history, of_width, width, single)
             push_read = _put_separate(
-                push_read, end.history, piece.push_reads, layout._replace(read_blocks=1)
+                push_read, end.history, piece.push_reads, push_read.shape[-1], single
             )
         row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
@@ -521,37 +523,28 @@ def _put(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
     return jax.tree.map(write, tree, rows)
 
 
-def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Layout) -> Array:
+def _put_separate(
+    array: Array, history: Array, reads: ReadsOfPiece, width: int, single: bool
+) -> Array:
     """Write separate reads: the central variable after ``offset`` commits of the piece."""
     if reads.slot.size == 0:
         return array
-    if layout.read_blocks > 1 or layout.form == "single":
-        return _copy_blocks(array, history, reads, layout.read_blocks)
+    if single or not isinstance(reads.begin, tuple):
+        return _copy_runs(array, history, reads, width)
     valid = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
     # A slot that is freed within the piece may be written twice: only its last read stays.
     is_overwritten = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & valid, 1), axis=1)
     return _put(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)
 
 
-def _copy_blocks(array: Array, source: Array, reads: ReadsOfPiece, blocks: int) -> Array:
-    """Copy blocks of rows of ``source`` into rows of ``array``, one read after the other.
-
-    The last axis is cut into ``blocks`` blocks of equal width; the last may be shorter or empty.
-    """
-    columns = array.shape[-1]
-    width = -(-columns // blocks)
+def _copy_runs(array: Array, source: Array, reads: ReadsOfPiece, width: int) -> Array:
+    """Copy runs of rows of ``source`` into rows of ``array``, one read after the other."""
     shape = (1, *array.shape[1:-1], width)
     within = (jnp.int32(0),) * (array.ndim - 2)
 
     def copy(i: Array, array: Array) -> Array:
-        begin = reads.block[i] * jnp.int32(width) if blocks > 1 else jnp.int32(0)
-        # A slice cannot reach over the end: the last one begins before its block, and keeps the
-        # values there.
-        at = jnp.minimum(begin, jnp.int32(columns - width))
-        values = jax.lax.dynamic_slice(source, (reads.offset[i], *within, at), shape)
-        if blocks > 1:
-            current = jax.lax.dynamic_slice(array, (reads.slot[i], *within, at), shape)
-            values = jnp.where(at + jnp.arange(width, dtype=jnp.int32) < begin, current, values)
-        return jax.lax.dynamic_update_slice(array, values, (reads.slot[i], *within, at))
+        begin = jnp.int32(0) if isinstance(reads.begin, tuple) else reads.begin[i]
+        values = jax.lax.dynamic_slice(source, (reads.offset[i], *within, begin), shape)
+        return jax.lax.dynamic_update_slice(array, values, (reads.slot[i], *within, begin))
 
     return jax.lax.fori_loop(0, reads.size, copy, array)

@@ -1,5 +1,6 @@
 """The state that a replay carries from piece to piece, and the plan of the pieces."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -30,8 +31,9 @@ class Layout(NamedTuple):
         Room for separate reads, and for separate reads for messages, in a piece.
     separate_pushes : bool
         Whether messages are formed with the central variable of a visit before the commit's own.
-    read_blocks : int
-        Blocks of the parameters that are read one after the other; 1 if reads are whole.
+    bounds, owners : tuple of int
+        Where reads are not whole: run ``i`` of the parameters is ``bounds[i]:bounds[i + 1]``, and
+        has the version of block ``owners[i]`` of the read. Else ``()``.
     window : int
         Local steps of each commit.
     windows_differ : bool
@@ -56,7 +58,8 @@ class Layout(NamedTuple):
     reads_size: int = 0
     push_reads_size: int = 0
     separate_pushes: bool = False
-    read_blocks: int = 1
+    bounds: tuple[int, ...] = ()
+    owners: tuple[int, ...] = ()
     window: int = 1
     windows_differ: bool = False
     members: int | None = None
@@ -69,6 +72,12 @@ class Layout(NamedTuple):
     def keeps_history(self) -> bool:
         """Whether reads may see the central variable between any two commits of a piece."""
         return self.reads == "separate" or self.separate_pushes or self.reads_size > 0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The different lengths of the runs of parameters, ascending; ``()`` of whole reads."""
+        runs = {end - begin for begin, end in itertools.pairwise(self.bounds)}
+        return tuple(sorted(runs - {0}))
 
 
 class WorkerRow(NamedTuple):
@@ -149,12 +158,12 @@ def of_workers(rows: Any, workers: int) -> Any:
 
 
 class ReadsOfPiece(NamedTuple):
-    """The separate reads of a piece."""
+    """The separate reads of a piece, of whole vectors or of runs of equally many parameters."""
 
     size: Array  # number of reads
     slot: Array  # [reads_size]
     offset: Array  # [reads_size], commits of the piece before the read
-    block: Any = ()  # [reads_size], the block of the parameters; () if reads are whole
+    begin: Any = ()  # [reads_size], the first parameter of the run; () if reads are whole
 
 
 class Pieces(NamedTuple):
@@ -167,7 +176,7 @@ class Pieces(NamedTuple):
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
     rows: Array  # examples, [piece_size, window, batch]; ensembles [piece_size, members, ...]
-    reads: ReadsOfPiece
+    reads: tuple[ReadsOfPiece, ...]  # by `Layout.widths`; one if reads are whole
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server
     fresh: Any = ()  # [piece_size], whether the worker starts anew; () if none does

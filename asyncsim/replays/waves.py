@@ -44,7 +44,8 @@ class Waves(NamedTuple):
     depends_on : int array
         Running maximum of the first position at which the commit can be computed; never decreases.
     blocks : int array, shape ``[commits, blocks]``, or None
-        Positions of the blocks of torn reads; the last of each is ``read``.
+        Positions of the blocks, or groups of tensors, of reads that are not whole; the newest of
+        each is ``read``.
     gossip : Gossip or None
         Without a server, the messages that commits take up.
     separate_commits : bool array, or None
@@ -161,8 +162,11 @@ class Reads(NamedTuple):
     block: np.ndarray | None = None
 
 
-def find_waves(trace: Trace) -> Waves:
-    """Find the dependencies of a trace's commits."""
+def find_waves(trace: Trace, separate: bool = False) -> Waves:
+    """Find the dependencies of a trace's commits.
+
+    ``separate``: whether reads count as separate although commits come with them.
+    """
     columns = {
         name: trace.frame[name].to_numpy()
         for name in ("worker", "read_version", "push_version", "version")
@@ -178,11 +182,12 @@ def find_waves(trace: Trace) -> Waves:
     separate_pushes = bool(np.any(columns["push_version"] != before))
     previous = _previous_commit(columns["worker"])
     if trace.has_failures:
-        return _with_failures(trace, read, push, separate_pushes, previous, before)
+        return _with_failures(trace, read, push, separate_pushes, previous, before, separate)
     blocks = None
     if trace.read_blocks > 1:
         blocks = _first_position(trace.block_versions(), columns["version"])
-    reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
+        read, separate = blocks.max(1), True
+    reads = "separate" if separate else _kind_of_reads(read, previous)
     if reads == "separate":
         slot, slots = _share_slots(read if blocks is None else blocks)
     else:
@@ -202,6 +207,7 @@ def _with_failures(
     separate_pushes: bool,
     previous: np.ndarray,
     before: np.ndarray,
+    separate: bool,
 ) -> Waves:
     """Find the dependencies of a trace with crashes and restores."""
     frame, commits = trace.frame, len(trace)
@@ -227,7 +233,7 @@ def _with_failures(
     push_slot, push_slots = (
         _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
     )
-    if trace.protocol == "exchange" and trace.policy == asynchronous():
+    if trace.protocol == "exchange" and trace.policy == asynchronous() and not separate:
         # Workers that return, or that gave up a message, read between commits.
         is_separate = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
         slot, slots, reads = worker, trace.workers, "after"
@@ -341,15 +347,16 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
 def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
     """Assign a slot to each distinct read until its last commit, using as few slots as possible.
 
-    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first;
-    positions times ``scale``.
+    ``read`` has shape ``[commits]``, or ``[commits, blocks]``; positions times ``scale``.
     """
     distinct, group = np.unique(read, axis=0, return_inverse=True)
     group = group.reshape(-1)
-    read_at = (distinct if distinct.ndim == 1 else distinct[:, 0]) // scale
+    # A slot is in use from its oldest block on.
+    read_at = (distinct if distinct.ndim == 1 else distinct.min(1)) // scale
     last = np.zeros(len(read_at), int)
     last[group] = np.arange(len(read))  # of equal indices the last assignment stays
-    slot, slots = _allocate(read_at, last)
+    order, slot = np.argsort(read_at, kind="stable"), np.empty(len(read_at), int)
+    slot[order], slots = _allocate(read_at[order], last[order])
     return slot[group], slots
 
 
