@@ -274,7 +274,10 @@ class EventLoop:
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
         if len(versions) == 1:
             return self.versions[int(versions[0])] if taken_over is None else taken_over
-        seen = [self.versions.get(version, taken_over) for version in versions.tolist()]
+        seen = [
+            self.versions[version] if version in self.versions else taken_over[block]
+            for block, version in enumerate(versions.tolist())
+        ]
         bounds, owners = runs_of(self.trace, self.problem)
         runs = zip(itertools.pairwise(bounds), owners, strict=True)
         return jnp.concatenate([seen[owner][begin:end] for (begin, end), owner in runs])

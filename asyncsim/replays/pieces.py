@@ -17,6 +17,7 @@ commits by parameter; JAX moves the rest between devices.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -236,7 +237,7 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
                 states = of_workers(state.workers.method, layout.workers)
                 received = received, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
         pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
-        read_vector = _take(state.read, slot, single) if layout.reads != "none" else ()
+        read_vector = _take_read(state.read, slot, layout) if layout.reads != "none" else ()
         return _take(state.workers, worker, single), read_vector, pulled, received
 
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
@@ -404,12 +405,8 @@ def _build_piece(
         if layout.reads not in ("separate", "none"):
             read = _put(read, next_reads, piece.slot, valid, single)
         if layout.keeps_history:
-            widths = layout.widths or (read.shape[-1],)
-            for width, of_width in zip(widths, piece.reads, strict=True):
-                read = _put_separate(read, end.history, of_width, width, single)
-            push_read = _put_separate(
-                push_read, end.history, piece.push_reads, push_read.shape[-1], single
-            )
+            read = _put_separate(read, end.history, piece.reads, layout)
+            push_read = _put_separate(push_read, end.history, piece.push_reads, layout)
         row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
         if method.meet is not None:
@@ -472,6 +469,16 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
+def _take_read(read: Array, slot: Array, layout: Layout) -> Array:
+    """Return reads; one that is not whole has each run of parameters from the block's own slot."""
+    single = layout.form == "single"
+    if not layout.bounds:
+        return _take(read, slot, single)
+    runs = zip(itertools.pairwise(layout.bounds), layout.owners, strict=True)
+    parts = [_take(read[..., begin:end], slot[..., owner], single) for (begin, end), owner in runs]
+    return jnp.concatenate(parts, axis=-1)
+
+
 def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
     """Return the weighted sum of the messages that each commit takes up, or the messages."""
     if one_by_one:
@@ -523,28 +530,18 @@ def _put(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
     return jax.tree.map(write, tree, rows)
 
 
-def _put_separate(
-    array: Array, history: Array, reads: ReadsOfPiece, width: int, single: bool
-) -> Array:
+def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Layout) -> Array:
     """Write separate reads: the central variable after ``offset`` commits of the piece."""
     if reads.slot.size == 0:
         return array
-    if single or not isinstance(reads.begin, tuple):
-        return _copy_runs(array, history, reads, width)
+    if layout.form == "single":
+
+        def copy(i: Array, array: Array) -> Array:
+            row = jax.lax.dynamic_slice_in_dim(history, reads.offset[i], 1)
+            return jax.lax.dynamic_update_slice_in_dim(array, row, reads.slot[i], 0)
+
+        return jax.lax.fori_loop(0, reads.size, copy, array)
     valid = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
     # A slot that is freed within the piece may be written twice: only its last read stays.
     is_overwritten = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & valid, 1), axis=1)
     return _put(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)
-
-
-def _copy_runs(array: Array, source: Array, reads: ReadsOfPiece, width: int) -> Array:
-    """Copy runs of rows of ``source`` into rows of ``array``, one read after the other."""
-    shape = (1, *array.shape[1:-1], width)
-    within = (jnp.int32(0),) * (array.ndim - 2)
-
-    def copy(i: Array, array: Array) -> Array:
-        begin = jnp.int32(0) if isinstance(reads.begin, tuple) else reads.begin[i]
-        values = jax.lax.dynamic_slice(source, (reads.offset[i], *within, begin), shape)
-        return jax.lax.dynamic_update_slice(array, values, (reads.slot[i], *within, begin))
-
-    return jax.lax.fori_loop(0, reads.size, copy, array)

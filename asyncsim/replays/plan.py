@@ -131,16 +131,15 @@ class Plan:
         changed_at = [position for position in self.changes if position < commits]
         starts = np.concatenate([starts, changed_at]).astype(int)
         shared = waves.separate_commits is None
-        self._bounds, self._owners = runs_of(trace, problem)
-        self._reads, self._push_reads = (empty,), empty
+        self._reads = self._push_reads = empty
         if is_separate.any():
-            reads = separate_reads(read[is_separate], waves.slot[is_separate], shared)
-            self._reads = _by_width(reads, self._bounds, self._owners)
+            self._reads = separate_reads(read[is_separate], waves.slot[is_separate], shared)
+        self._bounds, self._owners = runs_of(trace, problem)
         if is_separate_push.any():
             push, push_slot = waves.push[is_separate_push], waves.push_slot[is_separate_push]
             self._push_reads = separate_reads(push, push_slot)
         self._counted = Counted.of(trace)
-        kinds = tuple(kind for kind in (*self._reads, self._push_reads) if len(kind.position))
+        kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
         platform = devices[0].platform
         self._tuning = tuning(platform, problem.parameter_count)
@@ -191,7 +190,7 @@ class Plan:
             piece_size=self.piece_size,
             workers=self._workers,
             reads="none" if method.mix is not None else self.waves.reads,
-            reads_size=max(map(self._room, self._reads)),
+            reads_size=self._room(self._reads),
             push_reads_size=self._room(self._push_reads),
             separate_pushes=self.waves.separate_pushes,
             bounds=self._bounds,
@@ -237,7 +236,7 @@ class Plan:
 
     def _reads_of(self, size: int) -> int:
         # Reads of one position cannot be divided between pieces: a piece needs room for all.
-        return max(size * max(len(self._owners), 1), self._most)
+        return max(size, self._most)
 
     def _room(self, reads: Reads) -> int:
         return self._reads_of(self.piece_size) if len(reads.position) else 0
@@ -284,9 +283,7 @@ class Plan:
             visit=visit,
             job=column("job"),
             rows=self._rows(member, valid),
-            reads=tuple(
-                _reads_of_pieces(reads, begin, sizes, self._room(reads)) for reads in self._reads
-            ),
+            reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             push_reads=_reads_of_pieces(
                 self._push_reads, begin, sizes, self._room(self._push_reads)
             ),
@@ -348,35 +345,18 @@ def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int,
     InputError
         The trace's groups are no partition of the problem's tensors.
     """
-    if trace.source.groups != 1:
+    groups, blocks = trace.source.groups, trace.read_blocks
+    if groups != 1:
         params = jax.eval_shape(problem.init, jax.random.key(0))
-        groups = trace.source.groups
         argument = "stages" if isinstance(groups, int) else "groups of tensors"
         _, bounds, owners = partition(params, groups, argument, by_layer=True)
-        return (bounds, owners) if trace.read_blocks > 1 else ((), ())
-    blocks = trace.read_blocks
+        return (bounds, owners) if blocks > 1 else ((), ())
     if blocks == 1:
         return (), ()
     # The last blocks may be shorter, or empty.
     width = -(-problem.parameter_count // blocks)
-    bounds = [min(block * width, problem.parameter_count) for block in range(blocks + 1)]
-    return tuple(bounds), tuple(range(blocks))
-
-
-def _by_width(reads: Reads, bounds: tuple[int, ...], owners: tuple[int, ...]) -> tuple[Reads, ...]:
-    """Divide reads of blocks by the width of their runs; their ``block`` is the first parameter."""
-    if reads.block is None:
-        return (reads,)
-    widths, divided = np.diff(bounds), []
-    for width in np.unique(widths[widths > 0]):
-        runs = np.flatnonzero(widths == width)
-        rows = [np.flatnonzero(reads.block == owners[run]) for run in runs]
-        begin = np.repeat(np.array(bounds)[runs], [len(of_run) for of_run in rows])
-        row = np.concatenate(rows)
-        order = np.argsort(reads.position[row], kind="stable")
-        row = row[order]
-        divided.append(Reads(reads.position[row], reads.slot[row], begin[order]))
-    return tuple(divided)
+    bounds = tuple(min(block * width, problem.parameter_count) for block in range(blocks + 1))
+    return bounds, tuple(range(blocks))
 
 
 def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:
@@ -387,10 +367,7 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
     slot = reads.slot[index] if room else index
     offset = reads.position[index] - begin[:, None] if room else index
     count = (last - first).astype(np.int32)
-    first_parameter: Any = () if reads.block is None else reads.block[index].astype(np.int32)
-    return ReadsOfPiece(
-        count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32), first_parameter
-    )
+    return ReadsOfPiece(count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32))
 
 
 def purpose_key(seed: int, purpose: str) -> Array:

@@ -1,6 +1,5 @@
 """The state that a replay carries from piece to piece, and the plan of the pieces."""
 
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -72,12 +71,6 @@ class Layout(NamedTuple):
     def keeps_history(self) -> bool:
         """Whether reads may see the central variable between any two commits of a piece."""
         return self.reads == "separate" or self.separate_pushes or self.reads_size > 0
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The different lengths of the runs of parameters, ascending; ``()`` of whole reads."""
-        runs = {end - begin for begin, end in itertools.pairwise(self.bounds)}
-        return tuple(sorted(runs - {0}))
 
 
 class WorkerRow(NamedTuple):
@@ -158,25 +151,24 @@ def of_workers(rows: Any, workers: int) -> Any:
 
 
 class ReadsOfPiece(NamedTuple):
-    """The separate reads of a piece, of whole vectors or of runs of equally many parameters."""
+    """The separate reads of a piece."""
 
     size: Array  # number of reads
     slot: Array  # [reads_size]
     offset: Array  # [reads_size], commits of the piece before the read
-    begin: Any = ()  # [reads_size], the first parameter of the run; () if reads are whole
 
 
 class Pieces(NamedTuple):
     """The plan of consecutive pieces; leaves have a leading axis ``pieces``; see `Layout`."""
 
     size: Array  # commits in the piece
-    slot: Array  # [piece_size]
+    slot: Array  # [piece_size], or [piece_size, blocks]
     push_slot: Array  # [piece_size]
     push_offset: Array  # [piece_size], commits of the piece before the message's read; -1: outside
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
     rows: Array  # examples, [piece_size, window, batch]; ensembles [piece_size, members, ...]
-    reads: tuple[ReadsOfPiece, ...]  # by `Layout.widths`; one if reads are whole
+    reads: ReadsOfPiece
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server
     fresh: Any = ()  # [piece_size], whether the worker starts anew; () if none does
