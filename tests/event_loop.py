@@ -2,6 +2,7 @@
 kept; slow, obvious.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from asyncsim.base.streams import stream_key
 from asyncsim.methods import Applied, Method, Visit
 from asyncsim.methods.method import OF_MESSAGE
 from asyncsim.problems import Problem
+from asyncsim.replays.plan import runs_of
 from asyncsim.replays.waves import find_waves
 
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
@@ -252,7 +254,7 @@ class EventLoop:
         version, before = np.r_[0, 0, self.frame["version"].to_numpy()][[stop + 1, stop]]
         self.versions = {int(version): self.central} if version > before or not stop else {}
         waiting = range(stop, len(self.frame))
-        first = waves.read if waves.blocks is None else waves.blocks[:, 0]
+        first = waves.read if waves.blocks is None else waves.blocks.min(1)
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop}
         if self.method.reply:
             self.replies = {number: state.read[number] for number in self.workers}
@@ -272,9 +274,13 @@ class EventLoop:
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
         if len(versions) == 1:
             return self.versions[int(versions[0])] if taken_over is None else taken_over
-        seen = [self.versions.get(version, taken_over) for version in versions.tolist()]
-        width = -(-self.central.size // len(seen))
-        return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
+        seen = [
+            self.versions[version] if version in self.versions else taken_over[block]
+            for block, version in enumerate(versions.tolist())
+        ]
+        bounds, owners = runs_of(self.trace, self.problem)
+        runs = zip(itertools.pairwise(bounds), owners, strict=True)
+        return jnp.concatenate([seen[owner][begin:end] for (begin, end), owner in runs])
 
     def _commit(
         self,
