@@ -481,6 +481,10 @@ def test_sum_law():
         (lambda: theory.knee(1, 0), ["service", "0", "above zero"]),
         (lambda: theory.implicit_momentum_path(3, -0.1, 5), ["step", "-0.1"]),
         (lambda: theory.conserved_staleness(1.5, 3), ["commits", "1.5"]),
+        (lambda: theory.momentum_stable_rate(1.0, 3), ["momentum = 1.0", "below one"]),
+        (lambda: theory.momentum_stable_rate(0.5, -1), ["delay = -1"]),
+        (lambda: theory.momentum_stable_rate(0.5, 1, "adam"), ["rule = 'adam'", "heavy_ball"]),
+        (lambda: theory.momentum_gain(0.5, 1.5), ["correlation = 1.5", "-1 to 1"]),
     ],
 )
 def test_nonsense_is_refused(call, words):
@@ -605,3 +609,52 @@ def test_the_limits_of_the_step_by_name():
         InputError, match=r"sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"
     ):
         theory.stable_step(2, "median")
+
+
+RULES = [(0, "nesterov"), (0.5, "nesterov"), (0.9, "nesterov"), (0.9, "heavy_ball")]
+
+
+@pytest.mark.parametrize(
+    ("delay", "limits"),
+    [
+        (0, (2.000, 3.000, 13.57, 38.00)),
+        (1, (1.000, 1.123, 2.531, 1.000)),
+        (2, (0.618, 0.623, 0.807, 0.513)),
+        (4, (0.347, 0.335, 0.327, 0.265)),
+        (16, (0.0952, 0.0929, 0.0785, 0.0749)),
+    ],
+)
+def test_known_limits_of_momentum_with_a_delay(delay, limits):
+    computed = [theory.momentum_stable_rate(mu, delay, rule) for mu, rule in RULES]
+    np.testing.assert_allclose(computed, limits, rtol=2e-3)
+
+
+@pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.99])
+def test_momentum_leaves_the_unit_circle_at_its_rate_and_not_before(momentum, rule):
+    """On the circle the characteristic polynomial determines the rate: the least real one is the
+    limit.
+    """
+    z = np.exp(1j * np.linspace(0, np.pi, 200_001)[1:])
+    pull = (1 + momentum) * z - momentum if rule == "nesterov" else z
+    for delay in (0, 1, 3, 8, 30):
+        rate = -(z - 1) * (z - momentum) * z**delay / pull / (1 - momentum)
+        crossings = np.flatnonzero(np.diff(np.sign(rate.imag)))
+        candidates = rate.real[np.append(crossings, -1)]
+        least = candidates[candidates > 0].min()
+        limit = theory.momentum_stable_rate(momentum, delay, rule)
+        assert limit == pytest.approx(least, rel=2e-3)
+
+
+@pytest.mark.parametrize(("momentum", "correlation"), [(0.9, 0.25), (0.5, -0.5), (0.0, 0.5)])
+def test_gain_and_energy_of_momentum_against_sums(momentum, correlation):
+    past = np.arange(400)
+    of_messages = correlation ** np.abs(past[:, None] - past).astype(float)
+    ball = momentum ** past.astype(float)
+    nesterov = momentum * ball + (past == 0)
+    for rule, weights in (("heavy_ball", ball), ("nesterov", nesterov)):
+        gain = theory.momentum_gain(momentum, correlation, rule)
+        assert gain == pytest.approx(weights @ of_messages[0], rel=1e-12)
+        energy = theory.momentum_energy(momentum, correlation, rule)
+        assert energy == pytest.approx(weights @ of_messages @ weights, rel=1e-12)
+    assert f"{theory.momentum_energy(0.9, 0.25):.2f}" == "10.06"

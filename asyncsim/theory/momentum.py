@@ -1,4 +1,4 @@
-"""Mean paths on a quadratic: implicit momentum, elastic averaging, and limits of stability.
+"""Mean paths on a quadratic: implicit and outer momentum, elastic averaging, limits of stability.
 
 ``step`` is the learning rate times the curvature. Momentum and paths assume independent exponential
 compute times of equal rate, no queue and atomic visits, so that each commit is by a uniformly
@@ -15,6 +15,7 @@ from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,
+    require_fraction,
     require_nonnegative,
     require_number,
     require_positive,
@@ -23,9 +24,13 @@ from asyncsim.base.errors import (
 
 #: Senses in which asynchronous SGD may be stable; see `stable_step`.
 SENSES = ("almost_sure", "mean_square", "mean")
+#: Forms of momentum at the server; see `momentum_stable_rate`.
+MOMENTA = ("nesterov", "heavy_ball")
 #: The numerical limit: number of steps tried, sequences of workers, commits of each sequence (at
 #: least, and for each worker), and commits between two rescalings.
 _STEPS, _PATHS, _COMMITS, _COMMITS_OF_A_WORKER, _RESCALE = 13, 64, 4000, 200, 20
+#: Bisections of a rate, until round-off.
+_BISECTIONS = 50
 #: With more workers it takes more than half a minute.
 _MOST_WORKERS = 1_000
 
@@ -151,6 +156,95 @@ def _almost_sure_step(workers: int, mean_square: float) -> float:
     return float(np.interp(0.0, growth, steps))
 
 
+def momentum_stable_rate(momentum: float, delay: int, rule: str = "nesterov") -> float:
+    """Return the effective rate above which momentum at the server diverges under a fixed delay.
+
+    The effective rate is ``rate * curvature / (1 - momentum)``. With ``g`` the gradient at the
+    central variable ``delay`` versions ago::
+
+        m       <- momentum * m + g
+        central <- central - rate * (momentum * m + g)    Nesterov, as DiLoCo has it
+        central <- central - rate * m                     heavy ball
+
+    ========  ========  ========  ========  ==============
+    delay     0         0.5       0.9       heavy ball 0.9
+    ========  ========  ========  ========  ==============
+    0         2         3         13.57     38
+    1         1         1.123     2.531     1
+    4         .347      .335      .326      .265
+    16        .0952     .0929     .0785     .0749
+    ========  ========  ========  ========  ==============
+
+    Parameters
+    ----------
+    momentum : float
+        From 0 to below 1.
+    delay : int
+        Staleness of every gradient (versions).
+    rule : {"nesterov", "heavy_ball"}
+        See above.
+
+    Notes
+    -----
+    The largest rate at which no root of the characteristic polynomial is outside the unit circle::
+
+        (z - 1) (z - momentum) z**delay + rate * curvature * ((1 + momentum) z - momentum)
+
+    Heavy ball has ``z`` in the last brackets. A window of local steps is a commit with the rate
+    times `window_step` as the ``rate * curvature``.
+    """
+    mu, delay = require_fraction("momentum", momentum), require_count("delay", delay, 0)
+    nesterov = require_choice("rule", rule, MOMENTA) == "nesterov"
+    free = np.append(np.poly([1.0, mu]), np.zeros(delay))
+    pulled = np.zeros_like(free)
+    pulled[-2:] = (1 + mu, -mu) if nesterov else (1.0, 0.0)
+
+    def is_stable(rate: float) -> bool:
+        return bool(np.abs(np.roots(free + rate * (1 - mu) * pulled)).max() <= 1)
+
+    # Plain steps with this delay are stable up to about pi / (2 delay + 1).
+    low, high = 0.0, 1 / (delay + 1)
+    while is_stable(high):
+        low, high = high, 2 * high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_stable(middle) else (low, middle)
+    return low
+
+
+def momentum_gain(momentum: float, correlation: float, rule: str = "nesterov") -> float:
+    """Return how far a step of momentum moves along the newest message, relative to the message.
+
+    ::
+
+        1 + momentum / (1 - momentum * correlation)    Nesterov
+        1 / (1 - momentum * correlation)               heavy ball
+
+    Messages ``k`` commits apart have the correlation ``correlation**k``; see
+    `momentum_stable_rate` for the rules.
+    """
+    mu, rho, nesterov = _require_momentum(momentum, correlation, rule)
+    return 1 + mu / (1 - mu * rho) if nesterov else 1 / (1 - mu * rho)
+
+
+def momentum_energy(momentum: float, correlation: float, rule: str = "nesterov") -> float:
+    """Return the mean square of a step of momentum, relative to that of a message.
+
+    With ``mu`` the momentum and ``rho`` the correlation of consecutive messages::
+
+        (1 + mu)**2 + 2 (1 + mu) mu**2 rho / (1 - mu rho) + mu**4 E    Nesterov
+        E = (1 + mu rho) / ((1 - mu**2) (1 - mu rho))                  heavy ball
+
+    10.06 for Nesterov with a momentum of 0.9 and a correlation of 0.25. Assumptions: those of
+    `momentum_gain`.
+    """
+    mu, rho, nesterov = _require_momentum(momentum, correlation, rule)
+    ball = (1 + mu * rho) / ((1 - mu**2) * (1 - mu * rho))
+    if not nesterov:
+        return ball
+    return (1 + mu) ** 2 + 2 * (1 + mu) * mu**2 * rho / (1 - mu * rho) + mu**4 * ball
+
+
 def elastic_path(workers: int, elasticity: float, contraction: float, commits: int) -> np.ndarray:
     """Return the exact mean of the central variable after each asynchronous elastic exchange.
 
@@ -237,6 +331,15 @@ def elastic_synchronous(workers: int, step: float, alpha: float) -> np.ndarray:
     round_map[n, :n] = alpha
     round_map[n, n] = 1 - n * alpha
     return round_map
+
+
+def _require_momentum(momentum: float, correlation: float, rule: str) -> tuple[float, float, bool]:
+    """Return the checked momentum and correlation, and whether the rule is Nesterov's."""
+    rho = require_number("correlation", correlation)
+    if not -1 <= rho <= 1:
+        raise InputError(f"correlation = {correlation!r}: must be from -1 to 1")
+    nesterov = require_choice("rule", rule, MOMENTA) == "nesterov"
+    return require_fraction("momentum", momentum), rho, nesterov
 
 
 def _require_step(step: float) -> float:
