@@ -152,6 +152,9 @@ def configure(
     # Bad options are refused at once, before the study's imports, which take seconds.
     options_alone = load(name, options_alone=True)
     options = split_numbers(options)
+    first = getattr(options_alone.Config, "first", "")
+    if first and options and not options[0].startswith("-"):
+        options = [f"--{first}", *options]
     folder = value_of("resume", options)
     recorded_options = results.command_of(folder, name)
     if recorded_options:

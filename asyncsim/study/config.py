@@ -86,6 +86,9 @@ class JobOptions:
     #: The options on the command line, except `ELSEWHERE`; None in Python.
     command: ClassVar[tuple[str, ...] | None] = None
 
+    #: The option whose values may stand first on the command line, without its name.
+    first: ClassVar[str] = ""
+
     #: The file of a user's study, with its hash.
     study_file: ClassVar[Mapping[str, str]] = MappingProxyType({})
 

@@ -1,0 +1,195 @@
+"""Which published claims hold? A verdict on each, with the command that repeats its test.
+
+    asyncsim study claims gem agn
+
+The lists are gem, agn, lsgd, parle, gossip, robust and scaling; without any, all are tested. Each
+claim is tested by commands of other studies, whose results are in ``evidence/``; claims that need
+the same command share its results. A rule computes the verdict: holds, holds in part, does not
+hold, or not testable here with the reason. Differences between seeds count if their 95 % confidence
+interval excludes equality. Prints the claims, and writes them as claims.csv and as claims.md.
+
+Small scale takes about ten minutes on two cores, on the bundled digits. --scale paper runs the
+published set-ups, which need MNIST and CIFAR-10, and hours to days.
+"""
+
+import contextlib
+import io
+import shlex
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pandas as pd
+
+from asyncsim.base.console import counted, note, wrapped
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import write_text
+from asyncsim.claims import LISTS, ClaimList, claims_of
+from asyncsim.claims.claim import Claim, measured, verdict
+from asyncsim.study import configure, results
+from asyncsim.study.config import JobOptions, StudyOptions
+from asyncsim.study.executor import Local
+from asyncsim.study.finished import Finished, present, read
+from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
+from asyncsim.study.sweep import check_values
+
+#: The table of the verdicts, and the same for pages.
+TABLE, PAGE = "claims.csv", "claims.md"
+#: Options of a set-up that the table shows.
+_SETTING = ("problem", "workers", "seeds", "steps", "window", "latency", "byzantine")
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Config(JobOptions):
+    """Options of the study of claims."""
+
+    first: ClassVar[str] = "lists"
+    example: ClassVar[str] = "gem agn"
+
+    lists: tuple[ClaimList, ...] = LISTS
+    """Lists of claims to test; their names may stand without the option."""
+    scale: Literal["small", "paper"] = "small"
+    """Set-ups of the tests: minutes on bundled problems, or the published ones."""
+
+    def check(self) -> None:
+        """Check the options; see `JobOptions.check`."""
+        super().check()
+        check_values("lists", self.lists)
+        if self.executor != "local":
+            raise InputError(
+                f"executor = {self.executor!r}: the claims' studies run one after the other; leave "
+                "it out, or run their commands with it"
+            )
+
+
+SCALES = {"small": Config(), "paper": Config(scale="paper")}
+
+
+def run(config: Config) -> Result:
+    """Run the commands of all claims, then judge them; see `asyncsim.study.jobs.run_jobs`."""
+    config.check()
+    claims = [(name, claim) for name in config.lists for claim in claims_of(name)]
+    commands: dict[str, None] = {}
+    for _, claim in claims:
+        if not isinstance(tests := claim.commands(config.scale), str):
+            commands |= dict.fromkeys(tests)
+    if config.scale == "paper":
+        _require_data(commands)
+    jobs = [_job(config, command) for command in commands]
+
+    def conclude(folder: Path, summary: pd.DataFrame) -> None:
+        table = pd.DataFrame([_row(folder, config.scale, *entry) for entry in claims])
+        write_text(folder / PAGE, page(table))
+        present(folder, {TABLE: table}, report(table))
+
+    record = config.options_record("claims")
+    return run_jobs("claims", config, record, jobs, contextlib.nullcontext(Local()), conclude)
+
+
+def _require_data(commands: Iterable[str]) -> None:
+    """Raise InputError if the data of a command's problem cannot be loaded."""
+    configs = [_configured(command)[1] for command in commands]
+    problems = {config.problem: config for config in configs if isinstance(config, StudyOptions)}
+    for config in problems.values():
+        config.at().make_problem()
+
+
+def _configured(command: str, *options: str) -> tuple[Any, Any]:
+    """Return the study of a command and its config."""
+    name, *typed = shlex.split(command)
+    return configure(name, [*typed, *options], check=True)
+
+
+def _job(config: Config, command: str) -> Job:
+    return measurement(
+        command,
+        _tested,
+        *(command, config.device),
+        place=f"{_place(command)}-row",
+        labels={"command": command},
+        in_folder=True,
+    )
+
+
+def _place(command: str) -> str:
+    """Return the folder of a command's results, inside the study's folder."""
+    return f"evidence/{command.split()[0]}-{zlib.crc32(command.encode()):08x}"
+
+
+def _tested(folder: Path, command: str, device: str) -> Tables:
+    """Run a command, or complete an interrupted one; its printed text is only on its page."""
+    place = folder / _place(command)
+    unfinished = (place / results.CONFIG).exists()
+    study, config = _configured(command, "--resume" if unfinished else "--out", str(place))
+    if isinstance(config, JobOptions):
+        typed, config = config.command, replace(config, device=device)
+        object.__setattr__(config, "command", typed)
+    with contextlib.redirect_stdout(io.StringIO()):
+        study.run(config)
+    return {results.SUMMARY: [{"command": command, "folder": _place(command)}]}
+
+
+def _row(folder: Path, scale: str, name: str, claim: Claim) -> dict[str, Any]:
+    """Judge a claim by the results of its commands."""
+    commands = claim.commands(scale)
+    row = {"list": name, "claim": claim.claim, "source": claim.source}
+    nothing = {"setting": "", "measured": "", "verdict": "", "command": ""}
+    if isinstance(commands, str):
+        return {**row, **nothing, "verdict": f"not testable here: {commands}"}
+    assert claim.judge is not None
+    row["command"] = " && ".join(f"asyncsim study {command}" for command in commands)
+    try:
+        evidence = [read(folder / _place(command), command.split()[0]) for command in commands]
+        findings = claim.judge(*evidence)
+    except InputError as error:
+        return {**nothing, **row, "verdict": f"not testable here: {error}"}
+    tested = {"setting": _setting(evidence[0]), "measured": measured(findings)}
+    return {**nothing, **row, **tested, "verdict": verdict(findings)}
+
+
+def _setting(evidence: Finished) -> str:
+    """Describe the set-up of a study's results."""
+    parts = []
+    for name in _SETTING:
+        value = evidence.config.get(name)
+        if value is None or value == "constant(0)":
+            continue
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        parts.append(text if name == "problem" else f"{name} {text}")
+    return ", ".join(parts)
+
+
+def report(table: pd.DataFrame) -> str:
+    """Format the claims for printing: verdict and numbers below each claim."""
+    lines = []
+    for name, rows in table.groupby("list", sort=False):
+        lines += [f"{name}", "-" * len(str(name))]
+        for row in rows.itertuples():
+            lines += [wrapped(f"{row.claim} ({row.source})", _WIDTH)]
+            for text in (f"{row.verdict}", row.measured, row.command):
+                lines += [f"    {text}"] if text else []
+            lines.append("")
+    counts = table["verdict"].str.partition(":")[0].value_counts()
+    total = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())
+    return "\n".join([*lines, f"{counted(len(table), 'claim')}; {total}"])
+
+
+def page(table: pd.DataFrame) -> str:
+    """Format the claims as tables of Markdown, one for each list."""
+    parts = []
+    for name, rows in table.groupby("list", sort=False):
+        parts += [f"## {name}", "", "| claim | set-up | measured | verdict |", "|---|---|---|---|"]
+        for row in rows.itertuples():
+            command = f"<br>`{row.command}`" if row.command else ""
+            cells = (
+                f"{row.claim} ({row.source})",
+                f"{row.setting}{command}",
+                row.measured,
+                f"**{row.verdict}**",
+            )
+            parts.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        parts.append("")
+    return "\n".join(parts)
