@@ -25,6 +25,13 @@ from asyncsim.methods.method import (
 from asyncsim.methods.recipe import shares_programs
 
 
+class ResumingWorker(NamedTuple):
+    """A worker's state in `lgd`: it resumes at ``rest + pull * leader``."""
+
+    rest: Array  #: shape ``[parameters]``
+    pull: Array  #: a scalar, zero before the first round
+
+
 class LeaderMemory(NamedTuple):
     """The server's memory of a worker, vectors of shape ``[parameters]``."""
 
@@ -159,6 +166,7 @@ def lsgd(
         apply=apply,
         init_server=lambda central: central,
         init_memory=init_memory,
+        resume=lambda worker, read: read,
         reply=lambda server, central, memory, visit: server,
         timing=Timing(
             protocol="exchange",
@@ -212,7 +220,8 @@ def lgd(
 
     def message(worker, update, start, central, visit):
         # The next replica, less the leader's part, which is not known yet.
-        return start, start + update - pull * start, {}
+        rest = start + update - pull * start
+        return start, ResumingWorker(rest, jnp.asarray(pull, rest.dtype)), {}
 
     def combine(server, central, messages, visits):
         losses = jnp.where(
@@ -226,8 +235,8 @@ def lgd(
         optimizer=local,
         message=message,
         combine=combine,
-        init_worker=lambda central: central - pull * central,
-        resume=lambda worker, read: worker + pull * read,
+        init_worker=lambda central: ResumingWorker(central, jnp.zeros((), central.dtype)),
+        resume=lambda worker, read: worker.rest + worker.pull * read,
         timing=Timing(policy=policy),
         sees_loss=True,
     )

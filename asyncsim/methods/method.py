@@ -370,15 +370,15 @@ class Method(NamedTuple):
         From the initial central variable to the initial states.
     resume : function, optional
         ``resume(worker, read)``: the worker's starting point, for methods with persistent replicas.
-        With ``mix`` there is no read: None.
+        With ``mix`` there is no read: None. With ``reply`` a worker's read is its replica.
     look_ahead : function, optional
         ``look_ahead(optimizer_state)``: the offset from the parameters at which the gradient of a
         local step is computed, a tree like theirs.
     reply : function, optional
         ``reply(server, central, memory, visit)``: the vector that the worker reads, instead of the
         central variable, with the states at the read: after its own commit, or before it under the
-        protocol "read_then_write". A worker's first read is the initial central variable. Traces
-        whose reads are separate visits are refused.
+        protocol "read_then_write". A worker's first read is the initial central variable, with
+        ``resume`` its initial replica. Traces whose reads are separate visits are refused.
     origin : function, optional
         ``origin(worker, read)``: the central variable from which the worker measures the server's
         movement; by default its last read.
@@ -454,6 +454,16 @@ class Method(NamedTuple):
     honest: tuple[bool, ...] | None = None
     presents: Callable[[State, Any, Visit], State] | None = None
     recipe: Any = None
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether workers have persistent replicas, so that they may start apart."""
+        return self.resume is not None or self.meet is not None
+
+    @property
+    def reads_replica(self) -> bool:
+        """Whether a worker's read is its replica, and not the central variable."""
+        return self.meet is not None or (self.resume is not None and self.reply is not None)
 
     def __repr__(self) -> str:
         """Return the name with the hyper-parameters, not the functions."""
