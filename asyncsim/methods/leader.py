@@ -96,6 +96,11 @@ def lsgd(
     worker's optimizer state over its pulls; so does this. After a test, its pulls of every step go
     to the tested mean until there is a new overall leader; here they do not.
 
+    Workers communicate as in the paper: at a visit the loss goes up, one number, and a leader's
+    replica comes down from the worker that leads, with several groups at ``1 / global_every`` of
+    the visits a second one. The replica in the message here is what the leader's worker keeps. The
+    leader's own visits cost as much as others', because the leader's identity depends on values.
+
     On a cluster with sites, if no group spans two of them, studies simulate a trace on which a
     worker leaves its site only for the visits with a pull to the overall leader
     (``Cluster(far_every=...)``): near communication for the group, far for all, as in the paper.
@@ -171,6 +176,9 @@ def lsgd(
         timing=Timing(
             protocol="exchange",
             window=1 if step_pull else None,
+            # The loss goes up, leaders come down: the overall one at some visits.
+            message_numbers=1,
+            reply_size=1 + 1 / global_every if several else None,
             far_every=global_every if several else None,
             groups=groups if several else None,
         ),
@@ -237,7 +245,7 @@ def lgd(
         combine=combine,
         init_worker=lambda central: ResumingWorker(central, jnp.zeros((), central.dtype)),
         resume=lambda worker, read: worker.rest + worker.pull * read,
-        timing=Timing(policy=policy),
+        timing=Timing(policy=policy, message_numbers=1),
         sees_loss=True,
     )
 

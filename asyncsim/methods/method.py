@@ -229,6 +229,11 @@ class Timing:
     message_share : function
         ``message_share(bits) -> float``: the ``message_size`` for parameters of ``bits`` bits. By
         default the message keeps its number of bits, with all parameters as the upper bound.
+    message_numbers : int
+        Numbers in a message, however many parameters there are: 1 for a loss. Instead of
+        ``message_size``.
+    reply_size : float
+        Size of the worker's read relative to the vector of parameters; by default 1.
     far_every, groups : int
         On a cluster with sites, only every ``far_every``-th visit of a worker leaves its site. This
         requires that each of the ``groups`` groups of neighbours is at one site; worker ``i`` of
@@ -245,6 +250,8 @@ class Timing:
     policy: Policy | None = None
     message_size: float | None = None
     message_share: Callable[[int], float] | None = None
+    message_numbers: int | None = None
+    reply_size: float | None = None
     far_every: int | None = None
     groups: int | None = None
     fewest_workers: int | None = None
@@ -261,6 +268,8 @@ class Timing:
             policy: Policy | str | None = None,
             message_size: float | None = None,
             message_share: Callable[[int], float] | None = None,
+            message_numbers: int | None = None,
+            reply_size: float | None = None,
             far_every: int | None = None,
             groups: int | None = None,
             fewest_workers: int | None = None,
@@ -279,9 +288,23 @@ class Timing:
             else self.message_share(bits)
         )
 
+    def bytes_of_visit(self, up: float, down: float, bits: int) -> tuple[float, float]:
+        """Return the bytes of a message and of a read.
+
+        ``up``, ``down``: bytes of a message and of a read that are vectors of parameters; ``bits``:
+        of each number.
+        """
+        size, reply_size = self.size_of_message(bits), self.reply_size
+        if self.message_numbers is not None:
+            up = min(up, self.message_numbers * bits / 8)
+        elif size is not None:
+            up = size * down
+        return up, down if reply_size is None else reply_size * down
+
 
 #: The fields of a method's timing that only affect transfer times: a replay accepts any trace.
-OF_JOURNEYS = ("message_size", "message_share", "far_every", "groups")
+OF_SIZES = ("message_size", "message_share", "message_numbers", "reply_size")
+OF_JOURNEYS = (*OF_SIZES, "far_every", "groups")
 
 
 class Applied(NamedTuple):

@@ -210,7 +210,7 @@ def initial_state(
     message_slots: int = 0,
     version_messages: int = 1,
 ) -> ReplayState:
-    """Build the replay's state at version zero from the initial parameters and the problem's state."""
+    """Build the replay's state at version zero from the start and the problem's state."""
     central = flat.ravel(start.params)
     with naming_failures("record: init(method, central)"):
         worker_states, shared_states = (

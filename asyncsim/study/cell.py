@@ -24,6 +24,7 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
+from asyncsim.methods.method import OF_SIZES
 from asyncsim.methods.robust_gossip import note_few_replicas
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
@@ -139,12 +140,11 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
     needs.pop("fewest_workers", None)  # jobs_of checks this
-    needs.pop("message_size", None)
-    needs.pop("message_share", None)
-    size, bytes_before = timing.size_of_message(bits), cluster.message_bytes
-    if size is not None and bytes_before is not None:
-        down = bytes_before[1] if isinstance(bytes_before, tuple) else bytes_before
-        needs["message_bytes"] = (size * down, down)
+    sizes = [needs.pop(name, None) for name in OF_SIZES]
+    vector = cluster.message_bytes
+    if vector is not None and any(size is not None for size in sizes):
+        up, down = vector if isinstance(vector, tuple) else (vector, vector)
+        needs["message_bytes"] = timing.bytes_of_visit(up, down, bits)
     far_every, groups = needs.pop("far_every", 1), needs.pop("groups", None)
     if cluster.sites is not None and groups is not None and not cluster.shared_bandwidth:
         group = np.arange(cluster.workers) * groups // cluster.workers
@@ -199,6 +199,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         for need, value in vars(method.timing).items()
                         if value is not None
                         and need != "message_share"
+                        and (need not in OF_SIZES or cluster.message_bytes is not None)
                         and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
                     is_same_length = cell.seconds is not None or commits == cell.config.commits
