@@ -5,8 +5,9 @@ accumulated gradient normalization (Hermans, Spanakis and Moeckel 2017, arXiv 17
 method on clusters of n workers, for several windows (local steps between two communications), with
 the same passes through the data, divided among the workers. The passes are rounded to whole visits
 of all workers (a note reports deviations above 5 %). Local steps use Adam, as in the thesis.
-Tables: the final accuracy of the central variable (grid.csv), the temporal efficiency of pairs of
-methods (efficiency.csv), and the distribution of staleness (staleness.csv).
+Tables: the final accuracy of the central variable and the mean length of its steps (grid.csv; with
+--directions-every also the mean cosines of updates), the temporal efficiency of pairs of methods
+(efficiency.csv), and the distribution of staleness (staleness.csv).
 
 Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time,
 divided by b's integral, until the first of the two ends. Accuracies are measured on all examples
@@ -29,8 +30,9 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, note
-from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.problems.problem import measures
+from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import as_column, text_of
 from asyncsim.study.config import MethodLike
@@ -42,6 +44,8 @@ from asyncsim.traces.trace_summary import warm_up_of
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: Columns of grid.csv that are printed by workers and windows.
 _PRINTED = ("train_accuracy", "test_accuracy")
+#: Recorded cosines, see `asyncsim.recorders.directions`.
+COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
 #: Relative deviation from the requested passes through the data that is reported.
@@ -78,11 +82,16 @@ class Config(SweepConfig):
     """Step size of a gradient, for all methods."""
     diagnose_every: int = 0
     """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
+    directions_every: int = 0
+    """Worker steps between recordings of the updates' cosines with the full gradient, the previous
+    step and the way to the run's final point, which takes a second replay; 0 for none.
+    """
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
         require_positive("epochs", self.epochs)
+        require_count("directions_every", self.directions_every, minimum=0)
 
 
 SCALES = {
@@ -175,9 +184,10 @@ def _epochs_of(cell: Cell) -> float:
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     finished = read(folder, "windows")
-    evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
+    runs = {name: finished.run(name) for name in summary["run_folder"]}
+    evaluations = {name: run.evaluations for name, run in runs.items()}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
-    grid = pd.DataFrame(_grid(summary, evaluations, counts))
+    grid = pd.DataFrame(_grid(summary, runs, counts))
     # The columns are explicit, because a single method has no pairs.
     efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
     tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
@@ -211,11 +221,13 @@ def _by_window(table: pd.DataFrame, label: str, column: str) -> str:
 
 
 def _grid(
-    summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame], counts: Mapping[str, np.ndarray]
+    summary: pd.DataFrame, runs: Mapping[str, Run], counts: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
     """Yield the final results of each method on each cluster, means over its seeds."""
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
-        ends = [evaluations[name].iloc[-1] for name in rows["run_folder"]]
+        ends = [runs[name].evaluations.iloc[-1] for name in rows["run_folder"]]
+        commits = pd.concat([runs[name].commits for name in rows["run_folder"]])
+        steps = commits[["update_norm", *(name for name in COSINES if name in commits)]]
         accuracy = {
             name: float(np.mean([end[name] for end in ends]))
             for name in _PRINTED
@@ -228,6 +240,7 @@ def _grid(
             "seeds": len(rows),
             "diverged": int((rows["status"] == "diverged").sum()),
             **accuracy,
+            **steps.replace(np.inf, np.nan).mean(),
             "seconds": rows["simulated_seconds"].mean(),
             "staleness_mean": rows["trace.staleness_mean"].mean(),
             "staleness_mode": int(np.argmax(_pooled(counts, rows["trace_file"]))),

@@ -320,6 +320,7 @@ class CellRun(NamedTuple):
             looks_every if config.diagnose_energy else 0,
             config.momentum,
             config.animate,
+            getattr(config, "directions_every", 0) * share,
         )
         return Job(
             f"{_values(cell)}{method.name}, seed {self.seed}",
@@ -432,12 +433,12 @@ def _replayed(
     seed: int,
     method: Method,
     problem: Problem,
-    looks: tuple[int, int, float, bool],
+    looks: tuple[int, int, float, bool, int],
     options: dict[str, Any],
     device: str,
 ) -> tuple[Run, Trace]:
     """Return a run and its trace."""
-    diagnose_every, tensors_every, momentum, animate = looks
+    diagnose_every, tensors_every, momentum, animate, directions_every = looks
     record = [recorders.energy(momentum, tensors_every)]
     if diagnose_every:
         record.append(recorders.diagnostics(diagnose_every))
@@ -448,6 +449,10 @@ def _replayed(
     with computing_device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run
         trace = _trace(cluster, commits, seed)
+        if directions_every:
+            # A first replay finds the point to which the second measures the direction.
+            end = replay(trace, method, problem, seed=seed, record=record, **options).params
+            record.append(recorders.directions(problem, end, directions_every))
         return replay(trace, method, problem, seed=seed, record=record, **options), trace
 
 
