@@ -320,7 +320,7 @@ class CellRun(NamedTuple):
             looks_every if config.diagnose_energy else 0,
             config.momentum,
             config.animate,
-            getattr(config, "directions_every", 0) * share,
+            config.directions_every * share,
         )
         return Job(
             f"{_values(cell)}{method.name}, seed {self.seed}",
