@@ -12,7 +12,9 @@ from test_catalogue import with_versions
 
 from asyncsim import Cluster, InputError, methods, prescribed, problems, recorders, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim.methods.check import check_method
 from asyncsim.replays.replay import Replay, replay
+from asyncsim.study.cell import meet
 
 STARTS = np.array([-1.2, 1.3, 0.9, -0.8])
 ROUNDS = 1000
@@ -101,6 +103,35 @@ def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
         options = {"stops": stops, "devices": devices, "record": [recorders.energy()]}
         running = Replay(trace, best_of_all(), problem, precision="float64", **options)
         assert max(forced_deviation(running, EVERY).values()) < FORCED
+
+
+@pytest.mark.parametrize(
+    ("method", "up", "down"),
+    [
+        # 4 workers with 10 visits each, 5 parameters of 4 bytes: losses up, leaders down.
+        (methods.lsgd(), 40 * 4, 40 * 20),
+        # Every second visit the overall leader comes down, too.
+        (methods.lsgd(groups=2, global_every=2), 40 * 4, (40 + 20) * 20),
+        (methods.lgd(policy=None), 40 * 4, 40 * 20),
+        (methods.aeasgd(), 40 * 20, 40 * 20),
+    ],
+)
+def test_bytes_are_those_of_losses_and_leaders(method, up, down):
+    cluster = Cluster(4, 1.0, bandwidth=20.0, message_bytes=20.0)
+    found = meet(cluster, method.timing)
+    sizes = found.message_bytes if isinstance(found.message_bytes, tuple) else (20.0, 20.0)
+    assert (40 * sizes[0], 40 * sizes[1]) == (up, down)
+    # Each visit takes the transfers and the second of the gradient.
+    frame = simulate(found, 40).frame
+    assert frame["commit_time"].iloc[-1] == pytest.approx(
+        10 * (1 + sum(sizes) / 20) - sizes[1] / 20
+    )
+
+
+def test_one_message_has_one_size():
+    timing = methods.Timing(message_size=0.5, message_numbers=3)
+    with pytest.raises(InputError, match=r"message_numbers = 3: are two sizes of one message"):
+        check_method(methods.downpour()._replace(timing=timing), np.zeros(2))
 
 
 def test_pulls_of_every_step_need_a_window_of_one():
