@@ -23,13 +23,15 @@ from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.clusters.network import PerWorker, per_worker
-from asyncsim.clusters.topologies import as_topology, slow_links
+from asyncsim.clusters.topologies import Topology, as_topology, slow_links
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.study.cell import Cell, meet
 from asyncsim.study.columns import text_of
-from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.config import MethodLike, StudyConfig, TopologyLike
+from asyncsim.study.entries import from_file
 from asyncsim.study.finished import present, read
+from asyncsim.study.loading import own_file
 from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions
@@ -57,9 +59,10 @@ class Config(TargetOptions, StudyConfig):
     methods: tuple[MethodLike, ...] = ("dpsgd", "sgp", "osgp", "adpsgd", "batch_sgd", "downpour")
     """Methods to compare: those without a server are run on each topology, the others once, with a
     server. batch_sgd is all-reduce: it waits for all."""
-    topology: tuple[str, ...] = ("ring()", "one_peer_exponential()", "complete()")
+    topology: tuple[TopologyLike, ...] = ("ring()", "one_peer_exponential()", "complete()")
     """Topologies: ring(), exponential(), one_peer_exponential(), complete(),
-    random_regular(degree), base2(). Methods whose workers meet in pairs leave out directed ones."""
+    random_regular(degree), base2(), or FILE.py:FUNCTION. Methods whose workers meet in pairs leave
+    out directed ones."""
     dirichlet: tuple[float | Literal["none"], ...] = ("none",)
     """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which
     each worker's classes are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data,
@@ -87,10 +90,19 @@ class Config(TargetOptions, StudyConfig):
             "test_accuracy" if "test_accuracy" in measures(problem) else "train_loss"
         )
 
-    @property
-    def topologies(self) -> tuple[str, ...]:
-        """The topologies as in tables, with all their parameters."""
-        return tuple(str(as_topology(topology)) for topology in self.topology)
+    def topologies(self) -> dict[str, Topology]:
+        """Return the topologies by their names in tables; import the user's files."""
+        topologies = [
+            as_topology(from_file("topology", entry, Topology, self.workers))
+            for entry in self.topology
+        ]
+        names = [repr(topology) for topology in topologies]
+        if twice := [name for name in names if [*names, SERVER].count(name) > 1]:
+            raise InputError(
+                f"topology: {twice[0]!r} would name two rows of the table; give matrices names of "
+                "their own: adjacency(matrix, name=...)"
+            )
+        return dict(zip(names, topologies, strict=True))
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -99,14 +111,15 @@ class Config(TargetOptions, StudyConfig):
         super().check()
         self.check_target()
         check_values("topology", self.topology)
-        check_values("topology", self.topologies)
         check_values("dirichlet", self.dirichlet)
         check_values("dirichlet", [concentration or "none" for concentration in self.dirichlet])
         for concentration in self.dirichlet:
             if concentration not in ("none", None):
                 require_positive("dirichlet", concentration)
-        for topology in self.topologies:
-            self.at(topology=topology).check()
+        for entry in self.topology:
+            # A file is imported later: the folder of a resumed study may name a stranger's.
+            if not isinstance(entry, str) or not own_file(entry)[0]:
+                self.at(topology=as_topology(entry)).check()
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cell."""
@@ -119,6 +132,9 @@ class Config(TargetOptions, StudyConfig):
             "evaluate_replicas": self.evaluate_replicas,
             **values,
         }
+        place = options_of_cell.get("topology", SERVER)
+        if isinstance(place, str) and place != SERVER:
+            options_of_cell["topology"] = self.topologies()[place]
         if np.isinf(options_of_cell.get("dirichlet", np.inf)):
             options_of_cell["dirichlet"] = None
         return _ClusterConfig(**{**options, **options_of_cell})
@@ -128,7 +144,7 @@ class Config(TargetOptions, StudyConfig):
 class _ClusterConfig(StudyConfig):
     """Options of one cluster."""
 
-    topology: str = SERVER
+    topology: str | Topology = SERVER
     dirichlet: float | None = None
     evaluate_replicas: bool = False
     slow: float = 1.0
@@ -137,7 +153,7 @@ class _ClusterConfig(StudyConfig):
     def _cluster(self, message_bytes: float | None) -> Cluster:
         cluster = super()._cluster(message_bytes)
         if self.topology != SERVER:
-            topology = as_topology(self.topology)
+            assert isinstance(topology := self.topology, Topology)
             if self.slow_link != 1 and self.workers > 1:
                 link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
                 topology = slow_links(topology, [*(topology.slow or ()), link])
@@ -201,7 +217,7 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
     attack = parse_attack(config.attack)
     if attack is not None:
         attack.byzantine(config.workers)
-    grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies, SERVER)]
+    grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies(), SERVER)]
     if set(config.dirichlet) - {"none", None}:
         # A number in every row: infinite for homogeneous data.
         values = [
@@ -242,7 +258,7 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
     if not cells or cells[0].cluster.topology is None:
         raise InputError(
             f"methods = {', '.join(map(str, config.methods))}: none can be run on topology = "
-            f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp, adpsgd, clipped_gossip or "
+            f"{', '.join(config.topologies())}; give dpsgd, sgp, osgp, adpsgd, clipped_gossip or "
             "robust_gossip, or run the study compare"
         )
     return cells, [f"left out: {combination}: {why}" for combination, why in left_out.items()]
@@ -262,7 +278,10 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
     """
     finished = read(folder, "gossip")
     worst = [f"{name}_worst" for name in _MEASURES[:2]]
-    gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
+    gaps = {
+        name: spectral_gap(topology, config.workers)
+        for name, topology in config.topologies().items()
+    }
     keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
     runs = tuned(finished.summary, keys, Measure("time_to_target"))
     evaluations = [finished.run(name).evaluations for name in runs["run_folder"]]

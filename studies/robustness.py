@@ -8,6 +8,7 @@ writes traces, runs, tables and a figure. Heterogeneous data: --problem "digits(
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ import pandas as pd
 from asyncsim.base.calls import Call, read
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_count, require_fraction, require_positive
-from asyncsim.byzantine.aggregation import parse_rule
+from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods import Method, robust
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
-from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
+from asyncsim.study.config import AttackLike, MethodLike, PolicyLike, RuleLike, StudyConfig
+from asyncsim.study.entries import from_file
 from asyncsim.study.finished import present
 from asyncsim.study.finished import read as finished_of
+from asyncsim.study.loading import own_file
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 
@@ -46,7 +49,7 @@ class Config(StudyConfig):
     """Rounds: messages of each worker."""
     policy: PolicyLike = "barrier"
     """Policy that forms versions: barrier, barrier(count), first_of(count) or buffered(count)."""
-    rules: tuple[str, ...] = (
+    rules: tuple[RuleLike, ...] = (
         "median()",
         "trimmed_mean(f=f)",
         "krum(f=f)",
@@ -54,9 +57,10 @@ class Config(StudyConfig):
         "nnm(trimmed_mean(f=f))",
     )
     """Rules of aggregation to compare; f stands for the number of Byzantine workers, at most the
-    largest that the rule allows."""
-    attacks: tuple[str, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
-    """Attacks, without the Byzantine workers; the end of --help lists them."""
+    largest that the rule allows. Your own: "FILE.py:FUNCTION(f=f)"."""
+    attacks: tuple[AttackLike, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
+    """Attacks, without the Byzantine workers; the end of --help lists them. Your own:
+    FILE.py:FUNCTION."""
     byzantine: tuple[int, ...] | None = None
     """Numbers of Byzantine workers, the first ones of the cluster; by default 15 and 30 % of the
     workers.
@@ -104,34 +108,94 @@ def run(config: Config) -> Result:
     _require_attacks(config)
     with config.computing_device():
         cells = []
+        rules, attacks = _rules(config), _attacks(config)
         for base in sweep(config, [{"learning_rate": rate} for rate in config.tune]):
             methods = base.methods
             for count in (0, *config.counts):
-                rules = [_method(config, base, text, count) for text in config.rules]
-                for attack in config.attacks if count else (NO_ATTACK,):
-                    cells.append(_cell(base, count, attack, [*methods, *rules]))
+                robust_methods = [
+                    _method(config, base, name, rule, count) for name, rule in rules.items()
+                ]
+                for name in attacks if count else (NO_ATTACK,):
+                    cells.append(
+                        base._replace(
+                            name=f"byzantine-{count}_{name}_{base.name}",
+                            values={"byzantine": count, "attack": name, **base.values},
+                            config=base.config.at(attack=attacks[name](count) if count else None),
+                            methods=[*methods, *robust_methods],
+                        )
+                    )
         conclude = functools.partial(_conclude, config)
         return run_cells("robustness", config, cells, conclude)
 
 
-def _method(config: Config, base: Cell, text: str, count: int) -> Method:
-    """Build a rule's method at a rate for a number of Byzantine workers, named after the rule's
-    text.
+def _rules(config: Config) -> dict[str, Callable[[int], Rule | str]]:
+    """Return the rules by their names in tables, as functions of the number of Byzantine
+    workers.
     """
+    rules: dict[str, Callable[[int], Rule | str]] = {}
+    for entry in config.rules:
+        if isinstance(entry, str):
+            rules[own_file(entry)[1]] = functools.partial(_rule_of_text, entry)
+        elif isinstance(entry, Rule):
+            rules[entry.text] = functools.partial(lambda rule, f: rule, entry)
+        elif callable(entry):
+            rules[f"{entry.__name__}(f=f)"] = functools.cache(entry)
+        else:
+            raise InputError(
+                f"rules = {entry!r}: must be a text, a rule, or a function of f that returns a "
+                "rule: aggregation.krum say"
+            )
+    return _named_apart("rules", rules, config.rules)
 
-    def rule_for(f: int) -> str:
-        return _substitute(text, "rules", lambda name: f if name == "f" else None)
 
+def _rule_of_text(text: str, f: int) -> Rule | str:
+    """Return the rule of a user's file, or a shipped rule's text, by which rates share programs."""
+    file, call = own_file(text)
+    call = _substitute(call, "rules", lambda name: f if name == "f" else None)
+    return from_file("rules", f"{file}:{call}" if file else call, Rule)
+
+
+def _attacks(config: Config) -> dict[str, Callable[[int], Attack]]:
+    """Return the attacks by their names in tables, as functions of the number of Byzantine
+    workers.
+    """
+    attacks: dict[str, Callable[[int], Attack]] = {}
+    for entry in config.attacks:
+        if isinstance(entry, str):
+            attacks[own_file(entry)[1]] = functools.partial(_attack_of_text, entry)
+        elif callable(entry):
+            attacks[entry.__name__] = functools.cache(entry)
+        else:
+            raise InputError(
+                f"attacks = {getattr(entry, 'text', entry)!r}: must be a text, or a function of "
+                "workers that returns an attack: attacks.alie say"
+            )
+    return _named_apart("attacks", attacks, config.attacks)
+
+
+def _named_apart(option: str, table: dict[str, Any], entries: Sequence[Any]) -> dict[str, Any]:
+    """Return a table; raise InputError if two entries have the same name in it."""
+    if len(table) < len(entries):
+        raise InputError(
+            f"{option} = {', '.join(table)}: one comes twice; give each a name of its own"
+        )
+    return table
+
+
+def _method(
+    config: Config, base: Cell, name: str, rule: Callable[[int], Rule | str], count: int
+) -> Method:
+    """Build a rule's method at a rate for a number of Byzantine workers."""
     policy = base.cluster.policy
-    largest = parse_rule(rule_for(0)).largest(policy.per_version(base.cluster.workers))
+    largest = parse_rule(rule(0)).largest(policy.per_version(base.cluster.workers))
     method = robust(
-        rule_for(max(0, min(count, largest))),  # the text, so that all rates share a program
+        rule(max(0, min(count, largest))),
         base.config.learning_rate,
         config.worker_momentum,
         config.server_momentum,
         policy,
     )
-    return method._replace(name=text)
+    return method._replace(name=name)
 
 
 def _substitute(text: str, option: str, value: Any) -> str:
@@ -151,25 +215,17 @@ def _substitute(text: str, option: str, value: Any) -> str:
     return str(filled(call))
 
 
-def _cell(base: Cell, count: int, attack: str, methods: list[Method]) -> Cell:
-    """Build the cell of an attack by a number of Byzantine workers."""
-    values = {"byzantine": count, "attack": attack, **base.values}
-    config = base.config
-    if count:
-        config = config.at(attack=_attack(attack, count).text)
-    name = f"byzantine-{count}_{attack}_{base.name}"
-    return base._replace(name=name, values=values, config=config, methods=methods)
-
-
-def _attack(text: str, count: int) -> Attack:
-    """Parse an attack and add its number of workers."""
-    call = read(text, "an attack", "alie")
+def _attack_of_text(text: str, count: int) -> Attack:
+    """Build the attack of a text, a shipped one or the user's, by a number of workers."""
+    file, call_text = own_file(text)
+    call = read(call_text, "an attack", "alie")
     if not isinstance(call, Call):
         raise InputError(f"attacks = {text!r}: must be an attack without its workers, alie say")
     if "workers" in dict(call.named) or call.positional:
         raise InputError(f"attacks = {text!r}: its workers follow from --byzantine; leave them out")
+    call_text = str(call._replace(named=(("workers", count), *call.named), brackets=True))
     attack = parse_attack(
-        str(call._replace(named=(("workers", count), *call.named), brackets=True))
+        from_file("attacks", f"{file}:{call_text}" if file else call_text, Attack)
     )
     assert attack is not None
     return attack
@@ -178,13 +234,13 @@ def _attack(text: str, count: int) -> Attack:
 def _require_attacks(config: Config) -> None:
     """Raise InputError if every attack is ineffective for some number of Byzantine workers."""
     for count in config.counts:
-        attacks = [_attack(text, count) for text in config.attacks]
+        attacks = [attack(count) for attack in _attacks(config).values()]
         for attack in attacks:
             attack.byzantine(config.workers)
         reasons = [attack.weakness(config.workers) for attack in attacks]
         if all(reasons):
             raise InputError(
-                f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack"
+                f"attacks = {', '.join(_attacks(config))}: {reasons[0]}, or another attack"
             )
 
 
@@ -243,10 +299,10 @@ def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
         )
 
     runs = scored(summary)
-    attacks = zip(runs["attack"], runs["byzantine"], strict=True)
+    attacks = _attacks(config)
     weak = [
-        attack != NO_ATTACK and bool(_attack(attack, count).weakness(config.workers))
-        for attack, count in attacks
+        name != NO_ATTACK and bool(attacks[name](count).weakness(config.workers))
+        for name, count in zip(runs["attack"], runs["byzantine"], strict=True)
     ]
     at_worst = worst_runs(runs[~np.array(weak)])
     worst = accuracy_table(at_worst).assign(byzantine_weight=_weights(folder, at_worst))

@@ -102,6 +102,23 @@ def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
     assert not Path("ran").exists() and not Path("t/x").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("gossip", "--topology=t/evil.py:f"),
+        ("robustness", "--rules=t/evil.py:f(f=f)"),
+        ("robustness", "--attacks=t/evil.py:f"),
+        ("staleness", "--attack=t/evil.py:f(workers=1)"),
+        ("staleness", "--methods=robust(rule='t/evil.py:f')"),
+        ("staleness", "--methods=robust(rule='\\x74/evil.py:f')"),
+    ],
+)
+def test_no_option_of_a_strange_folder_runs_its_files(told, name, option):
+    strange(study=name, command=[option])
+    code, err = told("study", name, "--resume", "t")
+    assert code == 2 and "t/evil.py lies inside the results" in err and not Path("ran").exists()
+
+
 @pytest.mark.parametrize("file", ["t/evil.py", "link.py", "t/../t/evil.py"])
 def test_a_file_inside_the_results_is_not_run_whatever_its_hash(told, file):
     strange()

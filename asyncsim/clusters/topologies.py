@@ -22,6 +22,7 @@ from asyncsim.base.errors import (
     require_count,
     require_list,
     require_memory,
+    require_name,
     require_positive,
     shown,
 )
@@ -68,6 +69,8 @@ class Topology:
         Rule for the shares of a given matrix.
     slow : tuple or None
         Slower links, see `slow_links`.
+    label : str or None
+        Name of a given matrix in tables and titles.
     """
 
     name: str
@@ -76,18 +79,24 @@ class Topology:
     matrix: tuple[Any, ...] | None = None
     weights: str | None = None
     slow: tuple[tuple[int, int, float], ...] | None = None
+    label: str | None = None
 
     def __str__(self) -> str:
         values = ((name, getattr(self, name)) for name in ("degree", "seed", "matrix", "weights"))
-        texts = (f"{name}={write(value)}" for name, value in values if value is not None)
-        text = f"{self.name}({', '.join(texts)})"
-        return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
+        texts = [f"{name}={write(value)}" for name, value in values if value is not None]
+        if self.label is not None:
+            texts.append(f"name={self.label!r}")
+        return self._slowed(f"{self.name}({', '.join(texts)})")
 
     def __repr__(self) -> str:
-        """Write the topology; a large matrix by its size."""
+        """Write the topology for titles: a matrix by its name, a large one without by its size."""
+        if self.label is not None:
+            return self._slowed(self.label)
         if self.matrix is None or len(self.matrix) <= 4:
             return str(self)
-        text = f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
+        return self._slowed(f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})")
+
+    def _slowed(self, text: str) -> str:
         return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
 
     def edges(self, workers: int) -> list[Edges]:
@@ -250,7 +259,7 @@ def base2() -> Topology:
     return Topology("base2")
 
 
-def adjacency(matrix: Any, weights: str | None = None) -> Topology:
+def adjacency(matrix: Any, weights: str | None = None, name: str | None = None) -> Topology:
     """Return the topology of an adjacency matrix, or of a networkx graph.
 
     Parameters
@@ -265,14 +274,18 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
           Columns sum to one, rows need not: for push-sum.
         - ``"given"``: the entries are the shares, including the diagonal; or a list of such
           matrices, the cycle.
+    name : str, optional
+        Short name in tables, titles and file names, instead of the matrix.
 
     Raises
     ------
     InputError
-        Unless the matrix is square with finite entries of zero or above; for Metropolis' shares of
+        Unless the name can be a file's; unless the matrix is square with finite entries of zero or above; for Metropolis' shares of
         a directed graph; for given shares whose columns do not sum to one; for a graph that is not
         (strongly) connected.
     """
+    if name is not None:
+        require_name("topology", name)
     if hasattr(matrix, "adjacency") and hasattr(matrix, "nodes"):
         place = {node: index for index, node in enumerate(matrix.nodes)}
         array = np.zeros((len(place), len(place)))
@@ -321,7 +334,7 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
     _require_connected(
         "matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric
     )
-    return Topology("adjacency", matrix=_frozen(array.tolist()), weights=weights)
+    return Topology("adjacency", matrix=_frozen(array.tolist()), weights=weights, label=name)
 
 
 def slow_links(topology: Topology | str, links: Any) -> Topology:

@@ -36,7 +36,9 @@ from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised, sha256
 
 if TYPE_CHECKING:
+    from asyncsim.byzantine.aggregation import Rule
     from asyncsim.byzantine.attacks import Attack
+    from asyncsim.clusters.topologies import Topology
     from asyncsim.clusters.network import PerWorker, SizeLike
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     FailureLike = str | Failure
     MethodLike = str | Method
     AttackLike = str | Attack
+    RuleLike = str | Rule | Callable[[int], Rule]
+    TopologyLike = str | Topology
     ProblemLike = str | Problem
 else:
     # The command line's types, with their names in its help.
@@ -56,7 +60,8 @@ else:
         Annotated[str, "failure"],
     )
     MethodLike, ProblemLike = Annotated[str, "method"], Annotated[str, "problem"]
-    AttackLike = Annotated[str, "attack"]
+    AttackLike, RuleLike = Annotated[str, "attack"], Annotated[str, "rule"]
+    TopologyLike = Annotated[str, "topology"]
     BandwidthLike, SizeLike = Annotated[float | str, "bytes/s"], Annotated[float | str, "bytes"]
 
 
@@ -300,7 +305,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """
 
     attack: AttackLike | None = None
-    """False messages of some workers."""
+    """False messages of some workers; your own as FILE.py:FUNCTION."""
 
     evaluate_every: int | None = None
     """Worker steps between evaluations on all data. By default 20 evaluations in all."""

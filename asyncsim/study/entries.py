@@ -2,13 +2,16 @@
 ``mine.py:damped(patience=3)``.
 
 Each entry is a call of a shipped factory or of a user's function. Arguments that it does not give
-come from the study's options of the same names.
+come from the study's options of the same names. Topologies, rules and attacks parse their own
+texts; `from_file` calls a user's function.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,12 +19,23 @@ from typing import Any, NamedTuple, TypeVar
 from asyncsim.base.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, shown
+from asyncsim.byzantine.aggregation import Rule
+from asyncsim.byzantine.attacks import Attack
+from asyncsim.clusters.topologies import Topology
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.check import check_fields
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
 
-Product = TypeVar("Product", Method, Problem)
+Product = TypeVar("Product", Method, Problem, Topology, Rule, Attack)
+#: A call that returns each kind, for messages.
+_EXAMPLES: Mapping[type, str] = {
+    Method: "methods.gem()",
+    Problem: "problems.custom()",
+    Topology: "topologies.adjacency(matrix)",
+    Rule: "aggregation.krum(f=1)",
+    Attack: "attacks.alie(workers=1)",
+}
 #: Most combinations of the lists of one entry.
 _MOST_VALUES = 1_000
 #: The default name of `asyncsim.problems.custom`; a study names the problem after its function
@@ -32,7 +46,7 @@ _UNFIT = re.compile(r"[/\\\\:*?\"<>|]+")
 
 
 class Entry(NamedTuple):
-    """A call that makes a method or a problem."""
+    """A call that makes a method, a problem, ..."""
 
     text: str  #: as it was written, for messages
     function: Callable[..., Any]
@@ -40,8 +54,13 @@ class Entry(NamedTuple):
     own: bool  #: whether the function is the user's
 
 
-def entry_of(option: str, text: str, table: Mapping[str, Callable[..., Any]]) -> Entry:
-    """Parse an entry; raise InputError for any other text."""
+def entry_of(
+    option: str, text: str, table: Mapping[str, Callable[..., Any]], kind: str = ""
+) -> Entry:
+    """Parse an entry; raise InputError for any other text.
+
+    ``kind``: the type that a user's function returns, by default after the option.
+    """
     subject = f"{option} = {shown(text)}"
     file, rest = own_file(text)
     if not file and rest.partition("(")[0].endswith(".py"):
@@ -67,9 +86,8 @@ def entry_of(option: str, text: str, table: Mapping[str, Callable[..., Any]]) ->
             "brackets"
         )
     if file:
-        function = load_function(
-            option, text, file, call.name, "Method" if option == "methods" else "Problem"
-        )
+        kind = kind or ("Method" if option == "methods" else "Problem")
+        function = load_function(option, text, file, call.name, kind)
     else:
         function = table[require_choice(option, call.name, table)]
     arguments = {
@@ -205,6 +223,39 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
     return problem
 
 
+def from_file(option: str, value: Any, kind: type[Product], workers: int | None = None) -> Any:
+    """Call the user's function that an option's text names; return any other value unchanged.
+
+    ``kind``: the type of its result. A parameter ``workers`` of a topology's function is the
+    cluster's. The same call of the same file returns the same object.
+
+    Raises
+    ------
+    InputError
+        The file or the function is missing, fails, or returns another type.
+    """
+    if not isinstance(value, str) or not own_file(value)[0]:
+        return value
+    function = entry_of(option, value, {}, kind.__name__).function
+    return _from_file(function, option, value, kind, workers if kind is Topology else None)
+
+
+@functools.lru_cache(64)  # compiled programs are cached by the identity of rules and attacks
+def _from_file(
+    function: Callable[..., Any],
+    option: str,
+    text: str,
+    kind: type[Product],
+    workers: int | None,
+) -> Product:
+    entry = entry_of(option, text, {}, kind.__name__)
+    options = types.SimpleNamespace(workers=workers)
+    product = _build(option, entry, options, ("workers",), ("workers",), bool, kind)
+    if isinstance(product, Topology) and product.matrix is not None and product.label is None:
+        product = dataclasses.replace(product, label=function.__name__)
+    return product
+
+
 def _build(
     option: str,
     entry: Entry,
@@ -214,8 +265,7 @@ def _build(
     changed: Callable[[str], bool],
     kind: type[Product],
 ) -> Product:
-    """Build the method or problem of an entry; the study's options of these names are its other
-    arguments.
+    """Build the product of an entry; the study's options of these names are its other arguments.
 
     A user's function keeps its defaults, except for options that were chosen or that the study
     varies; a note lists defaults that differ from the study's.
@@ -236,7 +286,9 @@ def _build(
     if defaults:
         note(f"{entry.text} keeps its own {', '.join(defaults)}")
     require_all(arguments, entry.function, subject)
-    if isinstance(arguments.get("optimizer"), str):
+    if kind is Method and isinstance(arguments.get("rule"), str):
+        arguments["rule"] = from_file("rule", arguments["rule"], Rule)
+    if kind is Method and isinstance(arguments.get("optimizer"), str):
         rate = arguments.pop("learning_rate", options.learning_rate)
         if rate is None:
             raise InputError(
@@ -258,8 +310,8 @@ def _build(
             f"{subject}: cannot be made: {told_in_a_line(error, path)}; repair the file"
         ) from error
     if not isinstance(product, kind):
-        example = "methods.gem()" if kind is Method else "problems.custom()"
         raise InputError(
-            f"{subject}: returned {product!r}; must return a {kind.__name__}, as {example} does"
+            f"{subject}: returned {product!r:.60}; must return {'an' if kind is Attack else 'a'} "
+            f"{kind.__name__}, as {_EXAMPLES[kind]} does"
         )
     return product

@@ -1,4 +1,4 @@
-"""Files of studies, methods and problems: list and import them, and recognise them when a study is
+"""Files of studies, and of users' functions: list and import them, and recognise them when a study is
 resumed.
 
 A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``.
@@ -12,6 +12,7 @@ a user's own are in ``studies/`` of the working folder. From Python::
 import __future__
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -27,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 import asyncsim.study.results as results
-from asyncsim.base.calls import split
+from asyncsim.base.calls import Call, read, split
 from asyncsim.base.errors import InputError, choices_like, require_choice, shown
 from asyncsim.base.files import open_file, require_plain, results_of
 
@@ -216,12 +217,27 @@ def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             for text in (value if isinstance(value, tuple | list) else (value,))
             if isinstance(text, str)
         ]
-        for entry in dict.fromkeys([*texts, *split(texts)]):
+        for entry in dict.fromkeys([*texts, *_texts_in(split(texts))]):
             file, _ = own_file(entry)
             if file and require_plain(Path(file)).is_file():
                 with open_file(Path(file)) as file_handle:
                     hashes[file] = option, sha256(file_handle.read())
     return hashes
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield a text and the texts among the arguments of its call, such as a method's rule."""
+    match value:
+        case str():
+            yield value
+            with contextlib.suppress(InputError):  # building the entry raises it
+                yield from _texts_in(read(own_file(value)[1], "a call", ""))
+        case Call():
+            for argument in (*value.positional, *(argument for _, argument in value.named)):
+                yield from _texts_in(argument)
+        case list():
+            for entry in value:
+                yield from _texts_in(entry)
 
 
 def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:

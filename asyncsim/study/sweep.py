@@ -107,7 +107,9 @@ def sweep(
     Cells with equal options of their methods, or of their problem, share these objects, which are
     then compiled once. Notes name options without effect.
     """
+    from asyncsim.byzantine.attacks import Attack
     from asyncsim.study.cell import Cell
+    from asyncsim.study.entries import from_file
 
     methods: dict[Any, Any] = {}
     problems: dict[Any, Any] = {}
@@ -115,6 +117,7 @@ def sweep(
     for values in grid:
         options = config.at(**values)
         options.check()
+        options = options.at(attack=from_file("attack", options.attack, Attack))
         of_methods, of_problem = (
             _chosen(options, ("methods", *OF_METHODS)),
             _chosen(options, ("problem", *OF_PROBLEMS)),

@@ -1,0 +1,154 @@
+"""Topologies, rules of aggregation and attacks from a user's file, as for methods and problems."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import Cluster, InputError, Trace, aggregation, attacks, simulate, study, topologies
+from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.topologies import Topology, as_topology
+from asyncsim.study.config import StudyConfig
+from asyncsim.study.entries import from_file
+from asyncsim.study.loading import files_of
+from asyncsim.study.sweep import sweep
+
+MINE = """
+import jax.numpy as jnp
+import numpy as np
+from asyncsim import aggregation, attacks, topologies
+
+def line(workers):
+    return topologies.adjacency(np.eye(workers, k=1) + np.eye(workers, k=-1))
+
+def trim(f):
+    return aggregation.trimmed_mean(f=f)._replace(text=f"trim(f={f})")
+
+def reverse(workers, scale=3.0):
+    def change(messages, honest, byzantine, key):
+        mean = jnp.mean(messages, axis=0, where=honest[:, None])
+        return jnp.where(byzantine[:, None], -scale * mean, messages)
+    return attacks.Attack(f"reverse(workers={workers})", workers, change=change)
+
+def number():
+    return 3
+"""
+
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
+
+
+@pytest.fixture(autouse=True)
+def mine(empty_folder):
+    Path("mine.py").write_text(MINE)
+
+
+def test_a_named_matrix_has_its_name_in_titles_and_its_entries_in_files(tmp_path):
+    grid = topologies.adjacency(np.ones((9, 9)), name="my grid")
+    slow = topologies.slow_links(grid, [[0, 1, 5]])
+    assert (repr(grid), repr(slow)) == ("my grid", "slow_links(my grid, [[0, 1, 5]])")
+    assert as_topology(str(grid)) == grid and as_topology(str(slow)) == slow
+    cluster = Cluster(workers=9, topology=grid)
+    assert describe(cluster).endswith("no server, my grid")
+    trace = simulate(cluster, commits=9)
+    trace.save(tmp_path / "trace.parquet")
+    assert Trace.load(tmp_path / "trace.parquet").cluster == cluster
+    with pytest.raises(InputError, match="name = 'a/b': names folders and files; leave out"):
+        topologies.adjacency(np.ones((2, 2)), name="a/b")
+
+
+def test_a_topology_of_a_file_knows_the_workers_and_is_named_after_its_function():
+    line = from_file("topology", "mine.py:line", Topology, 4)
+    assert repr(line) == "line" and line.neighbours(4) == [[1], [0, 2], [1, 3], [2]]
+    assert from_file("topology", "mine.py:line", Topology, 4) is line
+    assert from_file("topology", "ring()", Topology, 4) == "ring()"
+
+
+def test_gossip_on_a_topology_of_a_file(tmp_path):
+    out = tmp_path / "out"
+    options = "--workers 4 --steps 2 --methods dpsgd --tune 0.1 --problem quadratic".split()
+    places = ["--topology", "mine.py:line", "ring()", f"--out={out}"]
+    assert study.main(["gossip", *options, *places]) == 0
+    table = pd.read_csv(out / "gossip.csv")
+    assert table["topology"].tolist() == ["line", "ring()"]
+    line = topologies.adjacency(np.eye(4, k=1) + np.eye(4, k=-1)).matrices(4)[0]
+    gap = 1 - sorted(abs(np.linalg.eigvals(line)))[-2]
+    assert table["spectral_gap"][0] == pytest.approx(gap)
+
+
+def test_rules_of_files_and_of_python():
+    robustness = study.load("robustness")
+    mean = aggregation.mean()
+    config = robustness.Config(rules=("mine.py:trim(f=f)", "krum(f=f)", aggregation.cge, mean))
+    rules = robustness._rules(config)
+    assert list(rules) == ["trim(f=f)", "krum(f=f)", "cge(f=f)", "mean()"]
+    messages = np.array([[0.0], [1.0], [2.0], [9.0]])
+    assert rules["trim(f=f)"](1)(messages) == 1.5 and rules["trim(f=f)"](0)(messages) == 3.0
+    assert rules["krum(f=f)"](2) == "krum(f=2)"  # a text, so that rates share programs
+    assert rules["cge(f=f)"](1)(messages) == 1.0 and rules["mean()"](1) is mean
+    assert rules["trim(f=f)"](1) is rules["trim(f=f)"](1)
+    for twice in (("mine.py:trim(f=f)", "trim(f=f)"), (mean, aggregation.mean())):
+        with pytest.raises(InputError, match="one comes twice; give each a name of its own"):
+            robustness._rules(robustness.Config(rules=twice))
+    with pytest.raises(InputError, match="rules = 3: must be a text, a rule, or a function of f"):
+        robustness._rules(robustness.Config(rules=(3,)))
+
+
+def test_attacks_of_files_and_of_python():
+    robustness = study.load("robustness")
+    config = robustness.Config(attacks=("mine.py:reverse(scale=5)", "zero", attacks.mimic))
+    table = robustness._attacks(config)
+    assert list(table) == ["reverse(scale=5)", "zero", "mimic"]
+    assert [attack(2).text for attack in table.values()] == [
+        "reverse(workers=2)",
+        "zero(workers=2)",
+        "mimic(workers=2)",
+    ]
+    with pytest.raises(InputError, match="must be a text, or a function of workers"):
+        robustness._attacks(robustness.Config(attacks=(attacks.zero(2),)))
+
+
+def test_every_study_takes_an_attack_and_a_rule_of_a_file():
+    config = StudyConfig(
+        workers=6,
+        attack="mine.py:reverse(workers=2)",
+        methods=("robust(rule='mine.py:trim(f=2)')",),
+        problem="quadratic",
+    )
+    cells = sweep(config, [{"learning_rate": rate} for rate in (0.1, 0.2)])
+    assert [cell.config.attack.text for cell in cells] == ["reverse(workers=2)"] * 2
+    assert cells[0].config.attack is cells[1].config.attack
+    assert cells[0].methods[0].hyperparameters["rule"] == "trim(f=2)"
+
+
+def test_a_file_inside_an_argument_has_its_hash():
+    for text in (
+        "robust(rule='mine.py:trim(f=2)')",
+        "gem, robust(rule=['mine.py:trim(f=2)', 'krum(f=1)'])",
+        r"robust(rule='\x6dine.py:trim(f=2)')",
+        "mine.py:own(rule='krum(f=1)')",
+    ):
+        assert list(files_of({"methods": (text,)})) == ["mine.py"], text
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("gossip --topology mine.py:lime", "mine.py has no function lime; did you mean 'line'?"),
+        ("gossip --topology mine.py:number", "returned 3; must return a Topology, as topologies."),
+        ("gossip --topology no.py:line", "topology = 'no.py:line': there is no file no.py; give"),
+        ("gossip --topology mine.py:line(3)", "a graph of 3 workers, and there are 16; give as"),
+        ("gossip --topology mine.py:line mine.py:line(16)", "'line' would name two rows of the"),
+        ("robustness --rules mine.py:trim", "rules = 'mine.py:trim': f missing; write trim(f)"),
+        ("robustness --rules mine.py:number", "returned 3; must return a Rule, as aggregation."),
+        ("robustness --attacks mine.py:number", "parameter = 'workers': unknown"),
+        ("robustness --attacks mine.py:reverse(workers=3)", "its workers follow from --byzantine"),
+        ("staleness --attack mine.py:reverse", "attack = 'mine.py:reverse': workers missing"),
+        ("staleness --attack mine.py:number", "returned 3; must return an Attack, as attacks."),
+        ("compare --methods robust(rule='mine.py:trip')", "rule = 'mine.py:trip': mine.py has no"),
+    ],
+)
+def test_a_wrong_file_or_function_is_named(command, message, capsys):
+    assert study.main([*command.split(), "--problem=quadratic", "--out=out"]) == 2
+    error = capsys.readouterr().err.replace("\nhint: ", "; ")
+    assert message in error and "Traceback" not in error and not Path("out").exists()
