@@ -139,7 +139,12 @@ def run(config: Config) -> Result:
                 f"{record['problem']}, lowest training loss after {gradients}; "
                 f"{seeds}\n{text_of(best)}"
             )
-            present(folder, {TABLE: best}, text)
+            momenta = [
+                f"{row.server_momentum:g} with {counted(row.workers, 'worker')}"
+                for row in best.itertuples()
+            ]
+            verdict = f"the best explicit momentum is {', '.join(momenta)}"
+            present(folder, {TABLE: best}, text, verdict=verdict)
 
         return run_jobs("best_momentum", config, record, jobs, executor, conclude)
 

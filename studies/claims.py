@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
-from asyncsim.base.console import counted, note, wrapped
+from asyncsim.base.console import counted, wrapped
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_text
 from asyncsim.claims import LISTS, ClaimList, claims_of

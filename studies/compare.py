@@ -35,6 +35,7 @@ from asyncsim.study.ranking import (
     rates_as_good,
     verdict,
 )
+from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
@@ -235,7 +236,7 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
     ]
     lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS), TABLE))
     if several:
-        lines.append(f"verdict: {verdict(table, list(table['method']), measure)}")
+        lines.append(f"{VERDICT}{verdict(table, list(table['method']), measure)}")
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which favours noisy methods"
     longer = "--steps" if config.time_budget is None else "--time-budget"

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.columns import text_of
@@ -195,6 +196,18 @@ def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> 
     return text_of(pd.DataFrame(rows))
 
 
+def _verdict(summary: pd.DataFrame) -> str:
+    """Say how far the energy of the central variable ends from the proxy's, by method."""
+    clauses = []
+    for method, runs in summary.groupby("method", sort=False):
+        ratios = runs.groupby("workers")["energy_ratio"].mean().dropna()
+        if len(ratios):
+            ends = " to ".join(dict.fromkeys(map(number_text, (ratios.min(), ratios.max()))))
+            workers = counted(int(ratios.idxmax()), "worker")
+            clauses.append(f"{method} ends at {ends} times the proxy's energy, most at {workers}")
+    return "; ".join(clauses) or "all runs diverged"
+
+
 def _last(table: pd.DataFrame) -> pd.DataFrame:
     """Select the last tenth of each seed's run; at least its last diagnosed commit."""
     ends = table.groupby("seed")["worker_step"].transform("max")
@@ -209,6 +222,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         dict(zip(TABLES, tables, strict=True)),
         _LEGEND,
         report(finished.summary, *tables[:2]),
+        verdict=_verdict(finished.summary),
     )
 
 

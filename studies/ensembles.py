@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
 from asyncsim.clusters.cluster import Cluster
@@ -31,7 +31,7 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import axis_of, text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, executor_of, measurement, run_jobs
@@ -97,7 +97,7 @@ def run(config: Config) -> Result:
                 f"{cell.problem.name}, {seeds}; averages over the first models, without diverged "
                 "ones"
             )
-            present(folder, {}, text, report(summary))
+            present(folder, {}, text, report(summary), verdict=_verdict(summary))
 
         executor = executor_of(config, [(cell.problem, config.workers)])
         return run_jobs("ensembles", config, record, jobs, executor, conclude)
@@ -127,6 +127,20 @@ def _require_predictions(problem: Problem) -> None:
             f"problem = {problem.name!r}: has no test data to predict; give some, or choose "
             "digits, say"
         )
+
+
+def _verdict(summary: pd.DataFrame) -> str:
+    """Say how much lower the loss is of the largest ensemble than of one model."""
+    losses = [name for name in summary if name.endswith("_loss")]
+    means = summary.groupby(["method", "models"], sort=False)[losses[-1]].mean()
+    clauses = []
+    for method, by_size in means.groupby(level="method", sort=False):
+        sizes = by_size.droplevel("method")
+        one, all_models = (
+            number_text(sizes[size]) for size in (sizes.index.min(), sizes.index.max())
+        )
+        clauses.append(f"{method} falls from {one} for one model to {all_models} for all")
+    return f"the {axis_of(losses[-1])} of {'; '.join(clauses)}"
 
 
 def report(summary: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import require_nonnegative
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
@@ -148,6 +148,17 @@ def times_table(finished: Finished, target: Target) -> pd.DataFrame:
     return means(runs, [*_CLUSTER, "method"], ["time_to_target", "final_loss"])
 
 
+def _verdict(goodput: pd.DataFrame) -> str:
+    """Say which policies keep the most and the least of their throughput with the most deaths."""
+    worst = goodput[goodput["deaths"] == goodput["deaths"].max()].dropna(subset="remaining")
+    kept = worst.groupby("policy", sort=False)["remaining"].mean().sort_values(ascending=False)
+    if kept.empty:
+        return "no policy makes commits"
+    deaths = f"at {number_text(worst['deaths'].iloc[0])} deaths per worker and hour"
+    text = f"{deaths} {kept.index[0]} keeps {kept.iloc[0]:.0%} of its throughput"
+    return text if len(kept) == 1 else f"{text}, {kept.index[-1]} only {kept.iloc[-1]:.0%}"
+
+
 def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
     counts = (
@@ -160,4 +171,5 @@ def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
         "deaths",
         f"{text_of(goodput, [*_CLUSTER, 'throughput', 'remaining', *PARTS, 'staleness_mean'])}\n",
         f"simulated time until {target} is reached\n{text_of(times)}",
+        verdict=_verdict(goodput),
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import note
+from asyncsim.base.console import note, number_text
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import plain
 from asyncsim.clusters.cluster import Cluster
@@ -195,4 +195,13 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         "simulated_high",
     ]
     columns += ["mean_wait", "simulated_wait"]
-    present(folder, {}, *lines, f"\n{text_of(summary, columns)}")
+    shares = summary.groupby("discipline", sort=False)["share"].agg(["min", "max"])
+    served = [
+        f"{row.Index} gives the busiest worker {number_text(row.max / row.min)} times the commits "
+        "of the idlest"
+        if row.min
+        else f"{row.Index} leaves a worker without any commit"
+        for row in shares.itertuples()
+    ]
+    text = text_of(summary, columns)
+    present(folder, {}, *lines, f"\n{text}", verdict="; ".join(served))

@@ -45,6 +45,7 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, outcomes, present, read
+from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 #: The panels of the paper's figure by their methods.
@@ -267,7 +268,7 @@ def verdict(table: pd.DataFrame, sought: tuple[float, float] | None = None) -> s
     all_scores = scores(table)
     ranked = _ranked(all_scores)
     if ranked.empty:
-        return "verdict: none, because at no cluster all methods have comparable curves"
+        return f"{VERDICT}none, because at no cluster all methods have comparable curves"
     chosen, off = ranked.index[0], ranked**0.5
     lines = [
         f"preferred of {counted(len(off), 'cluster')}, over all methods: {_cluster_text(chosen)}, "
@@ -275,7 +276,7 @@ def verdict(table: pd.DataFrame, sought: tuple[float, float] | None = None) -> s
     ]
     if len(off) > 1:
         lines[0] += f"; next: {_cluster_text(off.index[1])}, with {off.iloc[1]:.4g}"
-    lines.append(f"verdict: {_held_out_verdict(table, all_scores, chosen)}")
+    lines.append(f"{VERDICT}{_held_out_verdict(table, all_scores, chosen)}")
     if sought is not None:
         missed = "is not recovered: its curves do not distinguish it from others"
         if not (table[_CLUSTER] == list(sought)).all(axis=1).any():

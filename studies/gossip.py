@@ -346,7 +346,7 @@ def _conclude(
             for concentration in table["dirichlet"]
         ]
         splits = {of: table[printed["dirichlet"] == of] for of in printed["dirichlet"].unique()}
-        verdict_text = "\n".join(
+        verdict_text = "; ".join(
             f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items()
         )
     else:
@@ -361,11 +361,10 @@ def _conclude(
         "squared distance of the replicas from their mean; gap: spectral gap of the topology",
         text_of(printed, [name for name in printed if name not in ("seeds", "diverged")], TABLE),
         *left_out,
-        verdict_text,
     ]
     if table["seeds"].max() == 1:
         lines.append(ONE_SEED)
-    present(folder, {TABLE: table}, *lines)
+    present(folder, {TABLE: table}, *lines, verdict=verdict_text)
     names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
     if edge := at_the_edge(table, config.tune, names):
         note(edge)

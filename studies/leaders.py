@@ -34,6 +34,7 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, present, read
+from asyncsim.study.outcome import leading
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import time_to_target
@@ -133,7 +134,12 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = results_table(read(folder, "leaders"), config.target)
-            present(folder, {TABLE: table}, report(cells[0].problem.name, table))
+            present(
+                folder,
+                {TABLE: table},
+                report(cells[0].problem.name, table),
+                verdict=_verdict(table),
+            )
             names = [
                 f"{row.method} with {row.workers} workers and window {row.window}"
                 for row in table.itertuples()
@@ -216,6 +222,14 @@ def report(problem: str, table: pd.DataFrame) -> str:
     """Format the printed table."""
     rates = "each method at the best of its learning rates"
     return f"{problem}; {rates}; time until the target is reached\n{text_of(table)}"
+
+
+def _verdict(table: pd.DataFrame) -> str:
+    """Say which method has the lowest error in each setting."""
+    column = "test_error" if "test_error" in table else "train_loss"
+    is_finished = table["diverged"] < table["seeds"]
+    status = is_finished.map({True: "finished", False: "diverged"})
+    return leading(table.assign(status=status), ("workers", "window", "method"), column)
 
 
 def _complete(cell: Cell, config: Config, optimized: dict[Any, Method]) -> Cell:

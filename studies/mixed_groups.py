@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.errors import require_count
 from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import Cluster
@@ -143,6 +143,7 @@ def run(config: Config) -> Result:
             folder,
             {REWARDS: rewards, CONTRASTS_FILE: contrasts},
             *_texts(config, rewards, contrasts),
+            verdict=_verdict(contrasts),
         )
 
     with config.computing_device():
@@ -364,6 +365,15 @@ def contrast_table(best: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _verdict(contrasts: pd.DataFrame) -> str:
+    """Say which contrasts of mixing differ from zero."""
+    differ = contrasts[(contrasts["low"] > 0) | (contrasts["high"] < 0)]
+    if differ.empty:
+        return f"none of the {len(contrasts)} contrasts of reward differs from zero"
+    texts = [f"{row.contrast} by {number_text(row.difference)}" for row in differ.itertuples()]
+    return f"{len(differ)} of {counted(len(contrasts), 'contrast')} differ: {', '.join(texts)}"
 
 
 def _texts(config: Config, rewards: pd.DataFrame, contrasts: pd.DataFrame) -> list[str]:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import read_table
 from asyncsim.clusters.cluster_text import describe
@@ -176,7 +176,8 @@ def run(config: Config) -> Result:
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            present(folder, {}, report(read_table(folder / TABLES[0])))
+            table = read_table(folder / TABLES[0])
+            present(folder, {}, report(table), verdict=_verdict(table))
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
@@ -201,6 +202,20 @@ def revealing_quadratic() -> Problem:
         loss,
         evaluate,
         config={"curvature": [1.0], "start": 1.0},
+    )
+
+
+def _verdict(table: pd.DataFrame) -> str:
+    """Say how far the measured momentum is from the theory's."""
+    known = table[table["momentum_theory"].notna() & table["momentum_measured"].notna()]
+    if known.empty:
+        return "no momentum was measured for which there is a theory"
+    gap = (known["momentum_measured"] - known["momentum_theory"]).abs()
+    row = known.loc[gap.idxmax()]
+    return (
+        f"asynchrony adds the momentum of the theory within {number_text(gap.max())}; the largest "
+        f"gap is that of {row['method']} with {counted(int(row['workers']), 'worker')}, "
+        f"{number_text(row['momentum_measured'])} for {number_text(row['momentum_theory'])}"
     )
 
 

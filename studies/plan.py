@@ -603,8 +603,8 @@ def _conclude(
         assumed,
         links,
         _text(config, table),
-        f"\n{answer(config, table, links)}",
         noise,
+        verdict=answer(config, table, links),
     )
 
 
@@ -711,8 +711,7 @@ def _text(config: Config, table: pd.DataFrame) -> str:
 def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     """State the fastest combination, the indistinguishable ones, and the cost of less staleness.
 
-    With replays also the first to reach the target, and in a second line best rates at the edge of
-    the grid.
+    With replays also the first to reach the target, and best rates at the edge of the grid.
     """
     first, rest, horizon = table.iloc[0], table.iloc[1:], config.horizon
     seeds = over_seeds(int(table["seeds"].max()), "")
@@ -749,7 +748,7 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
         return f"{text}."
     ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
     edge = at_the_edge(ended, config.tune, list(map(repr, ended["name"])))
-    return f"{text}; {_replay_verdict(config, ended)}." + (f"\n{edge}" if edge else "")
+    return f"{text}; {_replay_verdict(config, ended)}." + (f" {edge}" if edge else "")
 
 
 def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:

@@ -26,6 +26,7 @@ from asyncsim.study.columns import Column, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
+from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.theory import throughput_theory
@@ -252,7 +253,7 @@ def _times_text(times: pd.DataFrame, config: Config) -> str:
             f"{method}, {counted(int(workers), 'worker')}: simulated time until "
             f"{config.goal.criterion()}\n"
             f"{ranked_text(table, by, measure, columns, TIMES)}\n"
-            f"{verdict(table, names, measure, 'policy')}" + (f"\n{edge}" if edge else "")
+            f"{VERDICT}{verdict(table, names, measure, 'policy')}" + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)
 

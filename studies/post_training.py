@@ -253,7 +253,7 @@ def _conclude(
     if (folder / SPLIT).exists():
         divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
         tables[SPLIT] = divided
-    present(folder, tables, *_texts(config, clusters, tables))
+    present(folder, tables, *_texts(config, clusters, tables), verdict=answer(config, tables))
 
 
 def _about(config: Config, clusters: dict[str, Cluster]) -> str:
@@ -503,7 +503,6 @@ def _texts(
                 f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
                 "shortest"
             )
-    texts += ["", answer(config, tables)]
     if REWARDS in tables:
         named = [f"{row.queue} with {row.correction}" for row in tables[REWARDS].itertuples()]
         if edge := at_the_edge(tables[REWARDS], config.tune, named):

@@ -17,6 +17,7 @@ import pandas as pd
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import Finished, outcomes, present, read
+from asyncsim.study.outcome import leading
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.traces.trace_summary import per_worker
 
@@ -96,4 +97,5 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         {_RANKS: table},
         text,
         outcomes(folder, summary, ("workers", "discipline", "method")),
+        verdict=leading(summary, ("workers", "discipline", "method")),
     )

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pandas as pd
 
-from asyncsim.base.console import counted, note
+from asyncsim.base.console import counted, note, number_text
 from asyncsim.clusters.policy import barrier
 from asyncsim.methods import METHODS, Timing, averaging
 from asyncsim.problems import Problem
@@ -156,6 +156,16 @@ def _complete(cell: Cell) -> Cell:
     return cell._replace(methods=methods)
 
 
+def _verdict(table: pd.DataFrame) -> str:
+    """Say which method reaches the target first."""
+    reached = table[table["reached"] == table["seeds"]]
+    if reached.empty:
+        return "no method reached the target with every seed"
+    first = reached.loc[reached["time_to_target"].idxmin()]
+    seconds = number_text(first["time_to_target"])
+    return f"{first['method']} is the first at the target, after {seconds} s"
+
+
 def _conclude(config: Config, goal: Target, folder: Path, summary: pd.DataFrame) -> None:
     table = results_table(folder)
     workers = (
@@ -170,6 +180,6 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: pd.DataFrame)
         f"{workers}; gradients, rounds of communication and time until "
         f"{goal}\n{text_of(table, columns)}"
     )
-    present(folder, {TABLE: table}, text)
+    present(folder, {TABLE: table}, text, verdict=_verdict(table))
     if edge := at_the_edge(table, config.tune, table["method"]):
         note(edge)

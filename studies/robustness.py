@@ -292,6 +292,21 @@ def _weights(folder: Path, runs: pd.DataFrame) -> list[float]:
     return weights
 
 
+def _verdict(worst: pd.DataFrame) -> str:
+    """Say which rules have the highest and the lowest accuracy with the most Byzantine workers."""
+    rows = worst[worst["byzantine"] == worst["byzantine"].max()].sort_values("test_accuracy")
+    best, last = rows.iloc[-1], rows.iloc[0]
+    text = (
+        f"with {best['byzantine']} Byzantine {best['method']} has the highest test accuracy in "
+        f"its worst case, {best['test_accuracy']:.3f} under {best['attack']}"
+    )
+    if len(rows) == 1:
+        return text
+    return (
+        f"{text}; {last['method']} the lowest, {last['test_accuracy']:.3f} under {last['attack']}"
+    )
+
+
 def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
     if "test_accuracy" not in summary:
         raise InputError(
@@ -323,7 +338,7 @@ def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
         "to an equal share, "
         f"with the most Byzantine workers\n{text_of(table.reset_index())}"
     )
-    present(folder, {ACCURACY: accuracy_table(runs), WORST: worst}, text)
+    present(folder, {ACCURACY: accuracy_table(runs), WORST: worst}, text, verdict=_verdict(worst))
     names = [f"{row.method} with {row.byzantine} Byzantine" for row in worst.itertuples()]
     if edge := at_the_edge(worst, config.tune, names):
         note(edge)

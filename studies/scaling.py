@@ -21,7 +21,7 @@ from typing import Literal
 
 import pandas as pd
 
-from asyncsim.base.console import table_text
+from asyncsim.base.console import counted, number_text, table_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles, hybrid_bytes
@@ -118,9 +118,25 @@ def run(config: Config) -> pd.DataFrame:
         results.write_origin(folder)
         results.remember(folder)
         with on_a_page(folder):
-            present(folder, {}, _text(config, tables[-1], summary, published))
+            present(
+                folder,
+                {},
+                _text(config, tables[-1], summary, published),
+                verdict=_verdict(summary),
+            )
     results.say_written(folder)
     return summary
+
+
+def _verdict(summary: pd.DataFrame) -> str:
+    """Say how much faster the most nodes are, by the way of dividing the work."""
+    largest = summary[summary["nodes"] == summary["nodes"].max()]
+    ways = [
+        f"{row.way} {number_text(row.speed_up)} times as fast as one node "
+        f"({row.efficiency:.0%} of linear)"
+        for row in largest.itertuples()
+    ]
+    return f"{counted(int(summary['nodes'].max()), 'node')} are {', '.join(ways)}"
 
 
 def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:

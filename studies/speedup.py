@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import note
+from asyncsim.base.console import note, number_text
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.clusters.laws import as_law, scaled
 from asyncsim.study.cell import Cell, commits_within
@@ -178,6 +178,19 @@ def speedups(finished: Finished, target: float) -> pd.DataFrame:
     return table.assign(speedup=finite.groupby(table["method"]).transform("first") / finite)
 
 
+def _verdict(table: pd.DataFrame) -> str:
+    """Say the largest speedup of each method."""
+    measured = table.dropna(subset="speedup")
+    if measured.empty:
+        return "no method reached the target with every seed"
+    best = measured.loc[measured.groupby("method", sort=False)["speedup"].idxmax()]
+    clauses = [
+        f"{row.method} is {number_text(row.speedup)} times as fast with {row.workers} workers"
+        for row in best.itertuples()
+    ]
+    return "; ".join(clauses)
+
+
 def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame) -> None:
     table = speedups(read(folder, "speedup"), target)
     steps = "a share of the batch takes a full step: n workers take up to n\u00b2 as many steps"
@@ -189,6 +202,7 @@ def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame)
         text_of(table, ("method", "workers", "batch_size", "reached", "time_to_target", "speedup")),
         steps if divided and table["batch_size"].nunique() > 1 else "",
         f"\n{outcomes(folder, summary, ('workers', 'batch_size', 'method'))}",
+        verdict=_verdict(table),
     )
 
 

@@ -35,6 +35,7 @@ from asyncsim.study.columns import text_of
 from asyncsim.study.finished import read, report
 from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
+from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 #: Files with the limits, and with the runs behind them.
@@ -149,7 +150,9 @@ def _counts(maximum: int) -> list[int]:
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     if (folder / TABLES[0]).exists():
         finished = read(folder, "stability")
-        print(f"{limits_report(finished.config['problem'], finished.table(TABLES[0]))}\n")
+        limits = finished.table(TABLES[0])
+        print(f"{limits_report(finished.config['problem'], limits)}\n")
+        print(f"{VERDICT}{_verdict(limits)}\n")
         slow = too_slow(finished.table(TABLES[1]))
         if slow:
             note(
@@ -319,6 +322,21 @@ def too_slow(tried: pd.DataFrame) -> list[str]:
         if len(stable_points) and len(failed) and (failed[:, None] <= stable_points).all(-1).any():
             methods.append(str(method))
     return methods
+
+
+def _verdict(table: pd.DataFrame) -> str:
+    """Say up to which number of workers, or learning rate, each method is stable."""
+    clauses = []
+    for row in table.to_dict("records"):
+        text = _limit_texts(row)
+        fixed = (
+            f"{text['at']} workers" if row["question"] == "learning_rate" else f"rate {text['at']}"
+        )
+        unit = "a rate of" if row["question"] == "learning_rate" else "workers:"
+        clauses.append(
+            f"{row['method']} with {fixed} is stable up to {unit} {text['largest_stable']}"
+        )
+    return "; ".join(clauses)
 
 
 def limits_report(problem: str, table: pd.DataFrame) -> str:

@@ -20,7 +20,7 @@ from asyncsim.methods import Method
 from asyncsim.study.cell import Cell, timings
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
-from asyncsim.study.outcome import averaged, outcome_table
+from asyncsim.study.outcome import averaged, leading, outcome_table
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.theory import (
     StalenessTheory,
@@ -68,7 +68,12 @@ def report(
 
 
 def _conclude(cell: Cell, attack: Any, folder: Path, summary: pd.DataFrame) -> None:
-    present(folder, {}, report(cell.cluster, cell.methods, cell.problem.name, summary, attack))
+    present(
+        folder,
+        {},
+        report(cell.cluster, cell.methods, cell.problem.name, summary, attack),
+        verdict=leading(summary),
+    )
 
 
 def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:

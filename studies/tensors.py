@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pandas as pd
 
-from asyncsim.base.console import tensor_label
+from asyncsim.base.console import number_text, tensor_label
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.methods.check import check_method
 from asyncsim.replays.run import Run
@@ -131,10 +131,19 @@ def report(table: pd.DataFrame) -> str:
     return text_of(printed)
 
 
+def _verdict(table: pd.DataFrame) -> str:
+    """Say which tensors GEM scales down most and least."""
+    scales = table.groupby("tensor")["pi_median"].mean()
+    names = tensor_label(scales.idxmin()), tensor_label(scales.idxmax())
+    least, most = (number_text(value) for value in (scales.min(), scales.max()))
+    return f"the median of pi is lowest for {names[0]}, {least}, and highest for {names[1]}, {most}"
+
+
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
     present(
         folder,
         {TABLE: table},
         f"median of pi, means over {_PARTS} parts of the run\n{report(table)}",
+        verdict=_verdict(table),
     )

@@ -85,7 +85,7 @@ def run(config: Config) -> pd.DataFrame:
                 "ratio: rate of the first contender over this one's, in the same turn; medians, "
                 "minimum and maximum"
             )
-            present(folder, {}, text, text_of(summary, columns), f"\n{verdict(summary)}")
+            present(folder, {}, text, text_of(summary, columns), verdict=verdict(summary))
     results.say_written(folder)
     return summary
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from asyncsim.base.console import note
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.files import folder_name, plain, write_csv
 from asyncsim.calibration.prediction import extrapolate, predict
@@ -186,4 +186,6 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         folder,
         {},
         f"replays of the recorded order: largest difference of losses and parameters\n{printed}",
+        verdict=f"{int(summary['holds'].sum())} of {counted(len(summary), 'recording')} agree with "
+        "their replays within the bar",
     )

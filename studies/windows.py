@@ -39,7 +39,7 @@ from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import as_column, text_of
+from asyncsim.study.columns import as_column, axis_of, text_of
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
@@ -222,7 +222,20 @@ def _conclude(problem: Problem, folder: Path, summary: pd.DataFrame) -> None:
             "\n\nAGN's window of the highest training accuracy, and the thesis' heuristic\n"
             f"{text_of(best_windows(grid, problem))}"
         )
-    present(folder, dict(zip(TABLES, tables, strict=True)), text)
+    present(folder, dict(zip(TABLES, tables, strict=True)), text, verdict=_verdict(grid))
+
+
+def _verdict(grid: pd.DataFrame) -> str:
+    """Say at which window each method ends with the highest accuracy, for the most workers."""
+    column = next(name for name in _PRINTED if name in grid)
+    largest = grid[grid["workers"] == grid["workers"].max()]
+    rows = largest.loc[largest.groupby("method", sort=False)[column].idxmax().dropna()]
+    best = [
+        f"{row.method} at a window of {row.window} ({100 * getattr(row, column):.1f} %)"
+        for row in rows.itertuples()
+    ]
+    workers = counted(int(grid["workers"].max()), "worker")
+    return f"with {workers} the {axis_of(column)} is highest for {', '.join(best)}"
 
 
 def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:

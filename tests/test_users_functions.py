@@ -66,7 +66,18 @@ def test_a_topology_of_a_file_knows_the_workers_and_is_named_after_its_function(
 
 def test_gossip_on_a_topology_of_a_file(tmp_path):
     out = tmp_path / "out"
-    options = "--workers 4 --steps 2 --methods dpsgd --tune 0.1 --problem quadratic".split()
+    options = [
+        "--workers",
+        "4",
+        "--steps",
+        "2",
+        "--methods",
+        "dpsgd",
+        "--tune",
+        "0.1",
+        "--problem",
+        "quadratic",
+    ]
     places = ["--topology", "mine.py:line", "ring()", f"--out={out}"]
     assert study.main(["gossip", *options, *places]) == 0
     table = pd.read_csv(out / "gossip.csv")

@@ -37,8 +37,8 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 
-#: The file with a study's printed text, and the begin of the line in it that answers the question.
-PRINTED, VERDICT = "report.txt", "verdict: "
+#: The file with a study's printed text.
+PRINTED = "report.txt"
 #: The files of a page by their marks in its template; uPlot (MIT) draws the timeline's axes.
 _ASSETS = {
     "/* library style */": "uplot/uPlot.min.css",
@@ -276,9 +276,8 @@ def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dic
 
 def _verdict(text: str) -> str | None:
     """Return the sentences of a study's verdict, from its printed text; None without one."""
-    verdicts = [
-        line.removeprefix(VERDICT) for line in text.splitlines() if line.startswith(VERDICT)
-    ]
+    mark = results.VERDICT
+    verdicts = [line.removeprefix(mark) for line in text.splitlines() if line.startswith(mark)]
     return "; ".join(verdicts) or None
 
 

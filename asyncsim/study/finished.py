@@ -217,17 +217,23 @@ def outcomes(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> str:
 
 def report(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
     """Print the table of `outcomes` and draw the study's figures."""
-    present(folder, {}, outcomes(folder, summary, by))
+    from asyncsim.study.outcome import leading
+
+    present(folder, {}, outcomes(folder, summary, by), verdict=leading(summary, by))
 
 
-def present(folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str) -> None:
-    """Write the tables of a study into its folder, draw its figures, and print the texts that are
-    not empty.
+def present(
+    folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str, verdict: str = ""
+) -> None:
+    """Write the tables of a study into its folder, draw its figures, and print its texts.
+
+    Empty texts are skipped. ``verdict``: the answer to the study's question in one line, which
+    comes last, and first on the study's page.
     """
     for name, table in tables.items():
         write_csv(folder / name, table)
     draw(folder)
-    print("\n".join(filter(None, texts)))
+    print("\n".join(filter(None, [*texts, f"{results.VERDICT}{verdict}" if verdict else ""])))
 
 
 def draw(folder: Path) -> list[Path]:

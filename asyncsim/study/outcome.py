@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.replays.run import Run
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import axis_of, text_of
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 
@@ -113,6 +113,54 @@ def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str
     )
     text = text_of(means.reset_index())
     return f"{text}\nalso in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else text
+
+
+def leading(summary: pd.DataFrame, by: Sequence[str] = ("method",), column: str = "") -> str:
+    """Say in one sentence which method has the lowest mean of a column in each setting.
+
+    ``by``: columns that distinguish the means, ``"method"`` among them. ``column``: by default the
+    training loss. Diverged runs are left out; methods of which all runs diverged are named.
+    """
+    column = column or next(name for name in ("train_loss", *_FIRST) if name in summary)
+    settings = [name for name in by if name != "method" and summary[name].nunique() > 1]
+    is_finished = (summary["status"] == "finished") & summary[column].notna()
+    means = summary[is_finished].groupby([*settings, "method"], sort=False)[column].mean()
+    words, several = axis_of(column), summary["method"].nunique() > 1
+    if means.empty:
+        return "all runs diverged"
+    best = means.groupby(level=settings).idxmin() if settings else pd.Series([(means.idxmin(),)])
+    winners: dict[str, list[str]] = {}
+    for key in best:
+        *values, method = key if isinstance(key, tuple) else (key,)
+        place = " and ".join(map(setting_text, settings, values))
+        value = number_text(means[key if len(values) else method])
+        winners.setdefault(method, []).append(f"{value} {place}".strip())
+    clauses = [
+        f"{method} has the lowest {words}: {_several(places)}"
+        if several
+        else f"the {words} of {method} is {_several(places)}"
+        for method, places in winners.items()
+    ]
+    if several and not settings and len(means) > 1:
+        second = means.drop(means.idxmin())
+        clauses[0] += f", ahead of {second.idxmin()} with {number_text(second.min())}"
+    runs = summary.groupby([*settings, "method"], sort=False)["status"]
+    lost = runs.agg(lambda status: (status == "diverged").all())
+    names = [" ".join(map(str, key)) if isinstance(key, tuple) else key for key in lost[lost].index]
+    return "; ".join([*clauses, *([f"diverged: {_several(names)}"] if names else [])])
+
+
+def setting_text(name: str, value: Any) -> str:
+    """Return the value of a column in words: ``with 5 workers``, ``at learning rate 0.1``."""
+    if name == "workers":
+        return f"with {counted(int(value), 'worker')}"
+    text = number_text(value) if isinstance(value, float) else str(value)
+    return f"at {name.replace('_', ' ')} {text}"
+
+
+def _several(texts: Sequence[str]) -> str:
+    """Join texts; more than four are counted."""
+    return ", ".join(texts if len(texts) <= 4 else [*texts[:3], f"and {len(texts) - 3} more"])
 
 
 def averaged(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:

@@ -47,6 +47,8 @@ FILES = "files"
 ORIGIN = "made.json"
 #: The page of a finished study.
 PAGE = "report.html"
+#: The begin of the printed line that answers a study's question.
+VERDICT = "verdict: "
 #: In the folder of the index, the paths of results and of folders of results, a line each.
 FOLDER_LIST = "folders"
 #: The remedy for a folder that cannot be resumed.
