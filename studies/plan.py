@@ -596,7 +596,7 @@ def _conclude(
 ) -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
     assumed, links = _assumptions(candidates)
-    noise = ONE_SEED if table["seeds"].max() == 1 else ""
+    noise, ended = ONE_SEED if table["seeds"].max() == 1 else "", _replayed(table)
     present(
         folder,
         {PLAN: table},
@@ -604,6 +604,7 @@ def _conclude(
         links,
         _text(config, table),
         noise,
+        at_the_edge(ended, config.tune, list(map(repr, ended["name"]))) if len(ended) else "",
         verdict=answer(config, table, links),
     )
 
@@ -711,7 +712,7 @@ def _text(config: Config, table: pd.DataFrame) -> str:
 def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     """State the fastest combination, the indistinguishable ones, and the cost of less staleness.
 
-    With replays also the first to reach the target, and best rates at the edge of the grid.
+    With replays also the first to reach the target.
     """
     first, rest, horizon = table.iloc[0], table.iloc[1:], config.horizon
     seeds = over_seeds(int(table["seeds"].max()), "")
@@ -746,9 +747,14 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     text += f"; {links}" if links else ""
     if "time_to_target" not in table:
         return f"{text}."
-    ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
-    edge = at_the_edge(ended, config.tune, list(map(repr, ended["name"])))
-    return f"{text}; {_replay_verdict(config, ended)}." + (f" {edge}" if edge else "")
+    return f"{text}; {_replay_verdict(config, _replayed(table))}."
+
+
+def _replayed(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the replayed combinations, the first to reach the target first."""
+    if "time_to_target" not in table:
+        return table.head(0).assign(time_to_target=[])
+    return table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
 
 
 def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:

@@ -286,8 +286,8 @@ def test_the_plan_answers(capsys):
     assert (table["cost"].diff().dropna() >= 0).all() and table["behind"].iloc[0] == 1
     first = table.iloc[0]
     assert (
-        f"Fastest: {first['name']}, 4,000 gradients in" in printed
-        and printed.count("\nFastest") == 1
+        f"verdict: Fastest: {first['name']}, 4,000 gradients in" in printed
+        and printed.count("Fastest") == 1
     )
     assert first["money"] == pytest.approx(3 * 4 * first["seconds"] / 3600)
     row = table[(table["policy"] == "asynchronous") & (table["window"] == 4)].iloc[0]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import asyncsim
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
@@ -444,3 +445,13 @@ def test_rows_that_contradict_each_other(column, value):
     frame.loc[12, column] = value
     with pytest.raises(InputError, match="frame: "):
         Trace.of(frame, trace.source)
+
+
+def test_objects_are_tables_in_notebooks():
+    cluster = asyncsim.Cluster(3, asyncsim.Gamma(1.0, 0.2), latency=0.1)
+    trace = asyncsim.simulate(cluster, commits=30)
+    problem = asyncsim.problems.quadratic([1.0, 2.0])
+    run = asyncsim.replay(trace, asyncsim.methods.downpour(0.1), problem)
+    assert "<td style" in cluster._repr_html_() and "gamma(mean=1, cv=0.2)" in cluster._repr_html_()
+    assert "staleness_mean" in trace._repr_html_() and "&lt;" not in trace._repr_html_()
+    assert "train_loss" in run._repr_html_() and "finished" in run._repr_html_()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.base.calls import form_of
+from asyncsim.base.console import counted
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -18,6 +19,7 @@ from asyncsim.base.errors import (
     require_number,
     require_switch,
 )
+from asyncsim.base.markup import card
 from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
 from asyncsim.clusters.failures import Failure, as_failures
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
@@ -412,6 +414,14 @@ class Cluster:
     def separate_reads(self) -> bool:
         """Whether a worker visits the server twice per commit."""
         return self.protocol == "write_then_read" or not self.exclusive
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the arguments that differ from the defaults, as a table."""
+        changed = [entry for entry in fields(self) if getattr(self, entry.name) != entry.default]
+        return card(
+            counted(self.workers, "worker"),
+            {entry.name: as_text(getattr(self, entry.name)) for entry in changed},
+        )
 
     def __repr__(self) -> str:
         """Show the arguments that differ from the defaults; laws and policies as texts."""

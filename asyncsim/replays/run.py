@@ -25,6 +25,7 @@ from asyncsim.base.files import (
     sealed,
     unsealed,
 )
+from asyncsim.base.markup import card
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,6 +95,10 @@ class Run:
             f"<Run{' of ' if title else ''}{title}: {counted(len(self.commits), 'commit')}, "
             f"{ended}{seed}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the run in a notebook, with its last evaluation as a table."""
+        return card(repr(self).strip("<>"), self.evaluations.iloc[-1].to_dict())
 
     @property
     def status(self) -> str:

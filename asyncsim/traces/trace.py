@@ -12,6 +12,7 @@ import pandas as pd
 from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
+from asyncsim.base.markup import card
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.traces.archive import load_trace, save_trace
@@ -211,6 +212,10 @@ class Trace:
             f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, "
             f"seed {self.seed}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the trace in a notebook, with its summary as a table."""
+        return card(repr(self).strip("<>"), {} if self.rollouts else self.summary())
 
     def plot(self) -> Any:
         """Draw the staleness of commits and the workers' first steps; `asyncsim.plots` has more."""
