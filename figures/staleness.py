@@ -107,7 +107,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     paths = []
     with look.style():
         for name, figure in FIGURES.items():
-            paths += look.save(figure(results), folder / name)
+            paths += look.save(figure(results), folder / name, figure)
     return paths
 
 

@@ -16,7 +16,7 @@ import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +33,7 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter
 
+from asyncsim.base.console import summary_of
 from asyncsim.base.files import write_whole
 
 #: Widths of a paper's single and double column (inches).
@@ -286,7 +287,7 @@ TITLE_LINE_HEIGHT = 0.134
 class _Collection(NamedTuple):
     """The figures that are saved inside `collecting`."""
 
-    figures: list[tuple[str, bytes, str]]  #: name, SVG and finding
+    figures: list[tuple[str, bytes, str]]  #: name, SVG and caption
     remark: str  #: the end of each title: that the study is unfinished
     files: bool  #: whether PNG and PDF are written
 
@@ -296,7 +297,7 @@ _COLLECTION: ContextVar[_Collection | None] = ContextVar("collection", default=N
 
 @contextlib.contextmanager
 def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str, bytes, str]]]:
-    """Collect name, SVG and finding of each figure that is saved inside the context, for a page.
+    """Collect name, SVG and caption of each figure that is saved inside the context, for a page.
 
     ``remark``: a line added to each title. ``files``: also write PNG and PDF.
     """
@@ -308,11 +309,14 @@ def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str,
         _COLLECTION.reset(token)
 
 
-def save(figure: Figure, path: str | os.PathLike, finding: str = "") -> list[Path]:
+def save(
+    figure: Figure, path: str | os.PathLike, drawn_by: Callable[..., Any] | None = None
+) -> list[Path]:
     """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the
     same bytes.
 
-    ``finding``: what the figure shows, one sentence, its caption on a page.
+    On a page the figure's label is its caption, by default the first sentence of the docstring of
+    ``drawn_by``, the function that drew it.
 
     Raises
     ------
@@ -342,8 +346,16 @@ def save(figure: Figure, path: str | os.PathLike, finding: str = "") -> list[Pat
         with style(), matplotlib.rc_context({"svg.hashsalt": name}):
             metadata = {"Date": None, "Creator": None}
             figure.savefig(drawn, format="svg", metadata=metadata, transparent=True)
-        collection.figures.append((name, drawn.getvalue(), finding))
+        caption = str(figure.get_label()) or _first_sentence(drawn_by)
+        collection.figures.append((name, drawn.getvalue(), caption))
     return paths
+
+
+def _first_sentence(function: Callable[..., Any] | None) -> str:
+    """Return the first sentence of a docstring, without its verb: what a figure shows."""
+    text = summary_of(getattr(function, "__doc__", None)).partition(". ")[0]
+    noun = text.removeprefix("Draw ")
+    return "" if noun == text else f"{noun[:1].upper()}{noun[1:].removesuffix('.')}."
 
 
 def _without_empty_logarithms(figure: Figure) -> None:

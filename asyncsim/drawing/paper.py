@@ -173,7 +173,7 @@ class Paper:
                 except InputError as error:
                     missing.setdefault(message(error, name), []).append(name)
                     continue
-                paths += look.save(figure, out / name)
+                paths += look.save(figure, out / name, drawing.draw)
                 measured += rows
         if measured and self.keep is not None:
             paths.append(self.keep(measured, out))
@@ -195,7 +195,7 @@ def drawer(
             paths: list[Path] = []
             for name, make in figures.items():
                 if (figure := make(finished)) is not None:
-                    paths += look.save(figure, finished.folder / name)
+                    paths += look.save(figure, finished.folder / name, make)
             return paths
 
     return draw

@@ -73,7 +73,7 @@ def write_page(
 ) -> Path:
     """Write the self-contained page of a finished study.
 
-    ``figures``: names, SVG and findings. ``out``: the file, by default in the study's folder. The
+    ``figures``: names, SVG and captions. ``out``: the file, by default in the study's folder. The
     page contains no times of day and no paths: the same results give the same page.
     """
     config = results.config_of(folder)
@@ -97,8 +97,8 @@ def write_page(
         if typed is None
         else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
         "figures": [
-            (name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", finding)
-            for name, svg, finding in figures
+            (name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", caption)
+            for name, svg, caption in figures
         ],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
