@@ -62,6 +62,12 @@ Schedule = Callable[["Visit"], Array]
 #: The trees that a method's functions see in place of the parameters: see `Method`.
 SPACES = ("vector", "tensors")
 
+#: The error of Muon where all its steps would be those for vectors.
+NO_MATRICES = (
+    "Muon's steps are for matrices, and there is none among the parameters; choose another "
+    "method or optimizer, or a problem with matrices"
+)
+
 #: The default rate of plain local steps.
 LEARNING_RATE = 0.05
 
