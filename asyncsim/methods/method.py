@@ -307,7 +307,7 @@ def _no_state(central: Array) -> State:
 
 def add(server: State, central: Array, message: Array, memory: State, visit: Visit) -> Applied:
     """Add the message to the central variable, as the server of most methods does."""
-    return Applied(central + message, server, memory)
+    return Applied(jax.tree.map(lambda x, sent: x + sent, central, message), server, memory)
 
 
 def send_update(worker: State, update: Array, start: Array, central: Array, visit: Visit):
