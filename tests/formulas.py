@@ -521,6 +521,69 @@ def lion(rate, b1, b2, decay):
     return step
 
 
+#: Of the Newton-Schulz steps of Ringmaster LMO and of Muon.
+POLAR_EXPRESS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
+JORDAN = [(3.4445, -4.7750, 2.0315)] * 5
+
+
+def newton_schulz(matrix, coefficients, epsilon):
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if tall else matrix) / (np.sqrt(np.sum(matrix**2)) + epsilon)
+    for a, b, c in coefficients:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
+
+
+def by_tensors(shapes, step, x):
+    """Apply a step to each tensor of a vector, and concatenate the results."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    parts = np.split(x, ends[:-1])
+    return np.concatenate(
+        [np.ravel(step(part.reshape(shape))) for part, shape in zip(parts, shapes, strict=True)]
+    )
+
+
+def ringmaster_lmo(shapes, beta=0.95):
+    def oracle(u):
+        if u.ndim < 2:
+            return u
+        rows, columns = u.shape
+        return newton_schulz(u, POLAR_EXPRESS, 1e-7) * np.sqrt(max(1, rows / columns))
+
+    def rule(w, server, x, visit):
+        g = gradient(w.read)
+        server.m = beta * getattr(server, "m", 0) + (1 - beta) * g
+        u = beta * server.m + (1 - beta) * g
+        return x - RATE * by_tensors(shapes, oracle, u)
+
+    return rule
+
+
+def muon(rate, shapes, beta=0.95):
+    """Muon as in optax, of matrices ``[inputs, outputs]``; its means start at zero and are
+    corrected for it.
+    """
+
+    def oracle(u):
+        inputs, outputs = u.shape
+        return newton_schulz(u, JORDAN, 1e-8) * np.sqrt(max(1, outputs / inputs))
+
+    def step(server, g, x):
+        server.t = getattr(server, "t", 0) + 1
+        server.m = beta * getattr(server, "m", 0) + (1 - beta) * g
+        u = beta * server.m / (1 - beta ** (server.t + 1)) + (1 - beta) * g / (1 - beta**server.t)
+        return rate * by_tensors(shapes, oracle, u)
+
+    return step
+
+
 def heloco(
     rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5, turn=1.0, kappa=3.0
 ):

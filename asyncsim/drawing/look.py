@@ -124,6 +124,7 @@ METHOD_LOOKS = {
     "averaging": Look(BLACK, (0, (5, 1, 1, 1, 1, 1)), "model averaging"),
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
+    "ringmaster_lmo": Look(VERMILLION, (0, (8, 2)), "Ringmaster Muon"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
     "basgd": Look(BLUE, (0, (4, 2, 1, 2)), "BASGD"),
     "kardam": Look(VERMILLION, (0, (4, 2, 1, 2)), "Kardam"),

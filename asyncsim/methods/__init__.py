@@ -65,6 +65,7 @@ from asyncsim.methods.policy_gradient import (
 from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.rescaled_asgd import rescaled_asgd
 from asyncsim.methods.ringleader import ringleader
+from asyncsim.methods.ringmaster_lmo import lmo_steps, ringmaster_lmo
 from asyncsim.methods.robust import robust
 from asyncsim.methods.robust_gossip import clipped_gossip, robust_gossip
 from asyncsim.methods.server_optimizer import server_optimizer
@@ -118,6 +119,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         rescaled_asgd,
         ringleader,
         ringmaster,
+        ringmaster_lmo,
         robust,
         robust_gossip,
         server_optimizer,
@@ -141,6 +143,7 @@ __all__ = [
     "add",
     "completing",
     "gradient_steps",
+    "lmo_steps",
     "named_optimizer",
     "policy_gradient",
     "present",

@@ -26,6 +26,7 @@ from asyncsim.base.errors import (
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.methods.method import (
+    NO_MATRICES,
     OF_MESSAGE,
     SPACES,
     Applied,
@@ -369,10 +370,7 @@ def _require_matrices(call: str, state: Any) -> None:
     """Raise InputError for a state of Muon without a matrix: all its steps would be Adam's."""
     for part in jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, MuonState)):
         if isinstance(part, MuonState) and not jax.tree.leaves(part.mu):
-            raise InputError(
-                f"{call}: Muon's steps are for matrices, and there is none among the parameters; "
-                "choose another optimizer, or a problem with matrices"
-            )
+            raise InputError(f"{call}: {NO_MATRICES}")
 
 
 def _check_message(

@@ -1,16 +1,11 @@
 """HeLoCo: the server corrects a worker's direction that conflicts with its momentum."""
 
-from collections.abc import Sequence
-
+import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from asyncsim.base.errors import (
-    InputError,
-    require_count,
     require_fraction,
-    require_list,
     require_nonnegative,
     require_positive,
     require_share,
@@ -30,7 +25,6 @@ def heloco(
     turn: float = 1.0,
     kappa: float = 3.0,
     weight: float | None = None,
-    tensors: Sequence[int] | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return HeLoCo, asynchronous DiLoCo with a momentum look-ahead and corrected directions.
@@ -63,10 +57,6 @@ def heloco(
         Above zero: less correction of messages that are short beside the momentum.
     weight : float, optional
         Of a message; None for one over the root of the number of workers.
-    tensors : list of int, optional
-        Numbers of parameters of the problem's tensors, in order:
-        ``[leaf.size for leaf in jax.tree.leaves(params)]``. None: all parameters are one tensor,
-        which is not the paper's method unless the problem has one tensor.
     optimizer : optax.GradientTransformation, optional
         The workers' inner optimizer; its state stays with the worker.
 
@@ -91,12 +81,6 @@ def heloco(
     require_nonnegative("kappa", kappa)
     if weight is not None:
         require_positive("weight", weight)
-    sizes = None
-    if tensors is not None:
-        sizes = [
-            require_count(f"tensors[{i}]", size)
-            for i, size in enumerate(require_list("tensors", tensors))
-        ]
 
     def correct(delta: Array, m: Array) -> Array:
         length, m_length = jnp.linalg.norm(delta), jnp.linalg.norm(m)
@@ -113,20 +97,17 @@ def heloco(
         return jnp.where(is_kept, delta, jnp.where(cosine < 0, shrunk, turned))
 
     def apply(server, central, message, memory, visit):
-        cuts = [] if sizes is None else np.cumsum(sizes)[:-1].tolist()
-        parts = zip(jnp.split(-message, cuts), jnp.split(server, cuts), strict=True)
-        rho = 1 / jnp.sqrt(jnp.asarray(visit.workers, central.dtype)) if weight is None else weight
-        direction = rho * jnp.concatenate([correct(delta, m) for delta, m in parts])
-        m = mu * server + (1 - mu) * direction
-        return Applied(central - server_rate * (direction + mu * m), m, memory)
+        kind = jax.tree.leaves(central)[0].dtype
+        rho = 1 / jnp.sqrt(jnp.asarray(visit.workers, kind)) if weight is None else weight
+        direction = jax.tree.map(lambda sent, m: rho * correct(-sent, m), message, server)
+        m = jax.tree.map(lambda m, g: mu * m + (1 - mu) * g, server, direction)
+        central = jax.tree.map(
+            lambda x, g, m: x - server_rate * (g + mu * m), central, direction, m
+        )
+        return Applied(central, m, memory)
 
-    def init_server(central):
-        if sizes is not None and sum(sizes) != central.size:
-            raise InputError(
-                f"tensors = {sizes}: have {sum(sizes)} parameters, the problem has {central.size}; "
-                "give the sizes of jax.tree.leaves of its parameters"
-            )
-        return jnp.zeros_like(central)
+    def reply(server, central, memory, visit):
+        return jax.tree.map(lambda x, m: x - server_rate * mu * m, central, server)
 
     return Method(
         name="heloco",
@@ -140,12 +121,12 @@ def heloco(
             turn=turn,
             kappa=kappa,
             weight=weight,
-            tensors=sizes,
         ),
         optimizer=local,
         apply=apply,
-        init_server=init_server,
-        reply=lambda server, central, memory, visit: central - server_rate * mu * server,
+        init_server=optax.tree.zeros_like,
+        reply=reply,
+        space="tensors",
     )
 
 

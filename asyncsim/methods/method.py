@@ -62,6 +62,12 @@ Schedule = Callable[["Visit"], Array]
 #: The trees that a method's functions see in place of the parameters: see `Method`.
 SPACES = ("vector", "tensors")
 
+#: The error of Muon where all its steps would be those for vectors.
+NO_MATRICES = (
+    "Muon's steps are for matrices, and there is none among the parameters; choose another "
+    "method or optimizer, or a problem with matrices"
+)
+
 #: The default rate of plain local steps.
 LEARNING_RATE = 0.05
 
@@ -324,7 +330,7 @@ def _no_state(central: Array) -> State:
 
 def add(server: State, central: Array, message: Array, memory: State, visit: Visit) -> Applied:
     """Add the message to the central variable, as the server of most methods does."""
-    return Applied(central + message, server, memory)
+    return Applied(jax.tree.map(lambda x, sent: x + sent, central, message), server, memory)
 
 
 def send_update(worker: State, update: Array, start: Array, central: Array, visit: Visit):

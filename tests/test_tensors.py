@@ -1,0 +1,456 @@
+"""Methods that see tensors: the same numbers as the method of vectors in every way of replaying;
+Muon's singular values.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+import test_real
+import test_real_peers
+from cases import combining, make_dynamic, make_problem, make_torn, make_trace
+from formulas import JORDAN, POLAR_EXPRESS, newton_schulz
+from jax.flatten_util import ravel_pytree
+
+from asyncsim import (
+    Cluster,
+    Gamma,
+    InputError,
+    methods,
+    problems,
+    recorders,
+    replay,
+    replay_ensemble,
+    simulate,
+)
+from asyncsim.methods import Applied, Method, gradient_steps, shares_programs
+from asyncsim.methods.check import check_method
+from asyncsim.methods.ringmaster_lmo import orthogonalized
+from asyncsim.real import Processes, load
+from asyncsim.real.agreement import agreement
+from asyncsim.replays.programs import IdentityKey
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.tensors import on_vectors
+
+pytestmark = pytest.mark.usefixtures("float64")
+DIGITS = make_problem("digits")
+
+
+def init(key):
+    return {"a": jnp.ones(()), "W": jax.random.normal(key, (2, 3)), "b": (jnp.ones(4),)}
+
+
+def loss(params, batch, key):
+    noise = jax.random.normal(key, (4,))
+    terms = [jnp.sum((leaf - 2) ** 2) for leaf in jax.tree.leaves(params)]
+    return sum(terms) / 2 + 0.1 * jnp.sum(noise.astype(terms[0].dtype) * params["b"][0])
+
+
+#: A matrix, a vector and a number, with noisy gradients.
+TASK = problems.custom(init=init, loss=loss)
+
+
+def in_tensors(method, problem=TASK):
+    """The method with trees of parameters at its border, and its own vectors inside."""
+    params = problem.init(jax.random.key(0))
+    vector_of_params, tree = ravel_pytree(params)
+    size, structure = vector_of_params.size, jax.tree.structure(params)
+
+    def vector(value):
+        return ravel_pytree(value)[0] if jax.tree.structure(value) == structure else value
+
+    def tensors(value):
+        return tree(value) if getattr(value, "shape", None) == (size,) else value
+
+    def each(rows, change):
+        return jax.vmap(change)(rows)
+
+    def message(worker, update, start, central, visit):
+        sent, worker, shown = method.message(worker, *map(vector, (update, start, central)), visit)
+        return tensors(sent), worker, {name: tree(value) for name, value in shown.items()}
+
+    def apply(server, central, message, *others):
+        applied = method.apply(server, vector(central), vector(message), *others)
+        return applied._replace(central=tree(applied.central))
+
+    def combine(server, central, messages, visits):
+        if jax.tree.structure(messages) == structure:
+            messages = each(messages, vector)
+        applied = method.combine(server, vector(central), messages, visits)
+        return applied._replace(central=tree(applied.central))
+
+    def receive(memory, message, visit):
+        message, memory = method.receive(memory, vector(message), visit)
+        return tensors(message), memory
+
+    def mix(worker, inbox, visit):
+        if not method.sees_messages:
+            return method.mix(worker, vector(inbox), visit)
+        if jax.tree.structure(inbox.messages) == structure:
+            inbox = inbox._replace(messages=each(inbox.messages, vector))
+        return method.mix(worker, inbox, visit)
+
+    def replica(carrier):
+        carrier = vector(carrier)
+        if method.replica is None:
+            return tree(jax.tree.leaves(carrier)[0])
+        return jax.tree.map(tensors, method.replica(carrier))
+
+    changed = dict(message=message, apply=apply, combine=combine, receive=receive, mix=mix)
+    changed |= {
+        name: lambda central, name=name: getattr(method, name)(vector(central))
+        for name in ("init_worker", "init_server", "init_memory")
+    }
+    changed |= {
+        name: lambda *arguments, name=name: tensors(getattr(method, name)(*map(vector, arguments)))
+        for name in ("resume", "reply", "origin", "proxy", "last")
+    }
+    changed = {name: new for name, new in changed.items() if getattr(method, name) is not None}
+    if method.mix or method.meet:
+        changed["replica"] = replica
+    if method.apply is methods.add:  # which works on trees
+        del changed["apply"]
+    return method._replace(space="tensors", recipe=None, **changed)
+
+
+def ring(policy, topology="ring()", commits=80, **options):
+    cluster = Cluster(4, Gamma(1.0, 0.4), topology=topology, policy=policy, **options)
+    return simulate(cluster, commits)
+
+
+def failing(**options):
+    crash = "crash(every=8, lasts=2)"
+    return simulate(Cluster(4, Gamma(1.0, 0.4), failures=[crash], **options), 80)
+
+
+CASES = {
+    "updates": (methods.downpour, make_trace(commits=80)),
+    "diagnostics, origin and proxy": (
+        methods.gem,
+        make_trace("read_then_write, two visits", commits=80),
+    ),
+    "memory and reply": (lambda: methods.dana_zero(0.01), make_trace(commits=80)),
+    "resume": (methods.aeasgd, make_trace(window=3, commits=80)),
+    "windows that differ": (methods.fedasync, make_dynamic(commits=120)),
+    "torn reads": (methods.hogwild, make_torn(8, commits=120)),
+    "combine": (
+        lambda: methods.batch_sgd(policy="barrier(3)"),
+        make_trace(policy="barrier(3)", commits=80),
+    ),
+    "combine and receive a tree": (combining, make_trace(policy="barrier(3)", commits=80)),
+    "all memories": (lambda: methods.zeno_pp(rho=0.004), make_trace(commits=80)),
+    "a message of several trees": (lambda: methods.qsgd(levels=3), make_trace(commits=80)),
+    "mix": (methods.dpsgd, ring("neighbours(mix=beside)")),
+    "mix with weights": (methods.sgp, ring("neighbours()", "one_peer_exponential()")),
+    "mix each message": (methods.clipped_gossip, ring("neighbours()")),
+    "meet": (methods.adpsgd, ring("handshake()", "complete()")),
+    "restarts": (lambda: methods.gem(0.01), failing()),
+}
+#: In the default run: one of each border.
+DEFAULT = {"diagnostics, origin and proxy", "memory and reply", "combine and receive a tree"}
+DEFAULT |= {"mix with weights", "meet"}
+
+
+def unless(default, *values):
+    return pytest.param(*values, marks=[] if default else pytest.mark.full)
+
+
+@pytest.mark.parametrize("name", [unless(name in DEFAULT, name) for name in CASES])
+def test_a_method_of_tensors_is_its_method_of_vectors(name, problem=TASK):
+    make, trace = CASES[name]
+    shows = name.startswith("diagnostics")
+    record = [recorders.energy(), recorders.diagnostics(every=5)] if shows else []
+    flat = make()
+    runs = [
+        replay(trace, method, problem, precision="float64", record=record)
+        for method in (flat, in_tensors(flat, problem))
+    ]
+    for column in ("loss", "update_norm", *(["central_energy"] * shows)):
+        np.testing.assert_allclose(*(run.commits[column] for run in runs), rtol=1e-9)
+    for pair in zip(*(jax.tree.leaves(run.params) for run in runs), strict=True):
+        np.testing.assert_allclose(*pair, rtol=0, atol=1e-11)
+    if shows:
+        np.testing.assert_allclose(*(run.diagnostics["value"] for run in runs), atol=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["diagnostics, origin and proxy", "mix with weights"])
+def test_so_it_is_on_a_network(name):
+    """Of which commits are computed one by one."""
+    test_a_method_of_tensors_is_its_method_of_vectors(name, DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        unless(True, "updates", "alie(workers=2)"),
+        unless(False, "updates", "sign_flip(workers=2)"),
+        unless(False, "combine", "ipm(workers=2)"),
+        unless(False, "mix", "alie(workers=1)"),
+        unless(False, "meet", "sign_flip(workers=1)"),
+    ],
+)
+def test_attacks_act_on_the_vector_of_a_message(name, attack):
+    make, trace = CASES[name]
+    flat = make()
+    runs = [
+        replay(trace, method, TASK, precision="float64", attack=attack)
+        for method in (flat, in_tensors(flat))
+    ]
+    honest = replay(trace, flat, TASK, precision="float64")
+    for pair in zip(*(jax.tree.leaves(run.params) for run in runs), strict=True):
+        np.testing.assert_allclose(*pair, rtol=0, atol=1e-11)
+    assert not np.allclose(runs[0].commits["loss"], honest.commits["loss"])
+
+
+def test_an_attack_on_vectors_refuses_other_messages():
+    def message(worker, update, start, central, visit):
+        return {"step": update, "time": visit.time}, worker, {}
+
+    def apply(server, central, message, memory, visit):
+        return Applied(jax.tree.map(jnp.add, central, message["step"]), server, memory)
+
+    method = Method("timed", {}, gradient_steps(0.1), message=message, apply=apply, space="tensors")
+    with pytest.raises(InputError, match=r"^attack = 'alie.*vectors of parameters, and .* timed"):
+        replay(make_trace(commits=40), method, TASK, attack="alie(workers=2)")
+    replay(make_trace(commits=40), method, TASK, attack="sign_flip(workers=2)")
+
+
+@shares_programs
+def scaled(learning_rate=0.05, trust=0.02):
+    """LARS at the server: each tensor's step has a length in proportion to the tensor's."""
+
+    def apply(server, central, message, memory, visit):
+        def step(x, g):
+            return x - learning_rate * trust * jnp.linalg.norm(x) / (jnp.linalg.norm(g) + 1e-9) * g
+
+        return Applied(jax.tree.map(step, central, message), server, memory)
+
+    return Method(
+        "scaled",
+        {"learning_rate": learning_rate, "trust": trust},
+        optax.identity(),
+        apply=apply,
+        space="tensors",
+    )
+
+
+@pytest.mark.parametrize("batched", [True, unless(False, False)])
+def test_an_ensemble_is_its_replays(batched, lenient):
+    trace = make_trace(commits=60)
+    options = {"seeds": [0, 3], "learning_rate": [0.5, 1.0], "precision": "float64"}
+    members = replay_ensemble(trace, scaled, TASK, batched=batched, **options)
+    alone = [
+        replay(trace, scaled(rate), TASK, seed, precision="float64")
+        for seed in (0, 3)
+        for rate in (0.5, 1.0)
+    ]
+    for member, run in zip(members, alone, strict=True):
+        np.testing.assert_allclose(member.commits["loss"], run.commits["loss"], rtol=1e-9)
+    losses = [run.commits["loss"].iloc[-1] for run in alone]
+    assert len(set(losses)) == 4 and min(losses) < 2
+
+
+def test_rates_share_a_program():
+    keys = [on_vectors(scaled(rate), TASK, float).recipe.key for rate in (0.1, 0.2)]
+    assert keys[0] == keys[1]
+    once = methods.server_optimizer(optimizer=optax.lion(1e-3))
+    assert on_vectors(once, TASK, float) is on_vectors(once, TASK, float)
+    assert IdentityKey(on_vectors(once, TASK, float)) != IdentityKey(once)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["memory and reply", "mix with weights"])
+def test_several_devices(name, count):
+    make, trace = CASES[name]
+    flat = make()
+    alone, divided = (
+        Replay(trace, method, TASK, precision="float64", form="batch", devices=jax.devices()[:n])
+        for method, n in ((flat, 1), (in_tensors(flat), count))
+    )
+    for running in (alone, divided):
+        running.advance(len(trace.accepted))
+    np.testing.assert_allclose(alone.state.central, divided.state.central, rtol=0, atol=1e-11)
+
+
+# Real processes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [scaled, lambda: methods.ringmaster_lmo(policy=None)])
+def test_a_recording_is_its_replay(tmp_path, make, optimized):
+    task, method = test_real.problem(), make()
+    processes = Processes(3, delay="exponential(0.003)")
+    server, trouble = test_real.in_threads(tmp_path, method, processes, 60, task)
+    assert not trouble
+    recorded = load(tmp_path)
+    params, run = test_real.replayed(recorded.trace, method, task, server)
+    assert len(run.commits) == 60 and test_real.close(test_real.central_of(server), params)
+
+
+@pytest.mark.parametrize("name", ["SGP, nobody waits", unless(False, "AD-PSGD")])
+def test_a_recording_without_a_server_is_its_replay(name, tmp_path, optimized):
+    method, topology, policy = test_real_peers.CASES[name]
+    method = in_tensors(method, test_real_peers.problem())
+    processes = Processes(4, delay="exponential(0.004)", topology=topology, policy=policy)
+    test_real_peers.in_threads(tmp_path, method, processes, 66)
+    found = agreement(load(tmp_path), method, test_real_peers.problem())
+    assert found.holds and found.worst("free") < 1e-12
+
+
+# Checks
+
+MESSAGE = r"mine\.message\(worker, update, start, central, visit\)"
+
+
+def mine(**fields):
+    fields = {"optimizer": gradient_steps(0.1), "space": "tensors"} | fields
+    return Method("mine", {}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"space": "trees"}, r"mine\.space = 'trees': unknown; choose from vector, tensors"),
+        (
+            {"message": lambda w, u, s, c, v: (ravel_pytree(u)[0], w, {})},
+            rf"{MESSAGE} returned the message, float.*: with space='tensors' a message of all",
+        ),
+        (
+            {"message": lambda w, u, s, c, v: (u["b"], w, {})},
+            rf"{MESSAGE} returned the message, .*: must be a tree like the parameters, \{{'W'",
+        ),
+        (
+            {"message": lambda w, u, s, c, v: (u, w, {"d": u["W"]})},
+            rf"{MESSAGE} returned .* 'd': must be a tree with the shapes of the parameters",
+        ),
+        (
+            {"reply": lambda s, c, m, v: c["W"]},
+            r"mine\.reply\(server, central, memory, visit\) returned .*: must be a tree like",
+        ),
+        (
+            {"apply": lambda s, c, m, memory, v: Applied(c["W"], s, memory)},
+            r"mine\.apply\(.*\) returned the central variable, .*: must be a tree like",
+        ),
+        (
+            {
+                "receive": lambda memory, m, v: (ravel_pytree(m)[0], memory),
+                "combine": lambda s, c, m, v: Applied(c, s),
+            },
+            r"mine\.receive\(memory, message, visit\) returned the message, .*: with space",
+        ),
+        (
+            {
+                "mix": lambda worker, inbox, visit: worker,
+                "init_worker": lambda central: central,
+                "resume": lambda worker, read: worker,
+                "message": lambda w, u, s, c, v: ({"sent": u}, w, {}),
+            },
+            rf"{MESSAGE} returned the message, .*: without a server it carries the worker's "
+            r"replica, a tree like the parameters, .*replica=lambda message: ",
+        ),
+    ],
+)
+def test_wrong_trees_are_refused(fields, error):
+    params = {"W": jnp.zeros((2, 3)), "b": jnp.zeros(3)}
+    with pytest.raises(InputError, match=error) as raised:
+        check_method(mine(**fields), params)
+    assert "\n" not in str(raised.value)
+
+
+# Muon
+
+
+def spectrum(rows, columns, smallest, seed=0):
+    """A matrix whose singular values fall geometrically, with a Frobenius norm of one."""
+    rng, count = np.random.default_rng(seed), min(rows, columns)
+    u, v = (np.linalg.qr(rng.normal(size=(size, count)))[0] for size in (rows, columns))
+    s = np.geomspace(1, smallest, count)
+    s /= np.linalg.norm(s)
+    return u, s, v
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (4, 24), (24, 4), (1, 7), (30, 20)])
+@pytest.mark.parametrize("length", [1.0, 300.0])
+def test_newton_schulz_is_the_polynomial_of_the_singular_values(shape, length):
+    u, s, v = spectrum(*shape, smallest=1e-4)
+    matrix = jnp.asarray(length * (u * s) @ v.T)
+    expected = s * (length / (length + 1e-7))
+    for a, b, c in POLAR_EXPRESS:
+        expected = a * expected + b * expected**3 + c * expected**5
+    scale = np.sqrt(max(1, shape[0] / shape[1]))
+    result = np.asarray(orthogonalized(matrix)) / scale
+    np.testing.assert_allclose(result, (u * expected) @ v.T, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        result, newton_schulz(np.asarray(matrix), POLAR_EXPRESS, 1e-7), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("precision", [jnp.float64, jnp.float32])
+def test_singular_values_end_near_one(precision):
+    """The polynomial's own bounds are 0.85887 and 1.14113; float32 adds round-off."""
+    room = 1e-4 if precision == jnp.float64 else 0.01
+    for seed in range(10):
+        for shape, smallest in (((8, 8), 1e-3), ((12, 40), 1e-5), ((60, 30), 1e-2)):
+            u, s, v = spectrum(*shape, smallest, seed)
+            result = orthogonalized(jnp.asarray((u * s) @ v.T, precision))
+            values = np.linalg.svd(np.asarray(result, float), compute_uv=False)
+            values /= np.sqrt(max(1, shape[0] / shape[1]))
+            assert values.max() <= 1.14113 + room
+            large = s >= 0.001
+            assert values[: large.sum()].min() >= 0.85887 - room
+    assert np.all(np.asarray(orthogonalized(jnp.zeros((3, 2)))) == 0)
+
+
+def test_vectors_and_kernels():
+    vector, kernel = jnp.arange(4.0), jnp.cos(jnp.arange(24.0)).reshape(3, 4, 2)
+    assert orthogonalized(vector) is vector
+    np.testing.assert_array_equal(
+        orthogonalized(kernel).reshape(3, 8), orthogonalized(kernel.reshape(3, 8))
+    )
+
+
+def test_stale_gradients_are_cancelled_or_refused():
+    """The policy is part of the method, and is its name in tables."""
+    for policy, outcome in (("cancel_stale(2)", "cancelled"), ("discard_stale(2)", "discarded")):
+        method = methods.ringmaster_lmo(policy=policy)
+        assert method.hyperparameters["policy"] == f"{policy[:-2]}limit=2, count=1)"
+        trace = simulate(Cluster(6, Gamma(1.0, 0.4), policy=policy), 120)
+        assert (trace.frame["outcome"] == outcome).any()
+        assert trace.accepted.frame["staleness"].max() < 2
+        loss = replay(trace, method, DIGITS).evaluations["train_loss"]
+        assert loss.iloc[-1] < 0.6 * loss.iloc[0]
+    with pytest.raises(InputError, match="policy = "):
+        replay(make_trace(commits=40), method, DIGITS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(methods.async_local_sgd, server_optimizer=optax.contrib.muon(0.02)),
+        functools.partial(
+            methods.fedbuff, policy=None, server_optimizer=optax.contrib.muon(0.02), law="constant"
+        ),
+        functools.partial(methods.server_optimizer, optimizer=optax.contrib.muon(0.02)),
+        functools.partial(methods.downpour, optimizer=optax.contrib.muon(0.02)),
+    ],
+)
+def test_muon_steps_on_matrices_wherever_it_is(make, lenient):
+    """The first step of a matrix has singular values near 1 times the rate."""
+    task = problems.custom(
+        init=lambda key: {"W": jnp.arange(12.0).reshape(3, 4) / 10, "b": jnp.zeros(3)},
+        loss=lambda params, batch, key: (
+            jnp.sum(jnp.sin(params["W"]) ** 2) + jnp.sum((params["b"] - 1) ** 2)
+        ),
+    )
+    trace = simulate(Cluster(1, 1.0), 1)
+    run = replay(trace, make(), task, precision="float64")
+    start = task.init(jax.random.key(0))["W"]
+    moved = (start - run.params["W"]) / 0.02 / np.sqrt(4 / 3)
+    expected = newton_schulz(np.asarray(jnp.sin(2 * start)), JORDAN, 1e-8)
+    np.testing.assert_allclose(moved, expected, atol=1e-6)
