@@ -246,6 +246,7 @@ class Replay:
             devices,
             form,
             method.needs_key,
+            method.same_reply,
         )
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
