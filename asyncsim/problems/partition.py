@@ -73,7 +73,8 @@ def partition(
                 f"groups of tensors in order, of {', '.join(_layers(names))}"
             )
         parts = _layers(names) if by_layer else names
-        groups = _even_groups(parts, names, sizes, groups, argument)
+        noun = "layer" if by_layer else "tensor"
+        groups = _even_groups(parts, names, sizes, groups, argument, noun)
     owner = _owners(names, groups, argument)
     # An empty tensor has no parameters, and ends no run.
     owner, sizes = (
@@ -121,11 +122,15 @@ def _owners(names: Sequence[str], groups: Sequence[str], argument: str) -> list[
 
 
 def _even_groups(
-    parts: Sequence[str], names: Sequence[str], sizes: Sequence[int], count: int, argument: str
+    parts: Sequence[str],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    count: int,
+    argument: str,
+    noun: str,
 ) -> list[str]:
     """Join neighbouring parts to ``count`` groups, the largest of which is as small as possible."""
     if not 1 <= count <= len(parts):
-        noun = "layer" if len(parts) < len(names) else "tensor"
         raise InputError(
             f"{argument} = {count}: must be from 1 to {len(parts)}, as the problem has "
             f"{counted(len(parts), noun)}"

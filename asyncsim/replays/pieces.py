@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.methods.method import Array, Inbox, Memories, Method
+from asyncsim.methods.method import Array, Inbox, Memories, Method, Visit
 from asyncsim.replays.central import Sent, honest_part
 from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
@@ -244,7 +244,8 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
     row, vectors, pulled, received = _in_own_loop(single, piece.size, read, index)
     partner = piece.gossip.partner if meets else ()
-    return StepInputs(piece.visit, row, vectors, pulled, received, partner, piece.fresh)
+    visit = piece.visit._replace(delays=_delays(layout, piece.visit) if method.sees_delays else ())
+    return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
 
 
 def _build_piece(
@@ -353,9 +354,8 @@ def _build_piece(
             server_state = outputs.server_state
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                history = jax.lax.dynamic_update_index_in_dim(
-                    history, server_state.central, index + 1, 0
-                )
+                seen = outputs.read if method.same_reply else server_state.central
+                history = jax.lax.dynamic_update_index_in_dim(history, seen, index + 1, 0)
             if method.sees_memories:
                 memory = jax.tree.map(
                     lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory
@@ -470,13 +470,30 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
+def _delays(layout: Layout, visit: Visit) -> Array:
+    """Return the staleness of each parameter of reads; where they are whole, of each read."""
+    if not layout.bounds:
+        return visit.staleness
+    runs = zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
+    of_runs = [
+        jnp.broadcast_to(visit.delays[:, owner, None], (len(visit.delays), width))
+        for width, owner in runs
+    ]
+    return jnp.concatenate(of_runs, axis=-1)
+
+
 def _take_read(read: Array, slot: Array, layout: Layout) -> Array:
     """Return reads; one that is not whole has each run of parameters from the block's own slot."""
     single = layout.form == "single"
     if not layout.bounds:
         return _take(read, slot, single)
-    runs = zip(itertools.pairwise(layout.bounds), layout.owners, strict=True)
-    parts = [_take(read[..., begin:end], slot[..., owner], single) for (begin, end), owner in runs]
+    parts = []
+    for (first, end), owner in zip(itertools.pairwise(layout.bounds), layout.owners, strict=True):
+        if single:
+            at = slot[0, owner], *[jnp.int32(0)] * (read.ndim - 2), jnp.int32(first)
+            parts.append(jax.lax.dynamic_slice(read, at, (1, *read.shape[1:-1], end - first)))
+        else:
+            parts.append(read[slot[:, owner], ..., first:end])
     return jnp.concatenate(parts, axis=-1)
 
 

@@ -75,6 +75,8 @@ class Plan:
         See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
     needs_key : bool
         Whether visits have keys.
+    same_reply : bool
+        See `asyncsim.methods.Method`.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Plan:
         devices: Sequence[Any],
         form: Form,
         needs_key: bool = False,
+        same_reply: bool = False,
     ):
-        self.waves = waves = find_waves(trace)
+        self.waves = waves = find_waves(trace, same_reply)
         commits = len(trace)
         #: The commits that each of the recorders looks at.
         self.looks = np.zeros((len(look_every), commits), bool)
@@ -174,6 +177,8 @@ class Plan:
         restored_at = [position for position, *_ in self.restores]
         ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), restored_at, commits].astype(int))
         self._columns["completes"] = completes
+        if trace.read_blocks > 1:
+            self._columns["delays"] = before[:, None] - trace.block_versions()
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
         self._version_messages = int(np.diff(ends).max())
@@ -184,7 +189,7 @@ class Plan:
 
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self.waves.reads)
+        require_replies(method, self.waves)
         return Layout(
             form=self._form,
             piece_size=self.piece_size,
@@ -272,6 +277,8 @@ class Plan:
             workers=workers,
             counted=() if self._counted is None else self._counted.at(member),
         )
+        if "delays" in self._columns:
+            visit = visit._replace(delays=column("delays"))
         if self._keys is not None:
             visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
         return Pieces(

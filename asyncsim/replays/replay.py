@@ -248,6 +248,7 @@ class Replay:
             devices,
             form,
             method.needs_key,
+            method.same_reply,
         )
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         initial, key = start(problem, seed, dtype, trace.workers)

@@ -121,7 +121,8 @@ def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> A
         return Waiting(message, of_message(visit))
 
     # Traced, not computed: a message's shape depends on the method alone.
-    kinds = jax.eval_shape(send, row, central, visit_kinds(method.sees_loss, method.needs_key))
+    visit = visit_kinds(method.sees_loss, method.needs_key, sees_delays=method.sees_delays)
+    kinds = jax.eval_shape(send, row, central, visit)
     return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), kinds)
 
 

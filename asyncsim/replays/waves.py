@@ -161,10 +161,11 @@ class Reads(NamedTuple):
     slot: np.ndarray
 
 
-def find_waves(trace: Trace, separate: bool = False) -> Waves:
+def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
     """Find the dependencies of a trace's commits.
 
-    ``separate``: whether reads count as separate although commits come with them.
+    ``same_reply``: whether the commit that makes a version also forms the reply to its reads; then
+    these are not atomic with the next commit.
     """
     columns = {
         name: trace.frame[name].to_numpy()
@@ -181,12 +182,14 @@ def find_waves(trace: Trace, separate: bool = False) -> Waves:
     separate_pushes = bool(np.any(columns["push_version"] != before))
     previous = _previous_commit(columns["worker"])
     if trace.has_failures:
-        return _with_failures(trace, read, push, separate_pushes, previous, before, separate)
+        return _with_failures(trace, read, push, separate_pushes, previous, before)
     blocks = None
     if trace.read_blocks > 1:
         blocks = _first_position(trace.block_versions(), columns["version"])
-        read, separate = blocks.max(1), True
-    reads = "separate" if separate else _kind_of_reads(read, previous)
+        read = blocks.max(1)
+    reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
+    if reads == "before" and same_reply:
+        reads = "separate"
     if reads == "separate":
         slot, slots = _share_slots(read if blocks is None else blocks)
     else:
@@ -206,7 +209,6 @@ def _with_failures(
     separate_pushes: bool,
     previous: np.ndarray,
     before: np.ndarray,
-    separate: bool,
 ) -> Waves:
     """Find the dependencies of a trace with crashes and restores."""
     frame, commits = trace.frame, len(trace)
@@ -232,7 +234,7 @@ def _with_failures(
     push_slot, push_slots = (
         _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
     )
-    if trace.protocol == "exchange" and trace.policy == asynchronous() and not separate:
+    if trace.protocol == "exchange" and trace.policy == asynchronous():
         # Workers that return, or that gave up a message, read between commits.
         is_separate = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
         slot, slots, reads = worker, trace.workers, "after"
