@@ -371,7 +371,9 @@ def runs(draw):
     return (
         name,
         dataclasses.replace(
-            cluster, window=window, policy=draw(gates(cluster.workers, cluster.protocol))
+            cluster,
+            window=window,
+            policy=draw(gates(cluster.workers, cluster.protocol, between=True)),
         ),
         draw(st.integers(0, 999)),
     )
