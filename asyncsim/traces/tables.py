@@ -141,7 +141,8 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
     """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
     steps = trace.steps
     version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
-    before = version - (outcome == APPLIED)
+    between = trace.has_failures or trace.policy.completes_between_messages
+    before = version - (outcome == APPLIED) if between else np.r_[0, version[:-1]]
     counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
     columns: Columns = {name: counted.get(name, steps.get(name)) for name in COLUMNS}
     if not trace.has_failures:
