@@ -21,14 +21,15 @@ class Fragments(NamedTuple):
 
     Attributes
     ----------
-    count : int
+    total : int
+        The number of fragments.
     of : Int[ndarray, "parameters"]
         The fragment of each parameter.
     blocks : Int[ndarray, "parameters"]
         Its tensor, or its fragment where tensors are not known.
     """
 
-    count: int
+    total: int
     of: np.ndarray
     blocks: np.ndarray
 
@@ -126,7 +127,7 @@ def merge(worker: FragmentWorker, read: Array, fragments: Fragments, blend: Any)
     """Merge the changed fragments of a read: ``blend * replica + (1 - blend) * read``."""
     of = jnp.asarray(fragments.of)
     differs = (read != worker.seen).astype(jnp.int32)
-    changed = jax.ops.segment_max(differs, of, fragments.count) > 0
+    changed = jax.ops.segment_max(differs, of, fragments.total) > 0
     replica = jnp.where(changed[of], blend * worker.replica + (1 - blend) * read, worker.replica)
     return FragmentWorker(replica, read, jnp.where(changed, 0, worker.steps))
 
@@ -147,7 +148,7 @@ def outer_step(
         m       <- momentum m + D
         central <- central + rate (momentum m + D)
     """
-    of, count = jnp.asarray(fragments.of), fragments.count
+    of, count = jnp.asarray(fragments.of), fragments.total
     pending = jnp.where(of == server.version % count, progress, server.pending)
     is_due = (of == (server.version - overlap) % count) & (server.version >= overlap)
     m = jnp.where(is_due, momentum * server.momentum + pending, server.momentum)
