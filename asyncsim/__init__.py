@@ -71,6 +71,7 @@ __all__ = [
     "study",
     "theory",
     "topologies",
+    "trials",
 ]
 
 #: Where the names are that are imported when first used: the package of a module, or the module of
@@ -112,7 +113,15 @@ _HOME = {
                 "buffered",
                 "cancel_stale",
             ),
-            *("discard_stale", "first_of", "handshake", "neighbours", "overlap", "rounds"),
+            *(
+                "discard_stale",
+                "first_of",
+                "handshake",
+                "neighbours",
+                "overlap",
+                "rounds",
+                "trials",
+            ),
         ),
         "clusters.policy",
     ),
@@ -169,6 +178,7 @@ if TYPE_CHECKING:
         neighbours,
         overlap,
         rounds,
+        trials,
     )
     from asyncsim.clusters.rollouts import Rollouts, discard, drop_oldest, keep, pace
     from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows

@@ -278,7 +278,7 @@ def make_candidates(config: Config) -> list[Candidate]:
 def _version(candidate: Candidate) -> str:
     """Describe the number of gradients of a version."""
     labels, cluster, _ = candidate
-    if cluster.policy.name in _UNEVEN:
+    if cluster.policy.name in _UNEVEN or cluster.policy.completes_between_messages:
         return f"a varying number of gradients by {labels['policy']}, window {labels['window']}"
     count = cluster.policy.per_version(cluster.workers) * cluster.mean_window
     return f"{count:g} gradient{'' if count == 1 else 's'}"

@@ -327,6 +327,8 @@ class EventLoop:
         waiting,
     ):
         method = self.method
+        if method.refresh:
+            worker = worker._replace(method=method.refresh(worker.method, read))
         start = method.resume(worker.method, read) if method.resume else read
         origin = method.origin(worker.method, read) if method.origin else read
         update, optimizer, problem_state, loss = self._local(

@@ -303,6 +303,113 @@ def dana_slim(w, server, x, visit):
 # Federated, and of the scale of language models
 
 
+def diloco_of_fragments(count, delay, blend, rate, mu, eager=False):
+    """Streaming DiLoCo with runs of parameters as fragments, as the papers print it: a table of the
+    workers' progress in each round.
+    """
+    parts = np.array_split(np.arange(len(START)), count)
+
+    def rule(w, server, x, visit):
+        if not hasattr(server, "round"):
+            server.round, server.table, server.m = 0, {}, [0 * START[part] for part in parts]
+            for worker in server.workers:
+                worker.outer, worker.momentum, worker.sent = START.copy(), 0 * START, {}
+        k, part = server.round, parts[server.round % count]
+        w.x = w.x + sum(visit.steps(w.x))
+        progress = w.x[part] - (w.outer if eager else x)[part]
+        server.table.setdefault(k, []).append(progress)
+        if eager:
+            # The mean of the round before, with this worker's share replaced by its new one.
+            late = server.table.get(k - count, [0 * progress] * visit.n)
+            own = w.sent.get(k - count, 0 * progress)
+            mixed = sum(late) / visit.n - own / visit.n + progress / visit.n
+            w.sent[k] = progress
+            w.momentum[part] = mu * w.momentum[part] + mixed
+            w.outer[part] = w.outer[part] + rate * (mu * w.momentum[part] + mixed)
+            w.x[part] = w.outer[part]
+        if not visit.completes:
+            return x
+        due, server.round = k - delay, k + 1
+        if due >= 0:
+            part, x = parts[due % count], x.copy()
+            mean = sum(server.table[due]) / visit.n
+            m = server.m[due % count] = mu * server.m[due % count] + mean
+            x[part] = x[part] + rate * (mu * m + mean)
+            for worker in server.workers if not eager else []:
+                worker.x[part] = blend * worker.x[part] + (1 - blend) * x[part]
+        return x
+
+    return rule
+
+
+def decoupled_diloco(count, overlap, blend, rate, mu, sizes=None, radial=True):
+    """Learners that never wait, by the paper's weights: tokens^2 / steps, eight tokens a step."""
+    parts = np.array_split(np.arange(len(START)), count)
+    tensors = [[part] for part in parts]
+    if sizes is not None:
+        pieces = np.split(np.arange(len(START)), np.cumsum(sizes)[:-1])
+        tensors = [pieces[f::count] for f in range(count)]
+        parts = [np.concatenate(group) for group in tensors]
+
+    def average(rows, weights):
+        mean = sum(w * row for w, row in zip(weights, rows, strict=True)) / sum(weights)
+        if not radial:
+            return mean
+        lengths = [np.sqrt(np.sum(row**2)) for row in rows]
+        length = sum(w * one for w, one in zip(weights, lengths, strict=True)) / sum(weights)
+        u = sum(w * row / one for w, row, one in zip(weights, rows, lengths, strict=True))
+        return length * u / np.sqrt(np.sum(u**2))
+
+    def rule(w, server, x, visit):
+        if not hasattr(server, "version"):
+            server.version, server.box, server.due = 0, {}, {}
+            server.m = 0 * START
+            for worker in server.workers:
+                worker.x, worker.seen, worker.count = START.copy(), START, [0] * count
+        for f, part in enumerate(parts):
+            if (w.read[part] != w.seen[part]).any():
+                w.x[part] = blend * w.x[part] + (1 - blend) * w.read[part]
+                w.count[f] = 0
+        steps = visit.steps(w.x)
+        w.seen, w.x = w.read, w.x + sum(steps)
+        w.count = [c + len(steps) for c in w.count]
+        server.box[visit.worker] = w.x.copy(), list(w.count)
+        if not visit.completes:
+            return x
+        k, f = server.version, server.version % count
+        merged = 0 * START
+        for piece in tensors[f]:
+            rows = [row[piece] - x[piece] for row, _ in server.box.values()]
+            weights = [(8 * c[f]) ** 2 / c[f] for _, c in server.box.values()]
+            merged[piece] = average(rows, weights)
+        server.due[k] = merged
+        server.version, server.box = k + 1, {}
+        if k >= overlap:
+            part, x, d = parts[(k - overlap) % count], x.copy(), server.due[k - overlap]
+            server.m[part] = mu * server.m[part] + d[part]
+            x[part] = x[part] + rate * (mu * server.m[part] + d[part])
+        return x
+
+    return rule
+
+
+def mindflayer(probability, trials, mean=False):
+    """``probability`` and ``trials`` of each worker."""
+
+    def rule(w, server, x, visit):
+        server.sent = [*getattr(server, "sent", []), *visit.steps(w.read)]
+        if not visit.completes:
+            return x
+        total, count = sum(server.sent), len(server.sent)
+        server.sent = []
+        if mean:
+            nobody = np.prod([(1 - p) ** b for p, b in zip(probability, trials, strict=True)])
+            return x + total / count / (1 - nobody)
+        return x + total / sum(p * b for p, b in zip(probability, trials, strict=True))
+
+    return rule
+
+
 def averaging(w, server, x, visit):
     server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
     if visit.completes:

@@ -95,6 +95,22 @@ def in_buckets(workers, window=1):
     return simulate(cluster, COMMITS)
 
 
+@functools.cache
+def in_trials(workers, window=1):
+    """Rounds of trials, of which some are cut."""
+    cluster = Cluster(workers, Exponential(1.0), service=0.05, policy="trials(1.2)")
+    return simulate(cluster, COMMITS)
+
+
+@functools.cache
+def quorum(workers, window=1):
+    """A version a while after its third message; workers never wait."""
+    policy = "buffered(3, grace=0.3)"
+    return simulate(
+        Cluster(workers, Gamma(1.0, 0.4), service=0.02, window=window, policy=policy), COMMITS
+    )
+
+
 def dynamic(workers, window=1):
     """Windows in proportion to the workers' speeds."""
     return make_dynamic(workers, window, COMMITS)
@@ -107,7 +123,7 @@ TIMINGS = {
     "torn": torn,
     "dynamic": dynamic,
 }
-TIMINGS |= {"buckets": in_buckets}
+TIMINGS |= {"buckets": in_buckets, "trials": in_trials, "quorum": quorum}
 #: Methods that need several workers.
 SEVERAL = {"basgd", "kardam", "zeno_pp"}
 
@@ -279,6 +295,55 @@ RULES = {
         server_optimizer=optax.sgd(0.7, 0.5),
         law="constant",
     ),
+    "diloco": case(formulas.diloco(0.7, 0.9, nesterov=True), 3, "rounds"),
+    "diloco, heavy ball": case(
+        formulas.diloco(0.7, 0.5, nesterov=False),
+        2,
+        "rounds",
+        server_momentum=0.5,
+        outer="heavy_ball",
+    ),
+    "streaming_diloco": case(formulas.diloco_of_fragments(4, 1, 0.5, 0.7, 0.9), 3, "rounds"),
+    "streaming_diloco, late": case(
+        formulas.diloco_of_fragments(5, 3, 0.25, 0.5, 0.8),
+        2,
+        "rounds",
+        fragments=5,
+        overlap=3,
+        blend=0.25,
+        server_rate=0.5,
+        server_momentum=0.8,
+    ),
+    "streaming_diloco, at once": case(
+        formulas.diloco_of_fragments(3, 0, 0.0, 0.7, 0.9),
+        1,
+        "rounds",
+        fragments=3,
+        overlap=0,
+        blend=0.0,
+    ),
+    "streaming_diloco, eager": case(
+        formulas.diloco_of_fragments(4, 2, 0.5, 0.7, 0.9, eager=True),
+        3,
+        "rounds",
+        overlap=2,
+        eager=True,
+    ),
+    "streaming_diloco, whole": case(
+        formulas.diloco_of_fragments(1, 0, 0.0, 0.7, 0.9),
+        3,
+        "rounds",
+        fragments=1,
+        overlap=0,
+        blend=0.0,
+    ),
+    "mindflayer": case(formulas.mindflayer([0.7] * 7, [1] * 7), timing="trials", success=0.7),
+    "mindflayer, mean": case(
+        formulas.mindflayer([0.7] * 7, [1] * 7, mean=True),
+        timing="trials",
+        success=[0.7] * 7,
+        rule="mean",
+    ),
     "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
         formulas.outer_nesterov(0.1, 0.5, polynomial),
@@ -378,6 +443,9 @@ def combinations():
         "ringleader",
         "ringmaster_lmo",
         "delayed_nesterov, dynamic",
+        "decoupled_diloco",
+        "mindflayer",
+        "streaming_diloco, eager",
     } | SEVERAL
     assert default <= set(RULES)
     for name in RULES:
@@ -411,7 +479,9 @@ def runs(draw):
     return (
         name,
         dataclasses.replace(
-            cluster, window=window, policy=draw(gates(cluster.workers, cluster.protocol))
+            cluster,
+            window=window,
+            policy=draw(gates(cluster.workers, cluster.protocol, between=True)),
         ),
         draw(st.integers(0, 999)),
     )

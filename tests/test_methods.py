@@ -25,7 +25,8 @@ from asyncsim import (
     problems,
     simulate,
 )
-from asyncsim.methods import METHODS, Visit
+from asyncsim.methods import METHODS, Visit, add
+from asyncsim.methods.method import OF_MESSAGE
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.replays.tensors import on_vectors
 from asyncsim.study.cell import meet
@@ -68,6 +69,7 @@ def one_commit(method, problem, unravel, batch):
         central, server, worker, optimizer_state, memory = state
         if method.sees_delays:
             visit = visit._replace(delays=visit.staleness)
+        worker = method.refresh(worker, central) if method.refresh else worker
         start = method.resume(worker, central) if method.resume else central
         at = unravel(start)
         if method.look_ahead:
@@ -86,7 +88,15 @@ def one_commit(method, problem, unravel, batch):
             if method.sees_memories
             else []
         )
-        applied = method.apply(server, central, message, memory, visit, *told)
+        if method.combine and method.apply is add and not hasattr(message, "shape"):
+            of_message = {
+                name: jax.tree.map(jnp.atleast_1d, getattr(visit, name)) for name in OF_MESSAGE
+            }
+            messages = jax.tree.map(lambda leaf: leaf[None], message)
+            applied = method.combine(server, central, messages, visit._replace(**of_message))
+            applied = applied._replace(memory=memory)
+        else:
+            applied = method.apply(server, central, message, memory, visit, *told)
         seen = (
             method.origin(worker, start) if method.origin else start,
             method.proxy(worker) if method.proxy else start,
@@ -188,6 +198,13 @@ def test_factories_name_and_explain_what_they_take(name):
 
 
 BAD = {
+    "success": [0, 1.5, math.nan, "few", True, None],
+    "fragments": [0, 2.5, -1, "few", True, None],
+    "overlap": [2.5, -1, "few", True, None],
+    "blend": [-0.1, 1, math.nan, "half", None],
+    "eager": ["yes", None, 1],
+    "average": ["median", "", None, 1],
+    "outer": ["sgd", "", None, 1],
     "levels": [0, 2.5, -1, "few", True, None],
     "delay": [0, 2.5, -1, "few", True, None],
     "bucket": [0, 2.5, -1, "few", True],

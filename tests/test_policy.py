@@ -21,6 +21,7 @@ from asyncsim import (
     rounds,
     simulate,
     theory,
+    trials,
 )
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, parse_policy
@@ -68,6 +69,9 @@ def test_staleness_theory_bounds_every_policy():
         "discard_stale(3)",
         "cancel_stale(2, 2)",
         "rounds",
+        "trials(1.5, 2)",
+        "buffered(2, grace=0.3)",
+        "first_of(2, grace=0.3)",
     ):
         for protocol in ("exchange", "write_then_read"):
             cluster = Cluster(
@@ -180,6 +184,10 @@ ALL = [
     "cancel_stale(limit=4, count=2)",
     "rounds()",
     "buckets(count=2)",
+    "buffered(count=2, grace=0.5)",
+    "first_of(count=2, grace=0.5)",
+    "trials(time=0.8, count=2)",
+    "trials(time=[0.8, 1, 1, 1.5, 2], count=[1, 2, 1, 3, 1])",
 ]
 
 
@@ -201,6 +209,8 @@ def test_texts_may_be_short():
     assert parse_policy(" bounded_staleness( 3 )") == bounded_staleness(3)
     assert parse_policy("discard_stale(2, count=5)") == discard_stale(2, 5)
     assert parse_policy("(rounds)") == rounds()
+    assert parse_policy("trials([200 ms, 2 s])") == trials([0.2, 2.0])
+    assert parse_policy("buffered(2, grace=1 min)") == buffered(2, 60.0)
     assert {parse_policy(text).name for text in ALL} == set(POLICIES) - set(WITHOUT_SERVER[1:])
 
 

@@ -154,7 +154,7 @@ def test_numbers_of_every_method_are_arguments(name):
     }
     recipe = recipe_of(factory(**needed))
     traced = _traced_numbers(
-        Keyed(recipe.key, recipe), IdentityKey(problems.quadratic(curvature=[0.1, 1.0]))
+        Keyed(recipe.key, recipe), IdentityKey(problems.quadratic(curvature=[0.1, 0.4, 0.7, 1.0]))
     )
     assert "learning_rate" in traced
     assert set(recipe.numbers) - set(traced) == CONSTANTS.get(name, set())

@@ -178,7 +178,7 @@ def traces(draw, kind, form, rule, seed):
             cluster = meet(cluster, Timing(protocol="exchange"))
     elif not method.timing.policy:
         cluster = dataclasses.replace(
-            cluster, policy=draw(gates(cluster.workers, cluster.protocol))
+            cluster, policy=draw(gates(cluster.workers, cluster.protocol, between=True))
         )
     return simulate(cluster, commits, seed)
 

@@ -30,8 +30,8 @@ from asyncsim.clusters.laws import Constant, Exponential
 NO_LINK = {"bandwidth": None, "message_bytes": None, "shared_bandwidth": False}
 #: Clusters by what they have: a server under a policy, failures too, or no server.
 KINDS = {
-    "server": clusters(sizes=(1, 7), governed=True, locked=False),
-    "failures": clusters(sizes=(4, 7), governed=True, failing=True),
+    "server": clusters(sizes=(1, 7), governed=True, locked=False, between=True),
+    "failures": clusters(sizes=(4, 7), governed=True, failing=True, between=True),
     "gossip": gossips(),
 }
 

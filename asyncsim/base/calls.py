@@ -119,14 +119,14 @@ def from_text(
     module: str,
     example: str,
 ) -> Any:
-    """Return a value of a kind as it is, or call the function that a text names.
+    """Return a value of a kind as it is, or call the function that a text names, with units.
 
     ``functions``: the constructors, all of ``module``; ``example``: a call, for error messages.
     """
     if isinstance(value, kind):
         return value
     if isinstance(value, str):
-        return called(argument, value, functions)
+        return called(argument, value, functions, units=True)
     uncalled = any(value is function for function in functions.values())
     instead = f"call it, as in {module}{form_of(value)}" if uncalled else f"write {module}{example}"
     raise InputError(f"{argument} = {value!r:.80}: must be a {argument}; {instead}")

@@ -257,6 +257,14 @@ class Cluster:
                 "what was lost and "
                 "what was restored; leave one of them out"
             )
+        if self.policy.completes_between_messages:
+            for failure in self.failures:
+                if failure.name == "outage":
+                    raise InputError(
+                        f"failures = {failure}: a server that is down cannot complete a version at "
+                        f"the times of policy = {self.policy}; leave the outage out, or choose "
+                        "another policy"
+                    )
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
@@ -575,6 +583,7 @@ def _check_policy(cluster: Cluster) -> None:
         )
     if policy.collective is not None:
         _check_collective(cluster)
+    _check_trials(cluster)
     is_filled = policy.waits_for_version or policy.name == "buckets"
     if is_filled and policy.per_version(cluster.workers) > cluster.workers:
         problem = (
@@ -586,6 +595,18 @@ def _check_policy(cluster: Cluster) -> None:
             f"policy = {policy}: {problem}, and there are {cluster.workers}; "
             f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
         )
+
+
+def _check_trials(cluster: Cluster) -> None:
+    """Raise InputError for trials that are not of the workers, and for outages between messages."""
+    policy = cluster.policy
+    for parameter in ("time", "count"):
+        value = getattr(policy, parameter)
+        if isinstance(value, tuple) and len(value) != cluster.workers:
+            raise InputError(
+                f"policy = {policy}: {parameter} has {len(value)} entries, and there are "
+                f"{cluster.workers} workers; give a number for all, or one per worker"
+            )
 
 
 def _check_collective(cluster: Cluster) -> None:
@@ -640,6 +661,11 @@ def _check_shards(cluster: Cluster) -> None:
             f"policy = {policy}: with servers = {servers} all workers may wait for each other, as "
             "each server holds "
             "others; choose barrier() or buffered(count), or servers = 1"
+        )
+    if policy.completes_between_messages:
+        raise InputError(
+            f"policy = {policy}: completes versions between messages, which is not simulated with "
+            f"servers = {servers}; choose barrier() or buffered(count), or servers = 1"
         )
     waits_for_all = (
         policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers

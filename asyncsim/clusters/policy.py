@@ -12,13 +12,21 @@ On a cluster without a server, one with a topology, the policies are `asynchrono
 `overlap` and `handshake`. They decide when a worker takes up the messages of the others.
 """
 
+import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.base.calls import called, from_text
-from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.base.calls import called, from_text, write
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_list,
+    require_positive,
+)
+from asyncsim.base.units import SECONDS, positive
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
 
 #: The parameters of each policy and their smallest values.
@@ -32,16 +40,19 @@ _PARAMETERS: dict[str, dict[str, int]] = {
     "cancel_stale": {"limit": 1, "count": 1},
     "rounds": {},
     "buckets": {"count": 1},
+    "trials": {"count": 1},
     "neighbours": {},
     "overlap": {"steps": 1},
     "handshake": {},
 }
-#: Parameters of one policy, which are no counts.
-_OF_ONE = {
-    "mix": "neighbours",
-    "collective": "barrier",
-    "layers": "barrier",
-    "bucket_bytes": "barrier",
+#: Parameters that are no counts, and the policies that have them.
+_OWNERS: dict[str, tuple[str, ...]] = {
+    "time": ("trials",),
+    "grace": ("buffered", "first_of"),
+    "mix": ("neighbours",),
+    "collective": ("barrier",),
+    "layers": ("barrier",),
+    "bucket_bytes": ("barrier",),
 }
 #: The policies of clusters without a server; the asynchronous one is for both.
 WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
@@ -58,13 +69,18 @@ class Policy:
     name : str
     bound : int or None
         Largest lead of a worker over the slowest, in commits.
-    count : int or None
+    count : int, tuple of int or None
         Messages per version; None for one, and with a barrier for one of each worker. With
-        `buckets`, the number of buckets.
+        `buckets`, the number of buckets; with `trials`, the trials of each worker in a round, one
+        number or one per worker.
     limit : int or None
         Staleness (versions) from which on messages are not accepted.
     steps : int or None
         Computations that a worker may start before it needs a message.
+    time : float, tuple of float or None
+        Duration after which a trial is cut (s), one number or one per worker.
+    grace : float or None
+        Seconds from a version's ``count``-th message to its completion; None for none.
     mix : str or None
         Whether messages are mixed in ``"before"`` the gradient or ``"beside"`` it.
     collective, layers, bucket_bytes : str, str and float, or None
@@ -74,9 +90,11 @@ class Policy:
 
     name: str = "asynchronous"
     bound: int | None = None
-    count: int | None = None
+    count: int | tuple[int, ...] | None = None
     limit: int | None = None
     steps: int | None = None
+    time: float | tuple[float, ...] | None = None
+    grace: float | None = None
     mix: str | None = None
     collective: str | None = None
     layers: str | None = None
@@ -84,8 +102,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         minima = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
-        for parameter, owner in _OF_ONE.items():
-            if getattr(self, parameter) is not None and self.name != owner:
+        for parameter, owners in _OWNERS.items():
+            if getattr(self, parameter) is not None and self.name not in owners:
                 value = getattr(self, parameter)
                 raise InputError(
                     f"policy {self.name}: {parameter} = {value!r}: it has no such parameter"
@@ -100,11 +118,22 @@ class Policy:
                         f"policy {self.name}: {parameter} = {value!r}: it has no such parameter"
                     )
             elif value is not None or (self.name, parameter) != ("barrier", "count"):
-                checked = require_count(
-                    f"policy {self.name}: {parameter}", value, minima[parameter]
-                )
-                object.__setattr__(self, parameter, checked)
+                check = functools.partial(require_count, minimum=minima[parameter])
+                self._store(parameter, value, check)
+        if self.name == "trials":
+            self._store("time", self.time, functools.partial(positive, units=SECONDS))
+        if self.grace is not None:
+            self._store("grace", self.grace, functools.partial(positive, units=SECONDS))
         self._check_collective()
+
+    def _store(self, parameter: str, value: Any, check: Callable[[str, Any], Any]) -> None:
+        """Store a checked parameter; a list of one entry per worker becomes a tuple."""
+        argument = f"policy {self.name}: {parameter}"
+        if self.name == "trials" and isinstance(value, Sequence) and not isinstance(value, str):
+            checked = tuple(check(argument, entry) for entry in require_list(argument, value))
+        else:
+            checked = check(argument, value)
+        object.__setattr__(self, parameter, checked)
 
     def _check_collective(self) -> None:
         """Check the all-reduce: a known one, of all workers."""
@@ -132,8 +161,8 @@ class Policy:
                 )
 
     def __str__(self) -> str:
-        arguments = ", ".join(f"{name}={value}" for name, value in self._arguments().items())
-        return f"{self.name}({arguments})"
+        arguments = (f"{name}={write(value)}" for name, value in self._arguments().items())
+        return f"{self.name}({', '.join(arguments)})"
 
     @property
     def call(self) -> str:
@@ -154,6 +183,11 @@ class Policy:
         return self.name in ("barrier", "cancel_stale")
 
     @property
+    def completes_between_messages(self) -> bool:
+        """Whether a version may be completed at another instant than a message's."""
+        return self.time is not None or self.grace is not None
+
+    @property
     def staleness_limit(self) -> int | None:
         """Staleness from which on messages are discarded."""
         return 1 if self.name == "barrier" else self.limit
@@ -161,18 +195,39 @@ class Policy:
     @property
     def chooses_when_to_reply(self) -> bool:
         """Whether the server delays replies, or sends workers unrequested ones."""
-        return self.bound is not None or self.waits_for_version or self.stops_computations
+        return (
+            self.bound is not None
+            or self.waits_for_version
+            or self.stops_computations
+            or self.time is not None
+        )
 
     def per_version(self, workers: int) -> int:
-        """Return the number of messages in a version, if it is fixed."""
+        """Return the number of messages in a version: the least with a grace window, and the most
+        with trials.
+        """
+        if self.name == "trials":
+            return sum(self.trials_of(workers))
+        assert not isinstance(self.count, tuple)
         return workers if self.name == "barrier" and self.count is None else self.count or 1
+
+    def trials_of(self, workers: int) -> tuple[int, ...]:
+        """Return the trials of each worker in a round of the policy `trials`."""
+        assert self.count is not None
+        return self.count if isinstance(self.count, tuple) else (self.count,) * workers
+
+    def trial_times(self, workers: int) -> tuple[float, ...] | None:
+        """Return the duration of each worker's trials (s); None under the other policies."""
+        if self.time is None or isinstance(self.time, tuple):
+            return self.time
+        return (self.time,) * workers
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the name and the parameters in use."""
         return {"name": self.name, **self._arguments()}
 
     def _arguments(self) -> dict[str, Any]:
-        names = (*_PARAMETERS[self.name], *_OF_ONE)
+        names = ("time", *_PARAMETERS[self.name], *_OWNERS)
         values = {parameter: getattr(self, parameter) for parameter in names}
         return {parameter: value for parameter, value in values.items() if value is not None}
 
@@ -209,29 +264,44 @@ def bounded_staleness(bound: int) -> Policy:
     return Policy("bounded_staleness", bound=bound)
 
 
-def buffered(count: int) -> Policy:
+def buffered(count: int, grace: float | str | None = None) -> Policy:
     """Return the policy by which ``count`` messages of any workers make a version, without waits.
 
     K-batch-async (Dutta et al.), FedBuff, and n-softsync with ``count = workers // n``. A worker
     may contribute several messages to a version. Its next read is of the newest version, which may
     not contain its own message yet.
 
+    ``grace``: seconds, or text such as ``"200 ms"``. The version is then complete that long after
+    its ``count``-th message; messages that are served in between, or at the last instant, belong to
+    it. So a quorum with a grace window completes a version of Decoupled DiLoCo.
+
+    Notes
+    -----
+    In a replay a version with a grace window appears at the commit of its last message, up to
+    ``grace`` seconds early in the tables of a run; reads see it at its true time.
+
     References
     ----------
     Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; Dutta et al. 2018, arXiv 1803.01113; Nguyen
-    et al. 2022, arXiv 2106.06639, algorithm 1.
+    et al. 2022, arXiv 2106.06639, algorithm 1; Douillard et al. 2026, arXiv 2604.21428 (the grace
+    window).
     """
-    return Policy("buffered", count=count)
+    return Policy("buffered", count=count, grace=grace)  # type: ignore[arg-type]  # as text
 
 
-def first_of(count: int) -> Policy:
+def first_of(count: int, grace: float | str | None = None) -> Policy:
     """Return K-async: the first ``count`` workers make a version and wait; the others compute on.
+
+    ``grace``: see `buffered`; the version is complete earlier once it has a message of every
+    worker. With ``first_of(1, grace)`` the server waits after the first arrival and averages all
+    that come meanwhile: the grace period of asynchronous local SGD.
 
     References
     ----------
-    Dutta et al. 2018, "Slow and stale gradients can win the race", arXiv 1803.01113.
+    Dutta et al. 2018, "Slow and stale gradients can win the race", arXiv 1803.01113; Liu et al.
+    2024, arXiv 2401.09135 (the grace period).
     """
-    return Policy("first_of", count=count)
+    return Policy("first_of", count=count, grace=grace)  # type: ignore[arg-type]  # as text
 
 
 def barrier(
@@ -345,6 +415,39 @@ def buckets(count: int) -> Policy:
     return Policy("buckets", count=count)
 
 
+def trials(time: float | str | Sequence[float], count: int | Sequence[int] = 1) -> Policy:
+    """Return MindFlayer's rounds of trials: computations that last too long are cut.
+
+    All workers start a round from one version, and each makes ``count`` trials. A computation that
+    would last longer than ``time`` is cut then ("cancelled"), and its worker starts the next trial
+    at once, with other examples, from the same version. Other computations send their messages; the
+    server's answer lets their worker start its next trial. A worker without trials left waits. When
+    all trials have ended, the messages of the round make a version, and all workers are sent the
+    newest one. A round without a message makes none.
+
+    Parameters
+    ----------
+    time : float, text or list
+        Seconds, or text such as ``"2 s"``: one for all workers, or a list of one number per worker.
+        The paper's ``tau_i + t_i``: it counts from the start of the computation, with all local
+        steps of a window.
+    count : int or list of int
+        Trials in a round, the paper's ``B_i``, for all workers or one per worker.
+
+    Notes
+    -----
+    The server knows the times, so that no message says that a trial was cut. A version that is
+    complete with a cut trial appears in a replay at the commit of its last message; see `buffered`.
+    A worker that goes away takes its trials with it once its failure is detected.
+
+    References
+    ----------
+    Maranjyan, Shaikh Omar and Richtarik 2025, "MindFlayer SGD: efficient parallel SGD in the
+    presence of heterogeneous and random worker compute times", arXiv 2410.04285.
+    """
+    return Policy("trials", time=time, count=count)  # type: ignore[arg-type]  # lists and texts
+
+
 def neighbours(mix: str = "before") -> Policy:
     """Return the barrier among neighbours, on clusters without a server.
 
@@ -413,6 +516,7 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
         cancel_stale,
         rounds,
         buckets,
+        trials,
         neighbours,
         overlap,
         handshake,
@@ -423,9 +527,10 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
 def parse_policy(text: str) -> Policy:
     """Parse a policy: ``"bounded_staleness(3)"``, ``"discard_stale(limit=4, count=2)"``.
 
-    ``str(policy)`` is such a text. Brackets without parameters may be left out.
+    ``str(policy)`` is such a text. Brackets without parameters may be left out; times may have
+    units, as in ``"trials(200 ms)"``.
     """
-    return called("policy", text, POLICIES)
+    return called("policy", text, POLICIES, units=True)
 
 
 def as_policy(value: Any) -> Policy:

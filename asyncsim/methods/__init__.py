@@ -31,6 +31,8 @@ from asyncsim.methods.compression import mem_sgd, qsgd
 from asyncsim.methods.damping import damping, delay_adaptive
 from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
+from asyncsim.methods.decoupled_diloco import decoupled_diloco
+from asyncsim.methods.diloco import diloco
 from asyncsim.methods.downpour import downpour, hogwild
 from asyncsim.methods.elastic import aeasgd, eamsgd, easgd
 from asyncsim.methods.entropy import entropy_sgd, parle
@@ -55,6 +57,7 @@ from asyncsim.methods.method import (
     present,
     send_update,
 )
+from asyncsim.methods.mindflayer import mindflayer
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.pipelines import async_nesterov, weight_prediction
 from asyncsim.methods.policy_gradient import (
@@ -72,6 +75,7 @@ from asyncsim.methods.robust_gossip import clipped_gossip, robust_gossip
 from asyncsim.methods.server_optimizer import server_optimizer
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
+from asyncsim.methods.streaming_diloco import streaming_diloco
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
 
 #: The table of methods: the command line, its help, the styles of figures and the contract tests
@@ -94,8 +98,10 @@ METHODS: dict[str, Callable[..., Method]] = {
         dana_slim,
         dana_zero,
         dc_asgd,
+        decoupled_diloco,
         delay_adaptive,
         delayed_nesterov,
+        diloco,
         downpour,
         dpsgd,
         dynsgd,
@@ -114,6 +120,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         lsgd,
         malenia,
         mem_sgd,
+        mindflayer,
         osgp,
         parle,
         qsgd,
@@ -128,6 +135,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         sgd,
         sgp,
         softsync,
+        streaming_diloco,
         weight_prediction,
         zeno_pp,
     )

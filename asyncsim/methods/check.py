@@ -44,6 +44,7 @@ _CALLS = {
     "init_worker": "init_worker(central)",
     "init_server": "init_server(central)",
     "init_memory": "init_memory(central)",
+    "refresh": "refresh(worker, read)",
     "resume": "resume(worker, read)",
     "look_ahead": "look_ahead(optimizer_state)",
     "message": "message(worker, update, start, central, visit)",
@@ -177,6 +178,14 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     )
     worker, server, memory = (_call(method, name, central) for name in _STATES)
     _require_matrices(_named(method, "init_server"), server)
+    if method.refresh is not None:
+        if method.mix is not None or method.meet is not None:
+            raise InputError(
+                f"{method.name}.refresh: is for methods with a server, whose workers read; leave "
+                "it out"
+            )
+        refreshed = _call(method, "refresh", worker, central)
+        _require_alike(_named(method, "refresh"), "the worker's state", refreshed, worker)
     if method.resume is not None:
         read = None if method.mix is not None else central
         _require_central(method, "resume", _call(method, "resume", worker, read), central)

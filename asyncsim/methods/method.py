@@ -365,6 +365,7 @@ class Method(NamedTuple):
 
     A commit calls them in this order, on vectors of shape ``[parameters]``::
 
+        worker = refresh(worker, read)                # by default unchanged
         start = resume(worker, read)                  # by default the worker's last read
         update = sum of the local optimizer's steps, from start
         message, worker, diagnostics = message(worker, update, start, central, visit)
@@ -408,6 +409,9 @@ class Method(NamedTuple):
     resume : function, optional
         ``resume(worker, read)``: the worker's starting point, for methods with persistent replicas.
         With ``mix`` there is no read: None. With ``reply`` a worker's read is its replica.
+    refresh : function, optional
+        ``refresh(worker, read) -> worker``: takes the worker's last read into its state, before
+        ``resume``, for methods with persistent replicas and a server.
     look_ahead : function, optional
         ``look_ahead(optimizer_state)``: the offset from the parameters at which the gradient of a
         local step is computed, a tree like theirs.
@@ -486,6 +490,7 @@ class Method(NamedTuple):
     init_server: Callable[[Array], State] = _no_state
     init_memory: Callable[[Array], State] = _no_state
     resume: Callable[[State, Any], Array] | None = None
+    refresh: Callable[[State, Array], State] | None = None
     look_ahead: Callable[[State], Any] | None = None
     reply: Callable[[State, Array, State, Visit], Array] | None = None
     origin: Callable[[State, Array], Array] | None = None

@@ -95,7 +95,7 @@ def robust(
             f"{', '.join(POLICIES)}"
         )
     if policy is not None and policy.count is not None:
-        chosen.require(policy.count)
+        chosen.require(policy.per_version(workers=1))
     # A momentum that varies in an ensemble counts as present.
     at_worker, at_server = (
         not (isinstance(mu, float | int) and mu == 0) for mu in (worker_momentum, server_momentum)

@@ -24,7 +24,7 @@ from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
 #: Functions of a method that take one commit; members' commits are a batch of it.
-_FUNCTIONS = ["message", "apply", "receive", "reply", "resume", "origin", "proxy"]
+_FUNCTIONS = ["message", "apply", "receive", "reply", "refresh", "resume", "origin", "proxy"]
 _FUNCTIONS += ["mix", "meet", "replica", "last", "presents"]
 #: The axes of members in a visit: members share the trace, so that only loss and key differ.
 _AXES_OF_VISIT: Any = [0 if name in ("loss", "key") else None for name in Visit._fields]

@@ -100,6 +100,8 @@ def begin(
         read, resume = resume(row.method, None), None
     if restart is not None:
         row = restart_worker(restart, row, read, inputs.fresh)
+    if method.refresh is not None:
+        row = row._replace(method=method.refresh(row.method, read))
     start = read if resume is None else resume(row.method, read)
     return inputs._replace(row=row, read=read), start
 

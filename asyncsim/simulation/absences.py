@@ -11,7 +11,7 @@ after a message that was given up. Without a server see `asyncsim.simulation.pee
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asyncsim.simulation.world import World
 
 #: Rows and spells without an accepted message after which a run ends in an error; more per worker.
-_FRUITLESS, _FRUITLESS_OF_A_WORKER = 100_000, 1_000
+FRUITLESS, FRUITLESS_OF_A_WORKER = 100_000, 1_000
 
 
 class Absences(ABC):
@@ -83,7 +83,7 @@ class Absences(ABC):
                     -1,
                 ]
                 self._spells.append(self._spell[index])
-        self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
+        self._fruitless, self._most_fruitless = 0, FRUITLESS + FRUITLESS_OF_A_WORKER * n
 
     def table(self) -> dict[str, np.ndarray]:
         """Return the columns of `Trace.absences`."""
@@ -259,6 +259,13 @@ class ServerAbsences(Absences):
         if outcome == APPLIED:
             self._after_version()
 
+    def after_release(self, workers: Sequence[Worker], is_new_version: bool) -> None:
+        """Let workers continue at an instant without a message, with a new version or none."""
+        for worker in workers:
+            self.resume(worker)
+        if is_new_version:
+            self._after_version()
+
     def after_read(self, index: int) -> bool:
         """End the visit of a read; return whether its worker is present."""
         self.under_way[index] = False
@@ -313,11 +320,8 @@ class ServerAbsences(Absences):
         """Count a worker no more; release who waited for it."""
         gate = self._world.gate
         version = gate.version
-        for worker in gate.dismiss(index):
-            self.resume(worker)
-        if gate.version > version:  # the others had waited for this worker only
-            self._spell[index][7] = gate.version
-            self._after_version()
+        # The others may have waited for this worker only.
+        self.after_release(gate.dismiss(index), gate.version > version)
 
     def admit(self, index: int) -> None:
         """Count a worker that is back, and send it the newest version."""

@@ -4,8 +4,9 @@ A gate takes a message, makes a version when one is complete, and names the work
 It counts *members*: workers that are not known to be away.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.simulation.station import Worker
@@ -97,22 +98,43 @@ class Gate:
 
 
 class Batches(Gate):
-    """Makes a version of every ``count`` messages."""
+    """Makes a version of every ``count`` messages, or of those until the grace window closes.
+
+    Attributes
+    ----------
+    close_later : function
+        ``close_later(seconds, close)`` calls ``close`` after a grace window; set by the world.
+    """
+
+    close_later: Callable[[float, Callable[[], Sequence[Worker]]], None]
 
     def __init__(self, policy: Policy, members: Iterable[int], count: int):
         super().__init__(policy, members)
-        self._count = count
+        self._count, self._grace = count, policy.grace
         self._collected = 0
+        self._opened = 0  # grace windows so far
 
     def _completes(self, index: int) -> bool:
         self._collected += 1
+        if self._grace is not None and self._collected == self._count:
+            self._opened += 1
+            self.close_later(self._grace, functools.partial(self._close, self._opened))
         if not self._is_full():
             return False
         self._empty()
         return True
 
     def _is_full(self) -> bool:
-        return self._collected >= self._count
+        return self._grace is None and self._collected >= self._count
+
+    def _close(self, window: int) -> Sequence[Worker]:
+        """Complete a version with its window; return the workers that waited for it."""
+        # A message of the last worker, or a restored version, may have closed the window before.
+        if window != self._opened or self._collected < self._count:
+            return ()
+        self._empty()
+        self.version += 1
+        return self._release()
 
     def _empty(self) -> None:
         self._collected = 0
@@ -157,7 +179,7 @@ class Barrier(Batches):
         return super()._completes(index)
 
     def _is_full(self) -> bool:
-        if self._collected >= self._count:
+        if super()._is_full():
             return True
         # The sizes first: comparing the sets at every message takes longer.
         return len(self._delivered) >= len(self.members) and self._delivered >= self.members
@@ -165,6 +187,80 @@ class Barrier(Batches):
     def _empty(self) -> None:
         super()._empty()
         self._delivered.clear()
+
+
+class Trials(Gate):
+    """Makes a version of the messages of a round, once every member has made its trials; see
+    `asyncsim.trials`.
+
+    Attributes
+    ----------
+    remaining : dict
+        The trials that members have left in the round; members without any are left out.
+    """
+
+    holds = True
+
+    def __init__(self, policy: Policy, members: Iterable[int], counts: Sequence[int]):
+        super().__init__(policy, members)
+        self._counts = counts
+        self._empty()
+
+    def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
+        """Return all waiting workers once the round is over; else the sender, if it has a trial
+        left.
+        """
+        if worker.index not in self.members or (
+            outcome == BUFFERED and worker.index in self.remaining
+        ):
+            return (worker,)
+        self._waiting.append(worker)
+        return self._release() if outcome == APPLIED else ()
+
+    def count_trial(self, index: int) -> bool:
+        """Count a trial that has ended; return whether its worker has another one in the round."""
+        left = self.remaining.pop(index, 0) - 1
+        if left > 0:
+            self.remaining[index] = left
+        return left > 0
+
+    def cut(self, worker: Worker) -> Sequence[Worker]:
+        """Let a worker wait whose last trial was cut; return the workers that continue."""
+        self._waiting.append(worker)
+        return self._end_round()
+
+    def admit(self, index: int) -> None:
+        """Count a worker; the round under way waits for its trials."""
+        self.members.add(index)
+        self.remaining[index] = self._counts[index]
+
+    def dismiss(self, index: int) -> Sequence[Worker]:
+        """Remove a member and its trials, which may end the round."""
+        self.members.discard(index)
+        return () if self.remaining.pop(index, None) is None else self._end_round()
+
+    def must_wait(self, index: int) -> bool:
+        """Return whether the worker has made all trials of the round."""
+        return index not in self.remaining
+
+    def _end_round(self) -> Sequence[Worker]:
+        """Begin the next round if all trials have ended, after a version if there is a message."""
+        if self.remaining:
+            return ()
+        self.version += self._collected > 0
+        self._empty()
+        return self._release()
+
+    def _completes(self, index: int) -> bool:
+        self._collected += 1
+        if self.count_trial(index) or self.remaining:
+            return False
+        self._empty()
+        return True
+
+    def _empty(self) -> None:
+        self._collected = 0
+        self.remaining = {index: self._counts[index] for index in self.members}
 
 
 class Turns(Gate):
@@ -319,6 +415,8 @@ class Clocks(Gate):
 def gate_of(policy: Policy, workers: int, members: Iterable[int]) -> Gate:
     """Return the gate of a policy."""
     count = policy.per_version(workers)
+    if policy.name == "trials":
+        return Trials(policy, members, policy.trials_of(workers))
     if policy.name == "rounds":
         return Turns(policy, members)
     if policy.name == "buckets":
@@ -327,4 +425,6 @@ def gate_of(policy: Policy, workers: int, members: Iterable[int]) -> Gate:
         return Clocks(policy, members, workers, policy.bound)
     if policy.waits_for_version:
         return Barrier(policy, members, count)
-    return Gate(policy, members) if count == 1 else Batches(policy, members, count)
+    if count == 1 and policy.grace is None:
+        return Gate(policy, members)
+    return Batches(policy, members, count)

@@ -13,17 +13,22 @@ life ends belongs to a cancelled row.
 """
 
 import functools
+import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import simpy
+from simpy.events import EventPriority
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.simulation.absences import ServerAbsences
+from asyncsim.simulation.absences import FRUITLESS, FRUITLESS_OF_A_WORKER, ServerAbsences
 from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
+from asyncsim.simulation.gates import Batches, Trials
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
 from asyncsim.simulation.rollouts import Slots
 from asyncsim.simulation.shards import Shard, SplitMessages
@@ -34,6 +39,8 @@ from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, LOSS, LOST, N
 
 #: Commits between two updates of the progress bar: a fraction of a second.
 _BLOCK = 20_000
+#: The priority of an event that comes after all others of its instant.
+_AFTER_VISITS = EventPriority(2)
 
 
 class World:
@@ -73,6 +80,9 @@ class World:
         self.lives: list[Worker | None] = [None] * n
         self.computing: dict[int, Worker] = {}  # where computations may be stopped
         self._stops = cluster.policy.stops_computations and self._split is None
+        self._trial_times = cluster.policy.trial_times(n)
+        #: Cut trials since the last accepted message, and the messages accepted before.
+        self._cuts_in_vain, self._accepted_before_cut = 0, 0
         self._began_from: dict[int, list[int]] = defaultdict(
             list
         )  # workers by the version they began from
@@ -88,6 +98,8 @@ class World:
         self.slots = (
             None if cluster.rollouts is None else Slots(self.clock, cluster, seed, self.gate)
         )
+        if isinstance(self.gate, Batches):
+            self.gate.close_later = self._close_later
         self.compute = self._cycle()
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
@@ -204,6 +216,8 @@ class World:
                 computed[0](worker)
 
         callbacks: list[Callable[[Any], None]] = [end] if may_end else computed
+        trial_times = self._trial_times
+        cut_callbacks: list[Callable[[Any], None]] = [self._cut]
 
         def compute(worker: Worker) -> None:
             index = worker.index
@@ -219,8 +233,10 @@ class World:
                 absences.incarnation_of_job[index] = absences.incarnation[index]
                 if working_time is not None:
                     lasts = working_time(index, now, lasts)
-            send_time[index] = now + lasts
             worker.callbacks = callbacks
+            if trial_times is not None and lasts > trial_times[index]:
+                lasts, worker.callbacks = trial_times[index], cut_callbacks
+            send_time[index] = now + lasts
             clock.schedule(worker, delay=lasts)
             if stops:
                 computing[index] = worker
@@ -375,6 +391,61 @@ class World:
         self.add_row(index, CANCELLED, NOTHING)
         worker = self.begin_life(index)
         self.resume(worker) if self.absences is None else self.absences.resume(worker)
+
+    def _cut(self, worker: Worker) -> None:
+        """Cut a trial; its worker starts the next one at once, or waits for the end of the round.
+
+        Raises
+        ------
+        InputError
+            Too many trials in a row were cut.
+        """
+        index, gate, now = worker.index, self.gate, self.clock._now
+        assert isinstance(gate, Trials)
+        if self.lives[index] is not worker:
+            return
+        if len(self.accepted) > self._accepted_before_cut:
+            self._cuts_in_vain, self._accepted_before_cut = 0, len(self.accepted)
+        self._cuts_in_vain += 1
+        if self._cuts_in_vain > FRUITLESS + FRUITLESS_OF_A_WORKER * self.cluster.workers:
+            raise InputError(
+                f"policy = {self.cluster.policy}: no computation ended within its trial's time in "
+                f"{self._cuts_in_vain:,} trials; give a longer time, or shorter computations"
+            )
+        self.add_row(index, CANCELLED, NOTHING)
+        if gate.count_trial(index):
+            # The next job computes from the same version, without a visit.
+            self.reads.entries.extend((index, self._read_version[index], math.nan, math.nan, now))
+            if self.absences is not None:
+                self.absences.reads_made[index] += 1
+            self.compute(worker)
+            return
+        self.server.arrive_time[index] = self.server.serve_time[index] = now
+        version = gate.version
+        self._continue(gate.cut(worker), version)
+
+    def _close_later(self, seconds: float, close: Callable[[], Sequence[Worker]]) -> None:
+        """Complete a version after a grace window, if it is still the same one."""
+
+        def end_window() -> None:
+            version = self.gate.version
+            self._continue(close(), version)
+
+        event = simpy.Event(self.clock)
+        event._ok, event._value = True, None
+        event.callbacks.append(lambda _: end_window())
+        # Messages that are served at the last instant come before.
+        self.clock.schedule(event, _AFTER_VISITS, seconds)
+
+    def _continue(self, workers: Sequence[Worker], version: int) -> None:
+        """Let workers continue where a version later than ``version`` was made without a message,
+        or none.
+        """
+        if self.absences is not None:
+            self.absences.after_release(workers, self.gate.version > version)
+            return
+        for worker in workers:
+            self.resume(worker)
 
     def begin_life(self, index: int) -> Worker:
         """Begin a life of a worker at this instant, as if it had just been served."""

@@ -219,6 +219,7 @@ empirical([s, ...]), mixture([law, ...], [weight, ...]).
 
 Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count),
 rounds, buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1),
+trials(2 s, count=1), buffered(count, grace=200 ms), first_of(count, grace),
 barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
 asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
 

@@ -11,6 +11,7 @@ from asyncsim.theory.barriers import (
     batch_time,
     bounded_clocks,
     sum_law,
+    trial_success,
 )
 from asyncsim.theory.cluster_theory import (
     QueueTheory,
@@ -129,6 +130,7 @@ __all__ = [
     "sum_law",
     "think_time",
     "throughput_theory",
+    "trial_success",
     "window_step",
     "young_interval",
 ]

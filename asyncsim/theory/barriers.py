@@ -12,6 +12,7 @@ from scipy.sparse.linalg import spsolve
 from scipy.special import betaincc
 
 from asyncsim.base.errors import InputError, require_count, require_list
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -317,3 +318,28 @@ def _stationary(states: int, moves: list[tuple[int, int, int]]) -> np.ndarray:
     remaining = spsolve(balance[1:, 1:], -balance[1:, [0]].toarray()[:, 0])
     weights = np.concatenate([[1.0], np.atleast_1d(remaining)])
     return weights / weights.sum()
+
+
+def trial_success(cluster: Cluster) -> tuple[float, ...]:
+    """Return the probability that each worker's trial ends in time, under the policy `trials`.
+
+    ``P(sum of the local steps' times <= time)``, the paper's ``p_i``. Waits and failures do not
+    matter: a trial's time is that of its computation.
+
+    Raises
+    ------
+    InputError
+        For another policy, and for windows of laws whose sums are not known; see `sum_law`.
+
+    References
+    ----------
+    Maranjyan, Shaikh Omar and Richtarik 2025, arXiv 2410.04285.
+    """
+    times = cluster.policy.trial_times(cluster.workers)
+    if times is None:
+        raise InputError(
+            f"policy = {cluster.policy}: cuts no computation; give a cluster with "
+            "asyncsim.trials(time)"
+        )
+    steps = zip(cluster.compute_laws, cluster.windows, times, strict=True)
+    return tuple(float(sum_law(law, window).cdf(time)) for law, window, time in steps)

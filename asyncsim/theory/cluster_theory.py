@@ -198,7 +198,7 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
     policy = cluster.policy
     if policy.name == "barrier":
         return _barriers(cluster)
-    if policy.stops_computations:
+    if policy.stops_computations or policy.name == "trials":
         return None
     # Discarded messages are computed and served as well: the rate counts all, and bounds the
     # accepted ones.
@@ -344,7 +344,8 @@ def _with_waiting(cluster: Cluster, bound: ThroughputTheory) -> ThroughputTheory
             bound,
             key=lambda limit: limit.commits,
         )
-    if cluster.policy.name == "first_of" and exact and memoryless(cluster):
+    is_first_of = cluster.policy.name == "first_of" and cluster.policy.grace is None
+    if is_first_of and exact and memoryless(cluster):
         # A worker that still computes is as if it had just begun.
         first = cluster.policy.per_version(cluster.workers)
         duration = barrier_time(cluster.compute_laws[0], cluster.workers, first=first)
@@ -430,6 +431,8 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
     bound.
     """
     n, policy = cluster.workers, cluster.policy
+    if policy.name == "trials":  # no round ends while a computation is under way
+        return StalenessTheory("", 0.0, (0.0, 0.0))
     clocks = memoryless_clocks(cluster)
     if clocks is not None and cluster.service.mean == 0 and cluster.protocol == "exchange":
         return StalenessTheory(
@@ -439,14 +442,18 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
     if cluster.protocol == "read_then_write":
         upper = float(n if cluster.exclusive else 2 * n - 1)
     lower = 0.0
-    if policy.name == "buffered":
+    if policy.grace is not None and policy.name == "buffered":
+        # A window closes while all workers compute, and its version has ``count`` messages or more.
+        upper = (upper if upper == n else upper + 1) / policy.per_version(n)
+    elif policy.name == "buffered":
         upper /= policy.per_version(n)
         lower = n / policy.per_version(n) if cluster.protocol == "read_then_write" else 0.0
     elif policy.name == "first_of":
         upper = first_staleness(n, policy.per_version(n))
     if policy.staleness_limit is not None:
         upper = min(upper, policy.staleness_limit - 1.0)
-    if policy.name in ("buffered", "first_of") and not cluster.separate_reads:
+    is_fixed = policy.name in ("buffered", "first_of") and policy.grace is None
+    if is_fixed and not cluster.separate_reads:
         lower = upper
     return StalenessTheory("", upper if lower == upper else None, (lower, upper))
 

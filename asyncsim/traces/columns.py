@@ -12,6 +12,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.policy import Policy, asynchronous
 
 #: Outcomes of a message; a message that is lost does not arrive.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled", "lost")
@@ -187,6 +188,11 @@ class Source:
     def servers(self) -> int:
         """Number of servers, each with a shard of the parameters; 1 without a cluster."""
         return 1 if self.cluster is None else self.cluster.servers
+
+    @property
+    def policy(self) -> Policy:
+        """The timing policy; asynchronous for a trace without a cluster."""
+        return asynchronous() if self.cluster is None else self.cluster.policy
 
 
 def previous_rows(worker: np.ndarray, incarnation: Any = 0) -> np.ndarray:

@@ -43,7 +43,7 @@ def require_rows(
         raise InputError(
             f"protocol = {source.protocol!r}: has a server, and no messages between workers"
         )
-    rules = _of_rows(frame, source.workers)
+    rules = _of_rows(frame, source)
     if not is_served:
         rules += _of_messages(frame, taken_up, in_flight, source)
     _require("frame", frame, rules)
@@ -171,14 +171,16 @@ def _of_versions(column: dict[str, np.ndarray], before: np.ndarray) -> _Rules:
     ]
 
 
-def _of_rows(frame: pd.DataFrame, workers: int) -> _Rules:
+def _of_rows(frame: pd.DataFrame, source: Source) -> _Rules:
     """List the rules of every row: the column, the mask of correct rows, and the rule in words."""
+    workers = source.workers
+    between = "failed_by" in frame or source.policy.completes_between_messages
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
     last, is_applied = (
         np.concatenate([[0], column["version"][:-1]]),
         (frame["outcome"] == "applied").to_numpy(),
     )
-    before = column["version"] - is_applied if "failed_by" in frame else last
+    before = column["version"] - is_applied if between else last
     time = column["commit_time"]
     on_arrival = "must not be before 0, nor after its serve_time"
     return [

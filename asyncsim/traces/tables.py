@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
+from asyncsim.clusters.policy import Policy
 from asyncsim.traces.columns import (
     APPLIED,
     BUFFERED,
@@ -52,9 +53,12 @@ def messages_to_server(
     step, applied = np.flatnonzero(outcome <= BUFFERED), np.flatnonzero(outcome == APPLIED)
     completed_by = np.full(version.max(initial=0) + 2, -1)
     completed_by[version[applied]] = applied
-    # The last message before the detection of a death that completed a version has completed it.
-    by_death = absences[(absences["worker"] >= 0) & (absences["version"] >= 0)]
-    completed_by[by_death["version"]] = step[np.searchsorted(step, by_death["from_row"]) - 1]
+    # A version may be completed between two rows, by a death, a cut trial or a grace window: its
+    # last message has completed it. A restore makes a version, too, without messages.
+    last = np.concatenate([[0], version[:-1]])
+    made = version - (outcome == APPLIED) - last
+    rows = np.flatnonzero(made > _restores(absences, len(steps)))
+    completed_by[last[rows] + 1] = step[np.searchsorted(step, rows) - 1]
     by = completed_by[version[step] + (outcome[step] == BUFFERED)]
     nowhere = np.full(len(present["worker"]), -1)
     return table_of(
@@ -68,6 +72,12 @@ def messages_to_server(
             ),
         },
     )
+
+
+def _restores(absences: pd.DataFrame, rows: int) -> np.ndarray:
+    """Return the number of restored checkpoints before each row, ``[rows]``."""
+    at = absences.loc[(absences["worker"] < 0) & (absences["version"] >= 0), "to_row"]
+    return np.bincount(at[at < rows].to_numpy(np.int64), minlength=rows)
 
 
 def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
@@ -131,14 +141,8 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
     """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
     steps = trace.steps
     version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
-    made_at = trace.absences["from_row"].where(
-        trace.absences["worker"] >= 0, trace.absences["to_row"]
-    )
-    made_at = made_at[trace.absences["version"] >= 0].to_numpy(np.int64)
-    before = (
-        np.concatenate([[0], version[:-1]])
-        + np.bincount(made_at, minlength=len(steps))[: len(steps)]
-    )
+    between = trace.has_failures or trace.policy.completes_between_messages
+    before = version - (outcome == APPLIED) if between else np.r_[0, version[:-1]]
     counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
     columns: Columns = {name: counted.get(name, steps.get(name)) for name in COLUMNS}
     if not trace.has_failures:
@@ -158,7 +162,7 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
         at, restored = outages["to_row"].to_numpy(np.int64), np.full(len(steps), -1)
         restored[at] = outages["version"]
         columns |= {name: steps[name] for name in ("failed_by", "incarnation")}
-        columns |= {"restored": restored, "restores": np.bincount(at, minlength=len(steps))}
+        columns |= {"restored": restored, "restores": _restores(trace.absences, len(steps))}
     return pd.DataFrame(columns, copy=False)
 
 
@@ -221,7 +225,7 @@ def tables_of(
     )
     reads, read, push_read = _reads(rows, source, ends)
     columns["read"], columns["push_read"] = read[: len(frame)], push_read[: len(frame)]
-    steps, absences = table_of("steps", columns), _absences(frame, spells)
+    steps, absences = table_of("steps", columns), _absences(frame, spells, source.policy)
     if "sources" in frame:
         taken_up = messages.rename(columns={"row": "by", "source": "step"})
         flying = in_flight.rename(columns={"row": "step"})
@@ -299,8 +303,14 @@ def _reads(
     return table_of("reads", dict(reads)), read, push_read if pulls else np.full(len(frame), -1)
 
 
-def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:
-    """Return the absences of a frame, with the versions restored, or completed by a death."""
+def _absences(frame: pd.DataFrame, spells: pd.DataFrame, policy: Policy) -> pd.DataFrame:
+    """Return the absences of a frame, with the versions restored.
+
+    Raises
+    ------
+    InputError
+        Versions were made between rows that no outage, death or timing policy explains.
+    """
     absences = table_of("absences", spells, len(spells))
     if "failed_by" not in frame:
         return absences
@@ -310,18 +320,15 @@ def _absences(frame: pd.DataFrame, spells: pd.DataFrame) -> pd.DataFrame:
         np.flatnonzero(absences["kind"] == "outage"),
     )
     before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
-    at, by_death = (
-        absences["from_row"].where(absences["kind"] != "outage"),
-        np.flatnonzero(before - restores > last),
-    )
-    if len(rows) > len(outages) or not at.isin(by_death).sum() >= len(by_death):
+    at = absences["from_row"].where(absences["kind"] != "outage")
+    by_death = np.flatnonzero(before - restores > last)
+    explained = policy.completes_between_messages or np.isin(by_death, at).all()
+    if len(rows) > len(outages) or not explained:
         raise InputError(
             "spells: miss an outage or a death that made a version between rows; give all spells"
         )
-    deaths = at[at.isin(by_death) & ~at.duplicated()]
     to_row, version = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
     to_row[outages] = len(frame)
     to_row[outages[: len(rows)]] = rows
     version[outages[: len(rows)]] = frame["restored"].to_numpy()[rows]
-    version[deaths.index] = last[deaths.astype(int)] + 1
     return absences.assign(to_row=to_row, version=version)

@@ -14,7 +14,7 @@ from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.base.markup import card
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.policy import Policy, asynchronous
+from asyncsim.clusters.policy import Policy
 from asyncsim.traces.archive import load_trace, save_trace
 from asyncsim.traces.columns import (
     APPLIED,
@@ -69,8 +69,7 @@ class Trace:
         (``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end``, ``detected`` (s),
         ``from_row``, ``to_row``: the steps at which the server did not count the worker, the last
         exclusive; an outage ends before ``to_row``. ``version``: of the checkpoint restored after
-        an outage; or the one completed when a death was detected; else -1. Values after the end are
-        not a number.
+        an outage; else -1. Values after the end are not a number.
     rollouts : RolloutTables or None
         The tables of samples, of a cluster with rollouts.
     frame : pandas.DataFrame
@@ -108,6 +107,11 @@ class Trace:
             ``"applied"``: this message completed a version, with the buffered messages.
             ``"buffered"``: it goes into the next version. ``"discarded"``: served, without effect.
             ``"cancelled"``: a stopped computation, which sent no message.
+
+        Under the policy `asyncsim.trials`, and with a grace window, a version may be made between
+        two rows, of the buffered messages. The next computation after a cut trial starts from the
+        same version without a visit: its ``read_arrive_time`` and ``read_serve_time`` are not a
+        number.
 
         Without a server (``protocol`` is ``"gossip"``) there is one row per gradient, in the order
         in which they are applied, and the columns mean:
@@ -230,19 +234,19 @@ class Trace:
     def accepted(self) -> "Trace":
         """The messages that the server applied or buffered, renumbered: a replay's gradients.
 
-        A message after which a detected death completed a version counts as the one that completed
-        it.
+        Where a detected death, a cut trial or a grace window completed a version, its last message
+        counts as the one that completed it.
         """
         outcome = self.steps["outcome"].cat.codes.to_numpy()
         is_accepted, messages = outcome <= BUFFERED, self.messages
         is_whole = messages["shard"] < 0  # a part may complete a version of its shard alone
         completed = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
-        by_death = completed[(completed >= 0) & (outcome[completed] == BUFFERED)]
-        if is_accepted.all() and not len(by_death):
+        between = completed[(completed >= 0) & (outcome[completed] == BUFFERED)]
+        if is_accepted.all() and not len(between):
             return self
         version, outcome = self.steps["version"].to_numpy(copy=True), outcome.copy()
-        version[by_death] += 1
-        outcome[by_death] = APPLIED
+        version[between] += 1
+        outcome[between] = APPLIED
         steps = self.steps.assign(
             version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES)
         )
@@ -253,7 +257,6 @@ class Trace:
         for name in ("from_row", "to_row"):
             is_known = absences[name].notna()
             absences.loc[is_known, name] = rows[absences.loc[is_known, name].astype(int)]
-        absences.loc[absences["worker"] >= 0, "version"] = -1
         reads = self.reads
         # Cancelled computations have not consumed the replicas that they began from.
         if self.protocol == GOSSIP:
@@ -339,7 +342,8 @@ class Trace:
             read = self.messages.loc[self.messages["read"] >= 0, "read"]
         is_open = self.reads["is_open"] & ((self.reads["shard"] >= 0) == is_split)
         reads = self.reads.iloc[pd.unique(np.append(read, np.flatnonzero(is_open)))]
-        return reads[(reads["job"] > 0) | (reads["time"] > 0)]
+        was_served = (reads["job"] > 0) | (reads["time"] > 0)
+        return reads[was_served & reads["serve_time"].notna()]  # not so after a cut trial
 
     @property
     def visits(self) -> pd.DataFrame:
@@ -437,7 +441,7 @@ class Trace:
     @property
     def policy(self) -> Policy:
         """The timing policy; asynchronous for a trace without a cluster."""
-        return asynchronous() if self.cluster is None else self.cluster.policy
+        return self.source.policy
 
     @property
     def versions(self) -> dict[str, str]:

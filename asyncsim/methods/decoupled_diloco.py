@@ -1,0 +1,176 @@
+"""Decoupled DiLoCo: learners never wait, and a quorum with a grace window merges fragments."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from asyncsim.base.errors import require_choice, require_fraction, require_positive
+from asyncsim.clusters.policy import Policy
+from asyncsim.methods.fragments import (
+    begin_server,
+    begin_worker,
+    check_fragments,
+    fragments_of,
+    merge,
+    outer_step,
+)
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    local_steps,
+    present,
+    require_policy,
+)
+from asyncsim.methods.recipe import shares_programs
+
+
+class LearnerMessage(NamedTuple):
+    """A learner's message, of which the server uses one fragment."""
+
+    progress: Array  #: its replica less the central variable, shape ``[parameters]``
+    steps: Array  #: its local steps since it took up each fragment, shape ``[fragments]``
+
+
+@shares_programs
+def decoupled_diloco(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    server_rate: float = 0.7,
+    server_momentum: float = 0.9,
+    fragments: int = 4,
+    overlap: int = 2,
+    blend: float = 0.5,
+    average: str = "radial",
+    tensors: Sequence[int] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "buffered(count=4, grace=1)",
+) -> Method:
+    """Return Decoupled DiLoCo: a version synchronises a fragment of the replicas that came in time.
+
+    Version ``k`` synchronises fragment ``p = k mod fragments``. With ``theta`` the central
+    variable, ``x_i`` the replica in the newest message of learner ``i``, ``w_i`` its local steps
+    since it took up fragment ``p``, and on fragment ``p`` alone::
+
+        D_i    = x_i - theta
+        length = sum of w_i |D_i| / sum of w_i
+        u      = sum of w_i D_i / |D_i|
+        D      = length u / |u|
+
+        m     <- server_momentum m + D                                  (overlap versions later)
+        theta <- theta + server_rate (server_momentum m + D)
+        x_i   <- blend x_i + (1 - blend) theta                          (at a learner's next read)
+
+    Parameters
+    ----------
+    fragments : int
+        Parts of the parameters; 24 in the paper, with a window of one: each is synchronised once in
+        24 local steps.
+    overlap : int
+        Versions until a fragment's step is applied, 0 to ``fragments - 1``; 2 in the paper.
+    blend : float
+        What a learner keeps of its replica where a fragment arrives, in [0, 1); 0 overwrites.
+    average : {"radial", "mean"}
+        "radial", above; "mean", the mean of the ``D_i`` with weights ``w_i``.
+    tensors : list of int, optional
+        Numbers of parameters of the problem's tensors, in order: tensor ``i`` belongs to fragment
+        ``i mod fragments``, and lengths and directions are those of each tensor. None: fragments
+        are runs of parameters, with one length and direction each.
+    optimizer : optax.GradientTransformation, optional
+        The learners' inner optimizer; its state stays with the learner.
+    policy : Policy or text, optional
+        Its count is the quorum; `asyncsim.buffered` has the grace window.
+
+    Raises
+    ------
+    InputError
+        For an overlap that reaches the fragment's next version, or more fragments than parameters
+        or tensors.
+
+    Notes
+    -----
+    The paper's weight is tokens^2 / steps; here all batches have one size, so that it is
+    proportional to the steps. Where the directions cancel, ``D`` is the weighted mean.
+
+    Departures: the quorum counts messages, and a fast learner may contribute two, of which the
+    newest counts; the paper's counts learners. The grace window is a constant, the paper's adapts
+    to the slack that computations leave. Each learner sends a message after every window, without
+    being asked. A step waits at the server for ``overlap`` versions, the paper's at each learner
+    for local steps. Embeddings are not averaged differently. The message up has one fragment
+    (``message_size``), the way down all parameters. A fragment whose step is exactly zero counts as
+    not arrived. ``blend`` and the server's rate and momentum are those of public programs and of
+    DiLoCo; the paper is known second-hand.
+
+    References
+    ----------
+    Douillard et al. 2026, "Decoupled DiLoCo for resilient distributed pre-training", arXiv
+    2604.21428.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    rate = require_positive("server_rate", server_rate)
+    mu = require_fraction("server_momentum", server_momentum)
+    count, overlap, sizes = check_fragments(fragments, overlap, tensors)
+    require_fraction("blend", blend)
+    require_choice("average", average, ("radial", "mean"))
+    policy = require_policy(policy)
+
+    def message(worker, update, start, central, visit):
+        x = start + update
+        steps = worker.steps + visit.local_steps.astype(central.dtype)
+        return LearnerMessage(x - central, steps), worker._replace(replica=x, steps=steps), {}
+
+    def combine(server, central, messages, visits):
+        parts = fragments_of(central.size, count, sizes)
+        blocks, block_count = jnp.asarray(parts.blocks), parts.block_count
+        is_present = present(messages, visits)
+        place = jnp.arange(len(is_present))
+        is_later = (visits.worker == visits.worker[:, None]) & (place > place[:, None])
+        is_newest = is_present & ~jnp.any(is_later & is_present, axis=1)
+        weight = jnp.where(is_newest, messages.steps[:, server.version % count], 0)
+        weight = weight / jnp.sum(weight)
+        rows = jnp.where(is_newest[:, None], messages.progress, 0)
+        progress = weight @ rows
+        if average == "radial":
+            lengths = jnp.sqrt(jax.vmap(lambda row: _sums(row**2, blocks, block_count))(rows))
+            u = weight @ (rows / _divisor(lengths)[:, blocks])
+            u_length = jnp.sqrt(_sums(u**2, blocks, block_count))[blocks]
+            radial = (weight @ lengths)[blocks] * u / _divisor(u_length)
+            progress = jnp.where(u_length > 0, radial, progress)
+        return outer_step(server, central, progress, parts, overlap, rate, mu)
+
+    return Method(
+        name="decoupled_diloco",
+        hyperparameters=dict(
+            **named,
+            server_rate=server_rate,
+            server_momentum=mu,
+            fragments=count,
+            overlap=overlap,
+            blend=blend,
+            average=average,
+            tensors=sizes,
+            policy=None if policy is None else str(policy),
+        ),
+        optimizer=local,
+        message=message,
+        combine=combine,
+        init_worker=lambda central: begin_worker(central, count),
+        init_server=begin_server,
+        refresh=lambda worker, read: merge(
+            worker, read, fragments_of(read.size, count, sizes), blend
+        ),
+        resume=lambda worker, read: worker.replica,
+        timing=Timing(policy=policy, message_size=1 / count),
+    )
+
+
+def _sums(values: Array, blocks: Array, count: int) -> Array:
+    return jax.ops.segment_sum(values, blocks, count)
+
+
+def _divisor(length: Array) -> Array:
+    return jnp.where(length > 0, length, 1)

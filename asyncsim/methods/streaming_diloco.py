@@ -1,0 +1,185 @@
+"""Streaming DiLoCo: replicas that synchronise one fragment of the parameters at a time."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from asyncsim.base.errors import (
+    InputError,
+    require_fraction,
+    require_positive,
+    require_switch,
+)
+from asyncsim.clusters.policy import Policy
+from asyncsim.methods.buffer import mean_message
+from asyncsim.methods.fragments import (
+    begin_server,
+    begin_worker,
+    check_fragments,
+    fragments_of,
+    merge,
+    outer_step,
+)
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    count_living,
+    local_steps,
+    require_policy,
+)
+from asyncsim.methods.recipe import shares_programs
+
+
+class EagerWorker(NamedTuple):
+    """A worker's state with eager updates, vectors of shape ``[parameters]`` and a count."""
+
+    replica: Array
+    anchor: Array  #: its replica where it last began each fragment
+    momentum: Array  #: outer, of its own progress
+    visits: Array
+
+
+@shares_programs
+def streaming_diloco(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    server_rate: float = 0.7,
+    server_momentum: float = 0.9,
+    fragments: int = 4,
+    overlap: int = 1,
+    blend: float = 0.5,
+    eager: bool = False,
+    tensors: Sequence[int] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "barrier()",
+) -> Method:
+    """Return Streaming DiLoCo, the trace's window being the local steps between two fragments.
+
+    Round ``k`` synchronises fragment ``p = k mod fragments``, so that each is synchronised once in
+    ``H = fragments * window`` local steps. With ``theta`` the central variable, ``x`` a worker's
+    replica after its local steps, and on fragment ``p`` alone::
+
+        D     = mean over the workers of (x - theta)
+
+        m     <- server_momentum m + D                                  (overlap rounds later)
+        theta <- theta + server_rate (server_momentum m + D)
+        x     <- blend x + (1 - blend) theta                            (each worker)
+
+    With eager updates worker ``i`` of ``n`` does not wait: it uses its own new progress and the
+    others' of the fragment's round before. With ``theta_i`` its own outer parameters, which replace
+    ``x`` at once::
+
+        D_i     = x - theta_i
+        E_i     = mean of the others' and its own previous D + (D_i - its previous D_i) / n
+        m_i     <- server_momentum m_i + E_i
+        theta_i <- theta_i + server_rate (server_momentum m_i + E_i)
+
+    Parameters
+    ----------
+    fragments : int
+        Parts of the parameters.
+    overlap : int
+        Rounds, of one window each, until a fragment's step is applied: ``tau`` local steps are
+        ``tau / window`` rounds. 0 to ``fragments - 1``.
+    blend : float
+        The paper's ``alpha``: what a worker keeps of its replica where a fragment arrives, in
+        [0, 1). Not used with eager updates.
+    eager : bool
+        Eager updates; ``overlap`` must then be at least 1.
+    tensors : list of int, optional
+        Numbers of parameters of the problem's tensors, in order: tensor ``i`` belongs to fragment
+        ``i mod fragments``. None: fragments are runs of parameters, as equal as possible.
+    optimizer : optax.GradientTransformation, optional
+        The workers' inner optimizer; its state stays with the worker.
+
+    Raises
+    ------
+    InputError
+        For an overlap that reaches the fragment's next round, eager updates without an overlap, or
+        more fragments than parameters or tensors.
+
+    Notes
+    -----
+    Departures: the overlap is a whole number of windows, and fragments are synchronised at equal
+    intervals. A round of the trace ends with its messages, and the worker waits for the newest
+    version; where the paper hides a message behind computations, give the cluster no latency. The
+    message up has one fragment (``message_size``), the way down all parameters: give
+    ``message_bytes`` as a pair to shorten it. Messages keep their numbers of bits; the paper sends
+    four. A fragment whose step is exactly zero counts as not arrived. The learning rate and
+    momentum of the server are DiLoCo's.
+
+    The eager rule is linear, so that ``theta_i`` equals ``theta`` before the round's step plus one
+    Nesterov step with ``D_i / n`` and a momentum of these: so it is computed.
+
+    References
+    ----------
+    Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: towards a distributed
+    free lunch", arXiv 2501.18512; Kale, Douillard and Donchev 2025, "Eager updates for overlapped
+    communication and computation in DiLoCo", arXiv 2502.12996. Both are known second-hand.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    rate = require_positive("server_rate", server_rate)
+    mu = require_fraction("server_momentum", server_momentum)
+    count, overlap, sizes = check_fragments(fragments, overlap, tensors)
+    require_fraction("blend", blend)
+    require_switch("eager", eager)
+    if eager and not overlap:
+        raise InputError(
+            "eager = True: with overlap = 0 the others' progress is not late; give an overlap of "
+            "1 or more"
+        )
+    policy = require_policy(policy)
+
+    def send_progress(worker, update, start, central, visit):
+        x = start + update
+        return x - central, worker._replace(replica=x), {}
+
+    def send_eagerly(worker, update, start, central, visit):
+        parts = fragments_of(central.size, count, sizes)
+        is_due = jnp.asarray(parts.of) == worker.visits % count
+        x = start + update
+        progress = x - worker.anchor
+        m = jnp.where(is_due, mu * worker.momentum + progress, worker.momentum)
+        n = count_living(visit).astype(central.dtype)
+        anchor = jnp.where(is_due, central + rate / n * (mu * m + progress), worker.anchor)
+        after = EagerWorker(jnp.where(is_due, anchor, x), anchor, m, worker.visits + 1)
+        return progress, after, {}
+
+    def combine(server, central, messages, visits):
+        parts = fragments_of(central.size, count, sizes)
+        return outer_step(server, central, mean_message(messages, visits), parts, overlap, rate, mu)
+
+    def refresh(worker, read):
+        return merge(worker, read, fragments_of(read.size, count, sizes), blend)
+
+    def init_worker(central):
+        if eager:
+            return EagerWorker(central, central, jnp.zeros_like(central), jnp.int32(0))
+        return begin_worker(central, count)
+
+    return Method(
+        name="streaming_diloco",
+        hyperparameters=dict(
+            **named,
+            server_rate=server_rate,
+            server_momentum=mu,
+            fragments=count,
+            overlap=overlap,
+            blend=blend,
+            eager=eager,
+            tensors=sizes,
+            policy=None if policy is None else str(policy),
+        ),
+        optimizer=local,
+        message=send_eagerly if eager else send_progress,
+        combine=combine,
+        init_worker=init_worker,
+        init_server=begin_server,
+        refresh=None if eager else refresh,
+        resume=lambda worker, read: worker.replica,
+        timing=Timing(policy=policy, message_size=1 / count),
+    )
