@@ -68,7 +68,7 @@ def no_monopoly(finished: Finished) -> list[Finding]:
     ]
 
 
-_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 3",)
+_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 6",)
 _PAPER = ("leaders --scale paper",)
 
 CLAIMS: Sequence[Claim] = (
