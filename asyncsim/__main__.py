@@ -13,10 +13,14 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim animate NAME           write a page, GIF or MP4 of the moving workers
        asyncsim diff NAME NAME         compare the options and curves of two studies
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
+       asyncsim train METHOD           train with real worker processes around a server
        asyncsim post-training          the study of asynchronous RL post-training
        asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
        asyncsim --version              print the version
 """
+
+#: Commands that run a study, and its name.
+_OF_STUDIES = {"train": ["train"], "post-training": ["post_training"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,8 +47,8 @@ def _run(command: str, rest: Sequence[str]) -> int:
     from asyncsim.base.errors import choices_like
     from asyncsim.base.interruption import ignore_from_now_on
 
-    if command in ("study", "post-training"):
-        code = study.main(rest if command == "study" else ["post_training", *rest])
+    if command in ("study", *_OF_STUDIES):
+        code = study.main([*_OF_STUDIES.get(command, []), *rest])
         if code == study.INTERRUPTED:
             ignore_from_now_on()
         return code
@@ -61,7 +65,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
     if command in COMMANDS:
         return run(command, rest)
-    commands = ["study", "post-training", "figures", *COMMANDS, "--version", "--help"]
+    commands = ["study", *_OF_STUDIES, "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     problem = (
         f"takes no argument {rest[0]!r}"

@@ -168,7 +168,7 @@ def report(table: pd.DataFrame) -> str:
     for name, rows in table.groupby("list", sort=False):
         lines += [f"{name}", "-" * len(str(name))]
         for row in rows.itertuples():
-            lines += [wrapped(f"{row.claim} ({row.source})", _WIDTH)]
+            lines += [wrapped(f"{row.claim} [{row.source}]", _WIDTH)]
             for text in (f"{row.verdict}", row.measured, row.command):
                 lines += [f"    {text}"] if text else []
             lines.append("")
@@ -185,7 +185,7 @@ def page(table: pd.DataFrame) -> str:
         for row in rows.itertuples():
             command = f"<br>`{row.command}`" if row.command else ""
             cells = (
-                f"{row.claim} ({row.source})",
+                f"{row.claim} [{row.source}]",
                 f"{row.setting}{command}",
                 row.measured,
                 f"**{row.verdict}**",

@@ -1,7 +1,8 @@
 """How much GEM scales down the updates of each tensor of a network.
 
 Figures 9 and 10 of the GEM paper: the median of pi over the elements of each tensor, over server
-updates, with 8 and with 16 workers. The paper trains AlexNet on ImageNet; at paper scale CIFAR-10
+updates, with 8 and with 16 workers, at the rate of the paper's algorithm 1, 0.01. Its figure 7, the
+losses of these runs, is drawn, too. The paper trains AlexNet on ImageNet; at paper scale CIFAR-10
 stands in for ImageNet, with a network like AlexNet, the paper's effective batch of 1024 examples in
 all workers together, and some twenty epochs. That takes a GPU; small scale is the perceptron of the
 digits.
@@ -37,6 +38,8 @@ class Config(SweepConfig):
     """Workers of the clusters, one after the other."""
     methods: tuple[MethodLike, ...] = ("gem",)
     """Methods that have a pi: gem, or your own as FILE.py:FUNCTION (see the README)."""
+    learning_rate: float = 0.01
+    """Step size of methods that do not set their own."""
     seeds: int = 1
     """Number of seeds: 0, 1, ..."""
     diagnose_every: int = 2

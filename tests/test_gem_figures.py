@@ -21,7 +21,7 @@ from asyncsim.study.finished import read
 gem = figures_of("gem")
 published = gem.published
 
-PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9", "10"]
+PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
 OWN = [
     "learning_rates",
     "misspecification",

@@ -115,4 +115,5 @@ def spread(values: pd.Series, form: str = ".3g") -> str:
 
 def times(ratio: pd.Series, form: str = ".2f") -> str:
     """Format the geometric mean of ratios, given as logarithms."""
-    return f"{np.exp(ratio.mean()):{form}} times"
+    mean = ratio.mean()
+    return f"{np.exp(mean):{form}} times" if np.isfinite(mean) else "infinitely many times"

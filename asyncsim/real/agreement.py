@@ -29,8 +29,8 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import RECORDER, Computing, Parameters, State, load_state
 from asyncsim.real.peers import first_state
-from asyncsim.real.recording import Recorded, states_in
-from asyncsim.replays.programs import cast
+from asyncsim.real.recording import CHECKPOINT, Recorded, states_in
+from asyncsim.replays.programs import as_data, cast
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.state import ReplayState
 from asyncsim.replays.waves import find_waves
@@ -156,6 +156,39 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
             f"params_{name}": params,
         }
     return Agreement(pd.DataFrame(table), BARS[header.precision])
+
+
+def evaluate(recorded: Recorded, method: Method, problem: Problem) -> dict[str, float]:
+    """Evaluate the central variable of a complete recording on all data.
+
+    Returns the values with the names of `asyncsim.Run.evaluations`, ``test_loss`` for instance. A
+    problem's own state is the mean over the workers.
+
+    Raises
+    ------
+    InputError
+        The recording has no server.
+    """
+    if recorded.header.processes.topology is not None:
+        raise InputError(
+            "topology: workers without a server have no central variable; leave it out"
+        )
+    header, data = recorded.header, {"train": problem.train, "test": problem.test}
+    with jax.enable_x64(header.precision == "float64"):
+        computing = Computing(method, problem, header)
+        like = Parameters(method, header.processes, computing).state
+        state, _ = load_state(recorded.folder / CHECKPOINT, like)
+        own_state = jax.tree.map(
+            lambda *leaves: np.mean(leaves, axis=0).astype(leaves[0].dtype),
+            *(row.learner.problem for row in state.workers),
+        )
+        params = computing.flat.unravel(jnp.asarray(state.central))
+        dtype, values = jnp.dtype(header.precision), {}
+        for part, examples in data.items():
+            if examples is not None:
+                of_part = problem.evaluate(params, own_state, as_data(examples, dtype))
+                values |= {f"{part}_{name}": float(value) for name, value in of_part.items()}
+    return values
 
 
 def _compared(recorded: Recorded, central: Any, worker_states: Any) -> np.ndarray:

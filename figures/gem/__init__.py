@@ -88,16 +88,40 @@ FIGURES = {
         losses.factors,
         _on_paper_task(losses.measure_factors),
     ),
-    "4": Drawing("speedup", "loss over time, a batch divided among n workers", pace.speedup),
-    "5": Drawing("generalization", "training and test loss over data epochs", pace.generalization),
-    "6a": Drawing(
-        "misspecification", "GEM and SGD at too high a rate", _of(pace.misspecified, panel="6a")
+    "4": Drawing(
+        "speedup",
+        "loss over time, a batch divided among n workers",
+        pace.speedup,
+        _on_paper_task(pace.measure_speedup),
     ),
-    "6b": Drawing(
-        "misspecification", "DOWNPOUR at too high a rate", _of(pace.misspecified, panel="6b")
+    "5": Drawing(
+        "generalization",
+        "minibatch and test loss over data epochs",
+        pace.generalization,
+        _on_paper_task(pace.measure_generalization),
     ),
-    "8a": Drawing("kappa", "loss by the energy of the proxy", kappa.losses),
-    "8b": Drawing("kappa", "GEM's median factor by the energy of the proxy", kappa.factors),
+    **{
+        panel: Drawing(
+            "misspecification",
+            f"{methods} at too high a rate",
+            _of(pace.misspecified, panel=panel),
+            _on_paper_task(_of(pace.measure_misspecified, panel=panel)),
+        )
+        for panel, methods in (("6a", "GEM and SGD"), ("6b", "DOWNPOUR"))
+    },
+    "7": Drawing("tensors", "loss of fewer and more workers", tensors.losses),
+    "8a": Drawing(
+        "kappa",
+        "loss by the energy of the proxy",
+        kappa.losses,
+        _on_paper_task(kappa.measure_losses),
+    ),
+    "8b": Drawing(
+        "kappa",
+        "GEM's median factor by the energy of the proxy",
+        kappa.factors,
+        _on_paper_task(kappa.measure_factors),
+    ),
     "9": Drawing(
         "tensors", "median factor of each tensor, fewer workers", _of(tensors.heat_map, place=0)
     ),

@@ -1,13 +1,20 @@
-"""Figures 8a and 8b: proxies of higher energy, their loss and GEM's median factor."""
+"""Figures 8a and 8b: proxies of higher energy, their loss and GEM's median factor.
 
-from collections.abc import Iterable
+The paper names no number of workers; its curve of kappa = 1 is nearest to figure 1a's of 5 workers.
+"""
 
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
 from asyncsim.drawing import look
+from asyncsim.drawing.curves import Curve
 from asyncsim.study.finished import Finished
 
+from .losses import curve_deviations, factor_deviations
 from .panels import (
     LOSS,
     MOST_LOSS,
@@ -15,24 +22,31 @@ from .panels import (
     at_rate,
     chosen,
     draw_family,
+    draw_published,
     family,
     finish,
     log_axis,
     median_pi,
     one_cluster,
+    published_curves,
+    published_handles,
     setting,
     values_of,
 )
+from .published import Deviation
+
+#: The published series by kappa.
+_SERIES = "gem kappa={:g}"
 
 
 def losses(results: Finished) -> Figure:
     """Draw the loss for each kappa, of the most workers: figure 8a."""
     results = one_cluster(at_rate(_of_gem(results)))
     curves = family(results, "method.kappa")
+    theirs = published_curves(results, "8a", _SERIES, curves)
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values(), LOSS, limit=MOST_LOSS)
-    draw_family(axes, curves, _labels(curves))
-    finish(figure, axes, _setting(results), columns=4)
+    log_axis(axes, [*curves.values(), *theirs.values()], LOSS, limit=MOST_LOSS)
+    _draw(figure, axes, results, curves, theirs)
     return figure
 
 
@@ -42,12 +56,37 @@ def factors(results: Finished) -> Figure:
     curves = family(results, "method.kappa", median_pi)
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_ylim(0, 5.05)
-    draw_family(axes, curves, _labels(curves))
+    axes.set_ylabel("median \u03c0 over the weights")
+    _draw(figure, axes, results, curves, published_curves(results, "8b", _SERIES, curves))
     axes.autoscale(axis="y")
     axes.set_ylim(0, None)
-    axes.set_ylabel("median \u03c0 over the weights")
-    finish(figure, axes, _setting(results), columns=4)
     return figure
+
+
+def measure_losses(results: Finished) -> list[Deviation]:
+    """Compute the deviations of the losses from figure 8a."""
+    return curve_deviations(one_cluster(at_rate(_of_gem(results))), "8a", _SERIES, "method.kappa")
+
+
+def measure_factors(results: Finished) -> list[Deviation]:
+    """Compute the deviations of the median factors over the last tenth of the run from figure
+    8b.
+    """
+    return factor_deviations(one_cluster(at_rate(_of_gem(results))), "8b", _SERIES, "method.kappa")
+
+
+def _draw(
+    figure: Figure,
+    axes: Axes,
+    results: Finished,
+    curves: Mapping[float, Curve],
+    theirs: Mapping[float, pd.Series],
+) -> None:
+    """Draw our curves and the published ones, and finish the figure."""
+    looks = look.shades(curves)
+    draw_published(axes, theirs, looks)
+    draw_family(axes, curves, _labels(curves), looks=looks)
+    finish(figure, axes, _setting(results), published_handles(figure, axes), columns=4)
 
 
 def _of_gem(results: Finished) -> Finished:

@@ -186,7 +186,7 @@ def factors(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     curves = family(results, "workers", median_pi)
     looks = look.shades(curves)
-    draw_published(axes, published_curves(results, "3", "gem", curves), looks)
+    draw_published(axes, published_curves(results, "3", "gem n={:g}", curves), looks)
     axes.set_ylim(0, 1.1 * max(1.0, *(_highest(curve) for curve in curves.values())))
     draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
     axes.set_ylabel("median \u03c0 over the weights")
@@ -199,21 +199,32 @@ def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
     """Compute the deviations of one method's losses from figure 1a, b or c, at every learning
     rate.
     """
-    deviations = []
+    deviations: list[Deviation] = []
     method = METHODS[panel]
     results = chosen(results, method=method)
     for rate in rates(results):
-        for n, curve in family(at_rate(results, rate), "workers", _paper_loss).items():
-            rows = chosen(at_rate(results, rate), workers=n).summary
-            theirs = published.binned(panel, f"{method} n={n}")
-            if theirs.empty:
-                continue
+        bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
+        deviations += curve_deviations(
+            at_rate(results, rate), panel, f"{method} n={{:g}}", "workers", bar
+        )
+    return deviations
+
+
+def curve_deviations(
+    results: Finished, figure: str, series: str, column: str, bar: float = np.nan
+) -> list[Deviation]:
+    """Compute the deviations of the losses from a figure's curves, for each value of a column.
+
+    ``series``: as in `published_curves`.
+    """
+    deviations = []
+    for value, curve in family(results, column, _paper_loss).items():
+        theirs = published.binned(figure, series.format(value))
+        if len(theirs):
+            rows = chosen(results, **{column: value}).summary
             deviation = published.log_deviation(curve, theirs)
-            bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
             deviations.append(
-                _curve_row(
-                    panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows
-                )
+                curve_row(figure, series.format(value), _rate_text(results), deviation, bar, rows)
             )
     return deviations
 
@@ -230,9 +241,7 @@ def measure_final(results: Finished) -> list[Deviation]:
         off = np.log10(ours / theirs.reindex(ours.index)).dropna()
         deviation = float(np.sqrt((off**2).mean()))
         deviations.append(
-            _curve_row(
-                "1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows
-            )
+            curve_row("1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows)
         )
     return deviations
 
@@ -258,7 +267,7 @@ def measure_hundred(results: Finished) -> list[Deviation]:
         ACCURACY - LEAST_ACCURACY,
     )
     return [
-        _curve_row("2", name, rate, deviation, np.nan, rows),
+        curve_row("2", name, rate, deviation, np.nan, rows),
         Deviation("2", name, rate, *accuracy, diverged_of(rows)),
     ]
 
@@ -266,26 +275,45 @@ def measure_hundred(results: Finished) -> list[Deviation]:
 def measure_factors(results: Finished) -> list[Deviation]:
     """Compute the deviations of the median factors over the last tenth of the run from figure 3."""
     results = at_rate(chosen(results, method="gem"))
+    return factor_deviations(results, "3", "gem n={:g}", "workers", PI_BAR, PI_RELATIVE)
+
+
+def factor_deviations(
+    results: Finished,
+    figure: str,
+    series: str,
+    column: str,
+    bar: float = np.nan,
+    relative_bar: float = np.nan,
+) -> list[Deviation]:
+    """Compute the deviations of the median factors in the last tenth, for each value of a column.
+
+    ``bar``, ``relative_bar``: the larger of both, absolute and relative, is the accepted deviation.
+    """
     deviations = []
-    for n in values_of(results, "workers"):
-        rows = chosen(results, workers=n)
-        theirs = published.end_value("3", f"gem n={n}")
+    for value in values_of(results, column):
+        rows = chosen(results, **{column: value})
+        theirs = published.end_value(figure, series.format(value))
         if np.isnan(theirs):
             continue
         ours = float(np.mean([_end_factor(run) for run in rows.runs()]))
         off = abs(ours - theirs)
-        bar = max(PI_BAR, PI_RELATIVE * theirs)
-        values = ("median pi, last tenth", ours, theirs, off, off / theirs, bar)
-        rate = f"learning_rate={rates(results)[0]:g}"
-        deviations.append(Deviation("3", f"gem n={n}", rate, *values, diverged_of(rows.summary)))
+        values = ("median pi, last tenth", ours, theirs, off, off / theirs)
+        accepted = np.maximum(bar, relative_bar * theirs)
+        name, diverged = series.format(value), diverged_of(rows.summary)
+        deviations.append(Deviation(figure, name, _rate_text(results), *values, accepted, diverged))
     return deviations
+
+
+def _rate_text(results: Finished) -> str:
+    return f"learning_rate={rates(results)[0]:g}"
 
 
 def _loss_panel(axes: Axes, results: Finished, method: str, appearance: look.Look) -> None:
     curves = family(results, "workers")
     looks = look.shades(curves)
     panels = [panel for panel, published_method in METHODS.items() if published_method == method]
-    theirs = published_curves(results, panels[0], method, curves) if panels else {}
+    theirs = published_curves(results, panels[0], f"{method} n={{:g}}", curves) if panels else {}
     log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) for n in curves}
@@ -312,14 +340,15 @@ def _end_factor(run: Run) -> float:
     )
 
 
-def _curve_row(
-    figure: str, name: str, rate: str, deviation: float, bar: float, rows: pd.DataFrame
+def curve_row(
+    figure: str, name: str, setting: str, deviation: float, bar: float, rows: pd.DataFrame
 ) -> Deviation:
+    """Return the row of a curve's deviation."""
     nothing = float("nan")
     return Deviation(
         figure,
         name,
-        rate,
+        setting,
         "log10 RMS",
         nothing,
         nothing,

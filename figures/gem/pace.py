@@ -5,6 +5,7 @@ And two summaries: the time to a target, and the final loss against the learning
 """
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,46 +13,123 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.curves import Curve, draw_band, evaluation_curve
 from asyncsim.study.finished import Finished
 
+from . import published
+from .losses import curve_deviations, curve_row
 from .panels import (
     LOSS,
     MOST_LOSS,
     PANEL,
+    PUBLISHED,
     chosen,
     draw_family,
+    draw_published,
     family,
     finish,
+    is_paper,
     log_axis,
     methods_of,
+    published_curves,
+    published_handles,
     setting,
     values_of,
     workers_label,
 )
+from .published import Deviation
 
 #: Examples of the training sets, for data epochs; for other problems the axis counts gradients.
 _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
 #: Mark of a number of workers that misses the target, and its height as a part of the axis.
 _NEVER: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 8, "linestyle": "none"}
 _TOP = 0.95
-_PARTS = {"train_loss": ("training", "-"), "test_loss": ("test", (0, (3, 1)))}
+#: The mean minibatch loss since the previous evaluation, which includes dropout as figure 5 does.
+_MINIBATCH = "minibatch_loss"
+_PARTS = {_MINIBATCH: ("minibatches", "-"), "test_loss": ("test", (0, (3, 1)))}
+#: The published names of figure 5's curves.
+_PUBLISHED_PARTS = {_MINIBATCH: "training", "test_loss": "validation"}
+_EPOCHS = {"gem": "gem", "sgd": "momentum_sgd"}
+#: The published series of one worker in figure 6a; it has no number of workers.
+_SEQUENTIAL = "momentum_sgd"
+#: Examples of the workers' batches in figure 4, and factors on our times to try.
+_EFFECTIVE = 256
+_STRETCHES = np.geomspace(0.05, 20, 600)
 
 
 def speedup(results: Finished) -> Figure:
     """Draw GEM's loss against simulated seconds, the batch divided among n workers: figure 4."""
     results = chosen(results, method="gem")
-    curves = family(results, "workers")
+    curves, theirs = family(results, "workers"), _published_speedup(results)
+    if theirs:
+        stretch = _stretch(curves, theirs)
+        curves = {n: curve._replace(time=curve.time * stretch) for n, curve in curves.items()}
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values())
-    draw_family(axes, curves, {n: workers_label(n) for n in curves}, against="time")
+    looks = look.shades(curves)
+    log_axis(axes, [*curves.values(), *theirs.values()])
+    draw_published(axes, theirs, looks)
+    draw_family(axes, curves, {n: workers_label(n) for n in curves}, against="time", looks=looks)
+    if theirs:
+        axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, which fits best")
     text = setting(
         results,
         f"GEM: a batch{_whole_batch(results)} divided among n workers",
         "means over at most 20 worker steps",
     )
-    finish(figure, axes, text)
+    finish(figure, axes, text, published_handles(figure, axes))
     return figure
+
+
+def measure_speedup(results: Finished) -> list[Deviation]:
+    """Compute the deviations from figure 4: with one stretch of our time, and with one for each n.
+
+    The paper's time of a gradient is unknown, so one stretch must be fitted. A stretch for each
+    number of workers shows whether that time is proportional to the share of the batch.
+    """
+    results = chosen(results, method="gem")
+    curves, theirs = family(results, "workers"), _published_speedup(results)
+    common, deviations = _stretch(curves, theirs), []
+    for n in theirs:
+        best = _stretch({n: curves[n]}, {n: theirs[n]})
+        rows = chosen(results, workers=n).summary
+        for name, stretch in (("common", common), ("best", best)):
+            off = float(np.sqrt(np.mean(_off_at(curves[n], theirs[n], stretch) ** 2)))
+            deviations.append(
+                curve_row("4", f"gem n={n}", f"{name} stretch={stretch:.3g}", off, np.nan, rows)
+            )
+    return deviations
+
+
+def _published_speedup(results: Finished) -> dict[int, pd.Series]:
+    """Return the published losses by seconds for our numbers of workers; none for other tasks."""
+    if not is_paper(results):
+        return {}
+    tables = {
+        n: published.series("4", f"gem n={n} b={_EFFECTIVE // n}")
+        for n in values_of(results, "workers")
+    }
+    return {n: table.set_index("x")["y"] for n, table in tables.items() if len(table)}
+
+
+def _stretch(curves: Mapping[int, Curve], theirs: Mapping[int, pd.Series]) -> float:
+    """Return the factor on our times with the least mean square of log10(ours / published)."""
+
+    def off(stretch: float) -> float:
+        parts = [_off_at(curves[n], points, stretch) for n, points in theirs.items()]
+        return float(np.mean(np.concatenate(parts) ** 2))
+
+    return float(min(_STRETCHES, key=off))
+
+
+def _off_at(curve: Curve, theirs: pd.Series, stretch: float) -> np.ndarray:
+    """Compute log10(ours / published) at the published times, up to the end of our stretched
+    curve.
+    """
+    known = np.isfinite(curve.mean)
+    time, loss = stretch * curve.time[known], np.log10(curve.mean[known])
+    # Beyond our end the last value would count; the first published points come before ours.
+    times = np.clip(theirs.index.to_numpy(np.float64), time[0], time[-1])
+    return np.interp(times, time, loss) - np.log10(theirs.to_numpy(np.float64))
 
 
 def times_to_target(results: Finished) -> Figure:
@@ -148,16 +226,18 @@ def generalization(results: Finished) -> Figure:
             axes.set_title(f"{looks[name].label}, {workers_label(n)}")
             layout.say_inside(axes, "not run")
             continue
-        evaluated = pd.concat([run.evaluations for run in rows.runs()])
+        evaluated = _evaluated(rows)
         # SGD has one worker, with as many gradients as the row's other methods.
         axes.set_title(
             f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}"
         )
         for column, (label, line) in _PARTS.items():
-            of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"])
+            of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"]).dropna()
             of_seeds.index = of_seeds.index * per_gradient
-            color = look.BLUE if column == "train_loss" else look.VERMILLION
+            color = look.BLUE if column == _MINIBATCH else look.VERMILLION
             draw_band(axes, of_seeds, color, linestyle=line, label=label)
+            theirs = _published_epochs(results, name, column)
+            axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
     for axes in panels:
         axes.set_xlim(0, None)
         if unit == "gradients":
@@ -166,8 +246,46 @@ def generalization(results: Finished) -> Figure:
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
     for axes in panels[:: len(looks)]:
         axes.set_ylabel("loss")
-    finish(figure, drawn, setting(results, "training and test loss"))
+    text = setting(results, "minibatch and test loss")
+    finish(figure, drawn, text, published_handles(figure, drawn))
     return figure
+
+
+def measure_generalization(results: Finished) -> list[Deviation]:
+    """Compute the deviations of minibatch and test losses from figure 5, at the published
+    epochs.
+    """
+    deviations = []
+    _, per_gradient = _epochs(results)
+    for name, n in itertools.product(methods_of(results), values_of(results, "workers")):
+        rows = results._replace(summary=results.rows(method=name, workers=n))
+        for column in _PARTS:
+            theirs = _published_epochs(results, name, column)
+            if theirs.empty or rows.summary.empty:
+                continue
+            ours = _evaluated(rows).groupby("gradients")[column].mean().dropna()
+            at = np.interp(theirs.index, ours.index * per_gradient, ours)
+            off = float(np.sqrt(np.mean(np.log10(at / theirs) ** 2)))
+            series = f"{_EPOCHS[name]} {_PUBLISHED_PARTS[column]}"
+            deviations.append(curve_row("5", series, f"workers={n}", off, np.nan, rows.summary))
+    return deviations
+
+
+def _evaluated(results: Finished) -> pd.DataFrame:
+    """Concatenate the evaluations of runs, with the mean minibatch loss since the previous one."""
+    tables = []
+    for run in results.runs():
+        curve = evaluation_curve([run], measure="final_loss")
+        tables.append(run.evaluations.assign(**{_MINIBATCH: curve.mean}))
+    return pd.concat(tables)
+
+
+def _published_epochs(results: Finished, method: str, column: str) -> pd.Series:
+    """Return a published curve of figure 5 by epoch; empty for other tasks and methods."""
+    if not is_paper(results) or method not in _EPOCHS:
+        return pd.Series(dtype=float)
+    points = published.series("5", f"{_EPOCHS[method]} {_PUBLISHED_PARTS[column]}")
+    return points.set_index("x")["y"]
 
 
 def misspecified(results: Finished, panel: str) -> Figure:
@@ -177,22 +295,37 @@ def misspecified(results: Finished, panel: str) -> Figure:
     method = {"6a": "gem", "6b": "downpour"}[panel]
     results = _at_misspecified(results)
     curves = family(chosen(results, method=method), "workers")
+    theirs = published_curves(results, panel, f"{method} n={{:g}}", curves)
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values(), limit=MOST_LOSS)
-    name = look.METHOD_LOOKS[method]
+    name, looks = look.METHOD_LOOKS[method], look.shades(curves)
+    log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
     if panel == "6a":
         sequential = _sequential(results)
         log_axis(axes, [*curves.values(), *sequential.values()], limit=MOST_LOSS)
         labels = {n: look.METHOD_LOOKS["sgd"].label for n in sequential}
-        draw_family(
-            axes, sequential, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in sequential}
-        )
+        black = {n: look.Shade(look.BLACK, "") for n in sequential}
+        draw_published(axes, published_curves(results, panel, _SEQUENTIAL, sequential), black)
+        draw_family(axes, sequential, labels, ":", looks=black)
+    draw_published(axes, theirs, looks)
     labels = {n: f"{name.label}, {workers_label(n)}" for n in curves}
-    draw_family(axes, curves, labels, name.line)
+    draw_family(axes, curves, labels, name.line, looks=looks)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
     axes.set_ylabel(LOSS)
-    finish(figure, axes, setting(results, "too high a learning rate"), columns=2)
+    text = setting(results, "too high a learning rate")
+    finish(figure, axes, text, published_handles(figure, axes), columns=2)
     return figure
+
+
+def measure_misspecified(results: Finished, panel: str) -> list[Deviation]:
+    """Compute the deviations of the losses at too high a learning rate from figure 6a or 6b."""
+    method = {"6a": "gem", "6b": "downpour"}[panel]
+    results = _at_misspecified(results)
+    of_method = chosen(results, method=method)
+    deviations = curve_deviations(of_method, panel, f"{method} n={{:g}}", "workers")
+    if panel == "6a" and "sgd" in set(results.summary["method"]):
+        sequential = chosen(results, method="sgd", own_workers=1)
+        deviations += curve_deviations(sequential, panel, _SEQUENTIAL, "own_workers")
+    return deviations
 
 
 def rates(results: Finished) -> Figure:

@@ -40,7 +40,8 @@ STATED_RATE = 0.05
 _POINTS = 25
 #: Points of a curve between two of its markers.
 _MARKED_EVERY = 6
-_PUBLISHED: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
+#: The style of published curves.
+PUBLISHED: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
 _HOLLOW: dict[str, Any] = {"markersize": 3.2, "markerfacecolor": "white", "markeredgewidth": 0.6}
 
 _PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
@@ -182,32 +183,31 @@ def draw_family(
 
 
 def published_curves(
-    results: Finished, figure: str, method: str, curves: Mapping[int, Curve]
-) -> dict[int, pd.Series]:
-    """Return the published curves of a method for our numbers of workers, up to the end of our
-    curves.
+    results: Finished, figure: str, series: str, curves: Mapping[Any, Curve]
+) -> dict[Any, pd.Series]:
+    """Return the published curves beside ours, up to the end of ours, by the same values.
 
-    By worker step, averaged as ours; only numbers of workers in the paper, and only for its task.
+    ``series``: the name of a published series, with the value in place of ``{:g}``. By worker step,
+    averaged as ours; only values in the paper, and only for its task.
     """
     if not is_paper(results):
         return {}
-    by_workers = {}
-    for n, curve in curves.items():
-        points = published.binned(figure, f"{method} n={n}")
+    by_value = {}
+    for value, curve in curves.items():
+        points = published.binned(figure, series.format(value))
         points.index = (points.index + 0.5) * published.BIN_STEPS
-        by_workers[n] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
-    return {n: points for n, points in by_workers.items() if len(points)}
+        by_value[value] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
+    return {value: points for value, points in by_value.items() if len(points)}
 
 
 def draw_published(
-    axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]
+    axes: Axes, curves: Mapping[Any, pd.Series], looks: Mapping[Any, look.Shade]
 ) -> None:
-    """Draw published curves thin and grey, with the hollow markers of their numbers of workers."""
-    for turn, (n, points) in enumerate(curves.items()):
+    """Draw published curves thin and grey, with the hollow markers of their values."""
+    for turn, (value, points) in enumerate(curves.items()):
         places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
-        axes.plot(
-            points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW
-        )
+        style = {**PUBLISHED, **_HOLLOW, "marker": looks[value].marker}
+        axes.plot(points.index, points, markevery=places, **style)
 
 
 def log_axis(
@@ -239,11 +239,11 @@ def published_handles(figure: Figure, axes: Axes, name: str = "published") -> li
         line
         for panel in figure.axes
         for line in panel.lines
-        if line.get_color() == _PUBLISHED["color"]
+        if line.get_color() == PUBLISHED["color"]
     ]
     if not lines:
         return []
-    return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)
+    return axes.plot([], [], marker="o", label=name, **PUBLISHED, **_HOLLOW)
 
 
 def finish(

@@ -1,9 +1,10 @@
 """The published curves of the GEM paper as numbers, and the deviations of ours.
 
-``published.csv`` holds the curves of figures 1 to 3 of "Gradient Energy Matching for Distributed
+``published.csv`` holds the curves of figures 1 to 8 of "Gradient Energy Matching for Distributed
 Asynchronous Gradient Descent" (Hermans and Louppe 2018, arXiv 1805.08469), read off the vector
 graphics of its PDF. The error is below 1 % of an axis tick. The paper draws a point every 5 worker
-steps; where its curve is straight, or outside the axes, points are missing in the graphics.
+steps; where its curve is straight, or outside the axes, points are missing in the graphics. Two
+curves of figures 6a (GEM with 5 workers) and 8a (kappa = 2) could not be read.
 """
 
 import functools

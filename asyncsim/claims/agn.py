@@ -1,0 +1,237 @@
+"""Claims of Hermans' thesis (2017) and of "Accumulated Gradient Normalization" (arXiv
+1710.02368).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.claims.claim import Claim, Finding, above, accuracies, below, spread
+from asyncsim.study.finished import Finished, figures
+
+SOURCE = "Hermans 2017"
+#: Test accuracies of runs that learned, and of runs that failed.
+_LEARNED, _FAILED = 0.9, 0.5
+#: Share of the cells that AGN wins, as the thesis states it.
+_WON = 0.6973
+_METHODS = {"downpour": "DOWNPOUR", "dynsgd": "DynSGD", "agn": "AGN", "aeasgd": "AEASGD"}
+
+
+def _accuracy(finished: Finished, method: str, n: int, window: int) -> pd.Series:
+    return accuracies(finished, "train_accuracy", method=method, workers=n, window=window)
+
+
+def _learns(finished: Finished, method: str, n: int, window: int, learns: bool = True) -> Finding:
+    """Judge whether a method learns, or fails, in a cell."""
+    values = _accuracy(finished, method, n, window)
+    holds = above(values, _LEARNED) if learns else below(values, _FAILED)
+    name = _METHODS[method.partition("(")[0]]
+    return Finding(f"{name}, n = {n}, window {window}: accuracy {spread(values, '.1%')}", holds)
+
+
+def collapse(finished: Finished) -> list[Finding]:
+    """Compare DOWNPOUR with 10 and 20 workers (target T1)."""
+    return [
+        _learns(finished, "downpour", 10, 1),
+        _learns(finished, "downpour", 20, 1, learns=False),
+    ]
+
+
+def accumulation(finished: Finished) -> list[Finding]:
+    """Judge DOWNPOUR with longer windows (target T2)."""
+    return [_learns(finished, "downpour", 10, window, learns=False) for window in (10, 40)]
+
+
+def rescue(finished: Finished) -> list[Finding]:
+    """Judge DynSGD where DOWNPOUR collapses (target T3)."""
+    return [_learns(finished, "dynsgd", 20, 1), _learns(finished, "downpour", 20, 1, learns=False)]
+
+
+def corner(finished: Finished) -> list[Finding]:
+    """Compare AGN's accuracies in the corner of the grid with the others (target T4)."""
+    counts, windows = (sorted(finished.summary[name].unique()) for name in ("workers", "window"))
+    few, many, short, long = counts[0], counts[-1], windows[-2], windows[-1]
+    in_corner = _accuracy(finished, "agn", many, short)
+    return [
+        Finding(
+            f"n = {n}, window {window}: accuracy {spread(values, '.1%')}, in the corner "
+            f"(n = {many}, window {short}) {spread(in_corner, '.1%')}",
+            above(values - in_corner),
+        )
+        for n, window in ((few, short), (many, long))
+        for values in [_accuracy(finished, "agn", n, window)]
+    ]
+
+
+def elastic_declines(finished: Finished) -> list[Finding]:
+    """Compare AEASGD's accuracies with the fewest and the most workers (target T4)."""
+    counts = sorted(finished.summary["workers"].unique())
+    findings = []
+    for window in sorted(finished.summary["window"].unique()):
+        few, many = (_accuracy(finished, "aeasgd", n, window) for n in (counts[0], counts[-1]))
+        findings.append(
+            Finding(
+                f"window {window}: {few.mean():.2%} with {counts[0]}, {many.mean():.2%} with "
+                f"{counts[-1]} workers",
+                above(few - many),
+            )
+        )
+    return findings
+
+
+def elastic_generalizes(finished: Finished) -> list[Finding]:
+    """Compare AEASGD's test accuracy with its training accuracy."""
+    rows = finished.rows(method="aeasgd")
+    gap = rows["test_accuracy"] - rows["train_accuracy"]
+    higher = int((gap > 0).sum())
+    return [Finding(f"higher in {higher} of {len(gap)} runs", higher == len(gap))]
+
+
+def efficiency_wins(finished: Finished) -> list[Finding]:
+    """Count the cells in which AGN has the higher temporal efficiency, published and measured."""
+    printed = figures("agn").published.grid("efficiency", "agn over aeasgd")
+    table = finished.table("efficiency.csv")
+    pairs = (table["method"] == "agn") & (table["against"] == "aeasgd")
+    ours = table.loc[pairs, "efficiency"]
+    won = float((printed > 1).mean())
+    return [
+        Finding(
+            f"the thesis' own table has {(printed > 1).sum()} of {len(printed)} cells above 1, "
+            f"{won:.1%}",
+            abs(won - _WON) < 0.5 / len(printed),
+        ),
+        Finding(f"here {(ours > 1).sum()} of {len(ours)}", bool((ours > 1).mean() > 0.5)),
+    ]
+
+
+def mode(finished: Finished) -> list[Finding]:
+    """Compare the mode of the staleness with n - 1 (target T5)."""
+    table, findings = finished.table("staleness.csv"), []
+    for n, rows in table[table["window"] == 1].groupby("workers"):
+        peak = int(rows.loc[rows["share"].idxmax(), "staleness"])
+        findings.append(Finding(f"n = {n}: mode {peak}", abs(peak - (n - 1)) <= max(1, 0.1 * n)))
+    return findings
+
+
+def mean_staleness(finished: Finished) -> list[Finding]:
+    """Compare means over the staleness with the thesis' formulas."""
+    n = int(finished.config["workers"])
+    names = finished.summary.drop_duplicates("trace_file")["trace_file"]
+    frames = [finished.trace(name).frame["staleness"].to_numpy()[n:] for name in names]
+    mean = pd.Series([values.mean() for values in frames])
+    inverse = pd.Series([(1 / (values + 1)).mean() for values in frames])
+    stated, exact = 1 / (n - 1), np.log(n) / (n - 1)
+    return [
+        Finding(f"mean staleness {spread(mean)}, n - 1 = {n - 1}", _near(mean, n - 1)),
+        Finding(
+            f"E[1/(staleness + 1)] = {spread(inverse)}, 1/(n - 1) = {stated:.3g}, by theory "
+            f"{exact:.3g}",
+            _near(inverse, stated),
+        ),
+    ]
+
+
+def _near(values: pd.Series, stated: float) -> bool:
+    """Return whether a mean is within a tenth of a stated value."""
+    return bool(abs(values.mean() / stated - 1) <= 0.1)
+
+
+def implicit_momentum(finished: Finished) -> list[Finding]:
+    """Compare the measured momentum with 1 - 1/n, law by law."""
+    table, findings = finished.table("momentum.csv"), []
+    for law, rows in table.groupby("compute", sort=False):
+        theory = 1 - 1 / rows["workers"]
+        off = (rows["momentum_measured"] - theory).abs()
+        within = off <= np.maximum(3 * rows["standard_error"], 0.01)
+        numbers = ", ".join(
+            f"{row.momentum_measured:.3f} with {row.workers}" for row in rows.itertuples()
+        )
+        findings.append(Finding(f"{law}: {numbers} workers", bool(within.all())))
+    return findings
+
+
+_WINDOWS = ('windows --methods agn "aeasgd(alpha=0.05)" downpour dynsgd --epochs 60 --seeds 3',)
+_PAPER = ("windows --scale paper",)
+_PAPER_ALL = (
+    "windows --scale paper --epochs 5 --workers 10 20 --window 1 5 10 20 --methods agn "
+    '"aeasgd(alpha=0.05)" downpour dynsgd',
+)
+
+CLAIMS: Sequence[Claim] = (
+    Claim(
+        "DOWNPOUR learns with 10 workers and collapses to chance with 20",
+        f"{SOURCE}, chapter 3",
+        _WINDOWS,
+        collapse,
+        _PAPER_ALL,
+    ),
+    Claim(
+        "Accumulated updates break DOWNPOUR with 10 workers",
+        f"{SOURCE}, chapter 3",
+        _WINDOWS,
+        accumulation,
+        _PAPER_ALL,
+    ),
+    Claim(
+        "DynSGD learns with 20 workers, where DOWNPOUR collapses",
+        f"{SOURCE}, chapter 3",
+        _WINDOWS,
+        rescue,
+        _PAPER_ALL,
+    ),
+    Claim(
+        "AGN loses accuracy only with many workers and short windows",
+        f"{SOURCE}, table of chapter 4",
+        _WINDOWS,
+        corner,
+        _PAPER,
+    ),
+    Claim(
+        "AEASGD's training accuracy falls with the number of workers, at any window",
+        f"{SOURCE}, table of chapter 4",
+        _WINDOWS,
+        elastic_declines,
+        _PAPER,
+    ),
+    Claim(
+        "AEASGD's validation accuracy is above its training accuracy",
+        f"{SOURCE}, chapter 4",
+        _WINDOWS,
+        elastic_generalizes,
+        _PAPER,
+    ),
+    Claim(
+        "AGN's temporal efficiency is above AEASGD's in 69.73 % of the cells",
+        f"{SOURCE}, chapter 4",
+        _WINDOWS,
+        efficiency_wins,
+        _PAPER,
+    ),
+    Claim(
+        "The staleness has its mode near n - 1",
+        f"{SOURCE}, chapter 3",
+        _WINDOWS,
+        mode,
+        _PAPER_ALL,
+    ),
+    Claim(
+        "The mean staleness is n - 1, and E[1/staleness] is 1/(n - 1)",
+        f"{SOURCE}, chapter 3",
+        (
+            'staleness --workers 20 --compute "exponential(1)" --service "constant(0)" '
+            "--methods downpour --steps 100",
+        ),
+        mean_staleness,
+    ),
+    Claim(
+        "Asynchrony adds the momentum 1 - 1/n",
+        "Mitliagkas et al. 2016, theorem 5; used in Hermans 2017",
+        (
+            'momentum --workers 2 8 32 --compute "exponential(1)" "gamma(mean=1, cv=0.2)" '
+            "--seeds 60",
+        ),
+        implicit_momentum,
+        ("momentum --scale paper",),
+    ),
+)

@@ -1,0 +1,102 @@
+"""Claims of "Leader Stochastic Gradient Descent" (Teng et al. 2019, arXiv 1905.10395)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.claims.claim import Claim, Finding, above, log_ratio, times
+from asyncsim.study.finished import Finished
+from asyncsim.study.target import time_to_target
+
+SOURCE = "Teng et al. 2019"
+#: Largest share of the elections that a worker may win without a monopoly.
+_MONOPOLY = 0.5
+
+
+def sooner(finished: Finished) -> list[Finding]:
+    """Compare the times to the target error of LSGD and EASGD, cell by cell."""
+    target = float(finished.config["target"])
+
+    def measure(row: pd.Series) -> float:
+        evaluations = finished.run(row["run_folder"]).evaluations
+        error = 1 - evaluations["test_accuracy"]
+        return time_to_target(evaluations["commit_time"], error, target)
+
+    return _compared(finished, measure, lambda ratio: f"{times(ratio)} as fast as EASGD")
+
+
+def as_low(finished: Finished) -> list[Finding]:
+    """Compare the final training losses of LSGD and EASGD, cell by cell."""
+
+    def measure(row: pd.Series) -> float:
+        return float(row["train_loss"]) if row["status"] == "finished" else np.inf
+
+    return _compared(finished, measure, lambda ratio: f"EASGD's loss {times(ratio)} LSGD's")
+
+
+def _compared(
+    finished: Finished,
+    measure: Callable[[pd.Series], float],
+    text: Callable[[pd.Series], str],
+) -> list[Finding]:
+    """Judge for each cell whether a measure is less for LSGD than for EASGD, at the best rates."""
+    best, findings = finished.table("leaders.csv"), []
+    for (n, window), rows in best.groupby(["workers", "window"]):
+        values = {}
+        for row in rows.itertuples():
+            runs = finished.rows(
+                workers=n, window=window, method=row.method, learning_rate=row.learning_rate
+            )
+            values[row.method] = runs.set_index("seed").apply(measure, axis=1)
+        ratio = log_ratio(values["aeasgd"], values["lsgd"])
+        findings.append(Finding(f"n = {n}, period {window}: {text(ratio)}", above(ratio)))
+    return findings
+
+
+def no_monopoly(finished: Finished) -> list[Finding]:
+    """Judge the shares of the elections that the most frequent leader wins."""
+    table = finished.table("leaders.csv")
+    rows = table[table["method"] == "lsgd"]
+    return [
+        Finding(
+            f"n = {row.workers}, period {row.window}: the most frequent leader wins "
+            f"{row.largest_share:.0%}, an election confirms the leader in {row.kept:.0%}",
+            bool(row.largest_share < _MONOPOLY),
+        )
+        for row in rows.itertuples()
+    ]
+
+
+_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 6",)
+_PAPER = ("leaders --scale paper",)
+
+CLAIMS: Sequence[Claim] = (
+    Claim(
+        "LSGD reaches a test error sooner than EASGD, with 4 and with 16 workers",
+        f"{SOURCE}, experiments",
+        _LEADERS,
+        sooner,
+        _PAPER,
+    ),
+    Claim(
+        "LSGD ends at least as low as EASGD",
+        f"{SOURCE}, experiments",
+        _LEADERS,
+        as_low,
+        _PAPER,
+    ),
+    Claim(
+        "The leader changes often, and no worker monopolises the leadership",
+        f"{SOURCE}, histogram of leaderships",
+        _LEADERS,
+        no_monopoly,
+        _PAPER,
+    ),
+    Claim(
+        "LSGD trains ResNet-50 on ImageNet faster than EASGD and data-parallel SGD",
+        f"{SOURCE}, experiments",
+        "ImageNet cannot be had without registration",
+        paper="ImageNet cannot be had without registration",
+    ),
+)

@@ -1,0 +1,198 @@
+"""Claims on Byzantine workers: medians, CGE, Krum, momentum at the worker, BASGD and Kardam."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from asyncsim.claims.claim import Claim, Finding, above, below, spread
+from asyncsim.study.finished import Finished
+
+#: A rule withstands an attack if it loses less than this test accuracy; it fails if it loses more
+#: than the second.
+_TOLERATED, _LOST = 0.1, 0.3
+
+
+def _accuracy(finished: Finished, **values: object) -> pd.Series:
+    """Return the test accuracy by seed, at the best rate; zero for diverged runs."""
+    rows = finished.rows(**values)
+    scored = rows.assign(score=rows["test_accuracy"].where(rows["status"] == "finished", 0.0))
+    by_rate = scored.pivot(index="seed", columns="learning_rate", values="score").fillna(0.0)
+    return by_rate[by_rate.mean().idxmax()]
+
+
+def _withstands(
+    finished: Finished, method: str, byzantine: int, attack: str, fails: bool = False
+) -> Finding:
+    """Judge whether a rule withstands an attack, or ``fails``."""
+    lost = _accuracy(finished, method=method, byzantine=0) - _accuracy(
+        finished, method=method, byzantine=byzantine, attack=attack
+    )
+    text = f"{method}, {byzantine} Byzantine, {attack}: {spread(lost, '.2f')} accuracy lost"
+    return Finding(text, above(lost, _LOST) if fails else below(lost, _TOLERATED))
+
+
+def _attacks(finished: Finished) -> list[str]:
+    return [name for name in finished.summary["attack"].unique() if name != "none"]
+
+
+def median_half(finished: Finished) -> list[Finding]:
+    """Judge the coordinate-wise median with almost half of the workers Byzantine."""
+    most = int(finished.summary["byzantine"].max())
+    return [_withstands(finished, "median()", most, attack) for attack in _attacks(finished)]
+
+
+def median_few(finished: Finished) -> list[Finding]:
+    """Judge the coordinate-wise median with few Byzantine workers."""
+    few = int(sorted(finished.summary["byzantine"].unique())[1])
+    return [_withstands(finished, "median()", few, attack) for attack in _attacks(finished)]
+
+
+def cge_few(finished: Finished) -> list[Finding]:
+    """Judge CGE with few Byzantine workers."""
+    few = int(sorted(finished.summary["byzantine"].unique())[1])
+    return [_withstands(finished, "cge(f=f)", few, attack) for attack in _attacks(finished)]
+
+
+def mean_fails(finished: Finished) -> list[Finding]:
+    """Judge the mean under scaled sign flips."""
+    few = int(sorted(finished.summary["byzantine"].unique())[1])
+    return [_withstands(finished, "batch_sgd", few, "sign_flip(scale=10)", fails=True)]
+
+
+def little_is_enough(finished: Finished) -> list[Finding]:
+    """Judge the rules under ALIE with the most Byzantine workers."""
+    most = int(finished.summary["byzantine"].max())
+    rules = ("median()", "krum(f=f)")
+    return [_withstands(finished, rule, most, "alie", fails=True) for rule in rules]
+
+
+def worker_momentum(worker: Finished, server: Finished) -> list[Finding]:
+    """Compare momentum at the workers with momentum at the server."""
+    most = int(worker.summary["byzantine"].max())
+    findings = []
+    for rule in ("median()", "krum(f=f)"):
+        at_worker, at_server = (
+            _accuracy(finished, method=rule, byzantine=most, attack="alie")
+            for finished in (worker, server)
+        )
+        findings.append(
+            Finding(
+                f"{rule}: accuracy {at_worker.mean():.2f} with momentum at the workers, "
+                f"{at_server.mean():.2f} at the server",
+                above(at_worker - at_server),
+            )
+        )
+    return findings
+
+
+def average_helps_cge(plain: Finished, averaged: Finished) -> list[Finding]:
+    """Compare CGE on gradients and on their averages over time."""
+    findings = []
+    for attack in _attacks(averaged):
+        most = int(averaged.summary["byzantine"].max())
+        a, b = (
+            _accuracy(finished, method="cge(f=f)", byzantine=most, attack=attack)
+            for finished in (averaged, plain)
+        )
+        findings.append(
+            Finding(
+                f"{attack}: accuracy {a.mean():.2f} with averages, {b.mean():.2f} without",
+                above(a - b),
+            )
+        )
+    return findings
+
+
+def buffers(finished: Finished) -> list[Finding]:
+    """Judge BASGD, Kardam and plain asynchronous SGD under negated gradients."""
+    summary = finished.summary.assign(learning_rate=finished.summary["method.learning_rate"])
+    finished = finished._replace(summary=summary)
+    finished.summary["method"] = summary["method"].str.partition("(")[0]
+    findings = []
+    for method, learns in (("basgd", True), ("kardam", False), ("downpour", False)):
+        values = _accuracy(finished, method=method)
+        holds = above(values, 0.9) if learns else below(values, 0.5)
+        findings.append(Finding(f"{method}: test accuracy {spread(values, '.2f')}", holds))
+    return findings
+
+
+_ROBUST = (
+    'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 2 6 --tune 0.2 --steps 40 '
+    "--seeds 3"
+)
+_MOMENTUM = (
+    'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 6 --attacks alie '
+    "--tune 0.1 --steps 40 --seeds 3"
+)
+_AT_WORKER, _AT_SERVER = f"{_MOMENTUM} --worker-momentum 0.9", f"{_MOMENTUM} --server-momentum 0.9"
+_BASGD = (
+    'compare --workers 15 --attack "sign_flip(workers=3, scale=10)" --methods '
+    '"basgd(count=8)" "kardam(f=3)" downpour --tune 0.02 0.1 --measure test_accuracy '
+    "--steps 60 --seeds 3"
+)
+_NO_PAPER = "only parts of the published set-ups are known"
+
+CLAIMS: Sequence[Claim] = (
+    Claim(
+        "Scaled sign flips of a few workers break the mean",
+        "Blanchard et al. 2017, Krum",
+        (_ROBUST,),
+        mean_fails,
+        _NO_PAPER,
+    ),
+    Claim(
+        "The coordinate-wise median withstands a few Byzantine workers",
+        "Yang et al. 2019, LICM-SGD (its core)",
+        (_ROBUST,),
+        median_few,
+        _NO_PAPER,
+    ),
+    Claim(
+        "It withstands almost half of the workers",
+        "Yang et al. 2019, LICM-SGD (its core)",
+        (_ROBUST,),
+        median_half,
+        _NO_PAPER,
+    ),
+    Claim(
+        "LICM-SGD withstands up to half of the workers without knowing their number",
+        "Yang et al. 2019, abstract",
+        "the rule that selects gradients is not in any source that can be had",
+        paper="the rule that selects gradients is not in any source that can be had",
+    ),
+    Claim(
+        "CGE withstands a few Byzantine workers",
+        "Gupta et al. 2020, CGE",
+        (_ROBUST,),
+        cge_few,
+        _NO_PAPER,
+    ),
+    Claim(
+        "Averages of each worker's gradients over time improve CGE's tolerance",
+        "Gupta et al. 2020, CGE",
+        (_AT_SERVER, _AT_WORKER),
+        average_helps_cge,
+        _NO_PAPER,
+    ),
+    Claim(
+        "A little is enough: ALIE breaks the median and Krum",
+        "Baruch et al. 2019",
+        (_ROBUST,),
+        little_is_enough,
+        _NO_PAPER,
+    ),
+    Claim(
+        "Momentum at the workers repairs what momentum at the server does not",
+        "El Mhamdi et al. 2021",
+        (_AT_WORKER, _AT_SERVER),
+        worker_momentum,
+        _NO_PAPER,
+    ),
+    Claim(
+        "Under negated gradients BASGD learns; asynchronous SGD and Kardam do not",
+        "Yang and Li 2021, BASGD",
+        (_BASGD,),
+        buffers,
+        _NO_PAPER,
+    ),
+)

@@ -1,0 +1,132 @@
+"""Claims of "Distributed Deep Learning Using Synchronous SGD" (Das et al. 2016, arXiv
+1602.06709).
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from asyncsim.claims.claim import Claim, Finding
+from asyncsim.study.finished import Finished
+
+SOURCE = "Das et al. 2016"
+#: Relative error of a speed-up that agrees.
+_AGREES = 0.1
+
+
+def _speed_up(finished: Finished, nodes: int, way: str = "hybrid") -> float:
+    rows = finished.summary
+    return float(rows.loc[(rows["nodes"] == nodes) & (rows["way"] == way), "speed_up"].iloc[0])
+
+
+def speed_ups(finished: Finished) -> list[Finding]:
+    """Compare the speed-ups of VGG-A with the published ones, with the assumed speeds."""
+    findings = []
+    for nodes, published in ((64, 53.0), (128, 90.0)):
+        ours = _speed_up(finished, nodes)
+        findings.append(
+            Finding(
+                f"{nodes} nodes: {ours:.1f} times with the assumed speeds, published {published:g}",
+                abs(ours / published - 1) <= _AGREES,
+            )
+        )
+    return findings
+
+
+def one_mechanism(finished: Finished) -> list[Finding]:
+    """Judge which overhead, fitted to 64 nodes, predicts 128 nodes."""
+    table = finished.table("implied.csv")
+    at = table[table["nodes"] == 128]
+    return [
+        Finding(
+            f"{row.overhead}: {row.speed_up:.1f} times", abs(row.speed_up / 90 - 1) <= _AGREES / 3
+        )
+        for row in at.itertuples()
+    ]
+
+
+def convolutions(finished: Finished) -> list[Finding]:
+    """Compare the bubbles of convolutions and of dense layers, all data parallel."""
+    table = finished.table("layers.csv")
+    rows = table[(table["way"] == "data parallel") & (table["nodes"] == 128)]
+    dense = rows["layer"].str.startswith("fc")
+    share = rows["communicating"].groupby(dense).sum() / rows["computing"].groupby(dense).sum()
+    bubble = rows["bubble"].groupby(dense).sum()
+    return [
+        Finding(
+            f"convolutions communicate {share[False]:.2g} of their computing time, and leave a "
+            f"bubble of {1e3 * bubble[False]:.2g} ms",
+            bool(share[False] < 1),
+        ),
+        Finding(
+            f"dense layers {share[True]:.3g} times their computing time, and leave "
+            f"{1e3 * bubble[True]:.3g} ms",
+            bool(share[True] > 1),
+        ),
+    ]
+
+
+def hybrid_wins(finished: Finished) -> list[Finding]:
+    """Compare hybrid and data-parallel speed-ups."""
+    hybrid, data = (_speed_up(finished, 128, way) for way in ("hybrid", "data parallel"))
+    return [Finding(f"128 nodes: {hybrid:.1f} and {data:.1f} times", hybrid > data)]
+
+
+def _bytes_of(finished: Finished, way: str) -> pd.Series:
+    table = finished.table("layers.csv")
+    rows = table[(table["way"] == way) & (table["nodes"] == 128)]
+    return rows.set_index("layer")["bytes"]
+
+
+def less_traffic(finished: Finished) -> list[Finding]:
+    """Compare the bytes that dense layers move, hybrid and data parallel."""
+    hybrid, data = _bytes_of(finished, "hybrid"), _bytes_of(finished, "data parallel")
+    dense = data.index[data.index.str.startswith("fc")]
+    return [
+        Finding(
+            f"{name}: {hybrid[name] / 1e6:.0f} MB instead of {data[name] / 1e6:.0f} MB",
+            bool(hybrid[name] < data[name]),
+        )
+        for name in dense
+    ]
+
+
+_SCALING = ("scaling",)
+
+CLAIMS: Sequence[Claim] = (
+    Claim(
+        "VGG-A is 53 times as fast on 64 nodes and 90 times on 128",
+        f"{SOURCE}, abstract",
+        _SCALING,
+        speed_ups,
+        _SCALING,
+    ),
+    Claim(
+        "One overhead explains both points of VGG-A",
+        f"{SOURCE}, abstract",
+        _SCALING,
+        one_mechanism,
+        _SCALING,
+    ),
+    Claim(
+        "Convolutions scale by data parallelism, dense layers do not",
+        f"{SOURCE}, balance equations",
+        _SCALING,
+        convolutions,
+        _SCALING,
+    ),
+    Claim(
+        "Dividing dense layers inside groups of nodes scales further",
+        f"{SOURCE}, hybrid parallelism",
+        _SCALING,
+        hybrid_wins,
+        _SCALING,
+    ),
+    Claim(
+        "It moves fewer bytes of dense layers",
+        f"{SOURCE}, hybrid parallelism",
+        _SCALING,
+        less_traffic,
+        _SCALING,
+    ),
+)
