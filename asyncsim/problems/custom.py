@@ -1,14 +1,14 @@
 """A user's own problem, from functions and arrays."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError
+from asyncsim.base.errors import InputError, require_list
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
 
@@ -27,6 +27,8 @@ def custom(
     sharded: bool = False,
     config: dict[str, Any] | None = None,
     predict: Callable[[Tree, Tree], jax.Array] | None = None,
+    dirichlet: float | None = None,
+    parts: Sequence[Any] | None = None,
 ) -> Problem:
     """Return a user's own problem; any parameter tree, any data tree.
 
@@ -67,12 +69,19 @@ def custom(
         ``[examples, classes]``; deterministic, and without the state of ``init_state``. The
         examples must be a dict with a ``"label"``, whole numbers from zero on. The study
         ``ensembles`` needs it.
+    dirichlet : float, optional
+        Concentration of the workers' class mixtures, see
+        `asyncsim.problems.problem.dirichlet_shards`; ``train`` must be a dict with a ``"label"``.
+    parts : list of int array, optional
+        Split of your own: the indices of each worker's examples, for as many workers. Parts may
+        overlap and differ in size; a worker goes through its part in epochs.
 
     Raises
     ------
     InputError
         For arrays that do not fit each other or the batch, or that JAX cannot represent; functions
-        with wrong results; a name that is not valid for a folder, or a config that is no dict.
+        with wrong results; a name that is not valid for a folder, or a config that is no dict;
+        parts that are no indices of examples, or are given beside ``sharded`` or ``dirichlet``.
     """
     if config is not None and not isinstance(config, Mapping):
         raise InputError(
@@ -80,6 +89,9 @@ def custom(
         )
     train, test = _as_arrays("train", train), _as_arrays("test", test)
     _require_alike(train, test)
+    split: dict[str, Any] = {} if dirichlet is None else {"dirichlet": dirichlet}
+    if parts is not None:
+        split["examples_of_workers"] = [np.size(part) for part in require_list("parts", parts)]
     problem = Problem(
         name=name,
         init=init,
@@ -90,8 +102,10 @@ def custom(
         batch_size=batch_size,
         init_state=init_state,
         sharded=sharded,
+        dirichlet=dirichlet,
+        parts=parts,
         predict=predict,
-        config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
+        config={"batch_size": batch_size, "sharded": sharded, **split, **(config or {})},
     )
     call = f"evaluate({_evaluated(init_state is not None)})"
     _check_functions(

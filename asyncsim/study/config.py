@@ -38,8 +38,8 @@ from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 if TYPE_CHECKING:
     from asyncsim.byzantine.aggregation import Rule
     from asyncsim.byzantine.attacks import Attack
-    from asyncsim.clusters.topologies import Topology
     from asyncsim.clusters.network import PerWorker, SizeLike
+    from asyncsim.clusters.topologies import Topology
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
