@@ -16,7 +16,7 @@ import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,7 +32,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter
+from matplotlib.ticker import FixedFormatter, FuncFormatter
 
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import write_whole
@@ -322,14 +322,22 @@ class LiteralFigure(Figure):
             in_ticks.update(names)
             if names:  # ticks that are added later have the size, too
                 axis.set_tick_params("both", labelsize=scale * names[0].get_fontsize())
-            if isinstance(formatter, FixedFormatter):
-                texts |= set(formatter.seq)
-                formatter.seq = [labels.get(name, name) for name in formatter.seq]
+            if isinstance(formatter, FuncFormatter):  # as set_yticks writes names
+                texts |= {name.get_text() for name in names}
+                formatter.func = functools.partial(_replaced, formatter.func, labels)
         for text in self.findobj(Text):
             if text not in in_ticks:
                 texts |= {text.get_text()}
                 text.set_fontsize(scale * text.get_fontsize())
                 text.set_text(labels.get(text.get_text(), text.get_text()))
+
+
+def _replaced(
+    names: Callable[..., str], labels: Mapping[str, str], x: float, position: int | None = None
+) -> str:
+    """Return the name at a place of an axis, or the text in its place."""
+    name = names(x, position)
+    return labels.get(name, name)
 
 
 @functools.cache
