@@ -97,10 +97,10 @@ class Config(TargetOptions, StudyConfig):
             for entry in self.topology
         ]
         names = [repr(topology) for topology in topologies]
-        if twice := [name for name in names if [*names, SERVER].count(name) > 1]:
+        if len({*names, SERVER}) <= len(names):
             raise InputError(
-                f"topology: {twice[0]!r} would name two rows of the table; give matrices names of "
-                "their own: adjacency(matrix, name=...)"
+                f"topology = {', '.join(names)}: one comes twice, or is called {SERVER!r}; give "
+                "each once, and matrices other names: adjacency(matrix, name=...)"
             )
         return dict(zip(names, topologies, strict=True))
 
@@ -153,7 +153,7 @@ class _ClusterConfig(StudyConfig):
     def _cluster(self, message_bytes: float | None) -> Cluster:
         cluster = super()._cluster(message_bytes)
         if self.topology != SERVER:
-            assert isinstance(topology := self.topology, Topology)
+            topology = as_topology(self.topology)
             if self.slow_link != 1 and self.workers > 1:
                 link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
                 topology = slow_links(topology, [*(topology.slow or ()), link])
@@ -237,7 +237,7 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
                 f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = "
                 f"{str(config.problem)!r} says its own, "
                 "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet "
-                "in brackets"
+                "in brackets, or a problem of yours whose train has a label"
             )
         methods = []
         for method in cell.methods:

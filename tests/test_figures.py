@@ -274,7 +274,7 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
         ),
         (
             [str(results), "--only"],
-            "'--only': the figures of a folder have no options; leave it out",
+            "'--only': no option for the figures of a folder; leave it out",
         ),
         (
             [str(results / "runs")],

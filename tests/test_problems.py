@@ -565,3 +565,51 @@ def test_whole_numbers_of_a_state_are_never_cut_off(precision):
                 precision=precision,
                 progress=False,
             )
+
+
+def split_by_class(**options):
+    data = {"x": np.arange(12, dtype=np.float32), "label": np.arange(12) % 3}
+    return custom(
+        lambda key: jnp.ones(1),
+        lambda p, batch, key: jnp.mean((batch["x"] - p[0]) ** 2),
+        data,
+        batch_size=2,
+        **options,
+    )
+
+
+def test_a_custom_problem_splits_its_examples():
+    parts = [[0, 1, 2, 3, 4], [4, 11]]
+    batches = split_by_class(parts=parts).batch_indices(0, workers=2)
+    for worker, part in enumerate(parts):
+        drawn = batches.rows([worker] * 2, [0, 1])
+        assert set(drawn.flat) <= set(part) and len(set(drawn.flat)) == min(4, len(part))
+    problem = split_by_class(dirichlet=0.1)
+    shards = dirichlet_shards(problem.train["label"], 3, 0.1, 5)
+    first = problem.batch_indices(5, workers=3).rows([0, 1, 2], [0, 0, 0])
+    assert all(set(row.flat) <= set(shard) for row, shard in zip(first, shards, strict=True))
+    assert problem.config["dirichlet"] == 0.1
+    assert split_by_class(parts=parts).config["examples_of_workers"] == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": [[0, 12]]}, r"parts\[0\]: has example 12; train has 0 to 11"),
+        ({"parts": [[0, 1], [2, 2]]}, r"parts\[1\]: has an example twice; give each once"),
+        ({"parts": [[0.5]]}, r"parts\[0\] = \[0.5\]: must be the indices of a worker's examples"),
+        ({"parts": 3}, "parts = 3: must be a list"),
+        ({"parts": [[0]], "dirichlet": 1}, "parts: split the examples, as do sharded and dirich"),
+        ({"dirichlet": 0}, "dirichlet = 0: must be above zero"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        split_by_class(**options)
+
+
+def test_a_split_fits_the_workers_and_the_batches():
+    with pytest.raises(InputError, match="workers = 3: custom has parts for 2; let its function"):
+        split_by_class(parts=[[0, 1], [2, 3]]).batch_indices(0, 3)
+    with pytest.raises(InputError, match="smallest of 2 shards of 12 examples has 1; use smaller"):
+        split_by_class(parts=[[0, 1], [2]]).batch_indices(0, 2)

@@ -15,9 +15,10 @@ from asyncsim.study.loading import files_of
 from asyncsim.study.sweep import sweep
 
 MINE = """
+import dataclasses
 import jax.numpy as jnp
 import numpy as np
-from asyncsim import aggregation, attacks, topologies
+from asyncsim import aggregation, attacks, problems, topologies
 
 def line(workers):
     return topologies.adjacency(np.eye(workers, k=1) + np.eye(workers, k=-1))
@@ -33,6 +34,18 @@ def reverse(workers, scale=3.0):
 
 def number():
     return 3
+
+def split(batch_size=4):
+    data = {"x": np.arange(24, dtype=np.float32), "label": np.arange(24) % 3}
+    return problems.custom(
+        lambda key: jnp.ones(1),
+        lambda p, batch, key: jnp.mean((batch["x"] - p[0]) ** 2),
+        data,
+        batch_size=batch_size,
+    )
+
+def stated(dirichlet=None):
+    return dataclasses.replace(split(), dirichlet=dirichlet)
 """
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
@@ -48,7 +61,7 @@ def test_a_named_matrix_has_its_name_in_titles_and_its_entries_in_files(tmp_path
     slow = topologies.slow_links(grid, [[0, 1, 5]])
     assert (repr(grid), repr(slow)) == ("my grid", "slow_links(my grid, [[0, 1, 5]])")
     assert as_topology(str(grid)) == grid and as_topology(str(slow)) == slow
-    cluster = Cluster(workers=9, topology=grid)
+    cluster = Cluster(workers=9, compute=1.0, topology=grid)
     assert describe(cluster).endswith("no server, my grid")
     trace = simulate(cluster, commits=9)
     trace.save(tmp_path / "trace.parquet")
@@ -66,18 +79,7 @@ def test_a_topology_of_a_file_knows_the_workers_and_is_named_after_its_function(
 
 def test_gossip_on_a_topology_of_a_file(tmp_path):
     out = tmp_path / "out"
-    options = [
-        "--workers",
-        "4",
-        "--steps",
-        "2",
-        "--methods",
-        "dpsgd",
-        "--tune",
-        "0.1",
-        "--problem",
-        "quadratic",
-    ]
+    options = ["--workers=4", "--steps=2", "--methods=dpsgd", "--tune=0.1", "--problem=quadratic"]
     places = ["--topology", "mine.py:line", "ring()", f"--out={out}"]
     assert study.main(["gossip", *options, *places]) == 0
     table = pd.read_csv(out / "gossip.csv")
@@ -85,6 +87,15 @@ def test_gossip_on_a_topology_of_a_file(tmp_path):
     line = topologies.adjacency(np.eye(4, k=1) + np.eye(4, k=-1)).matrices(4)[0]
     gap = 1 - sorted(abs(np.linalg.eigvals(line)))[-2]
     assert table["spectral_gap"][0] == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("problem", ["mine.py:split", "mine.py:stated"])
+def test_gossip_splits_a_users_problem_by_class(problem):
+    config = study.load("gossip").Config(
+        workers=3, problem=problem, methods=("dpsgd",), dirichlet=("none", 0.1), tune=(0.1,)
+    )
+    cells, _ = study.load("gossip")._cells(config)
+    assert [cell.problem.dirichlet for cell in cells] == [None] * 3 + [0.1] * 3
 
 
 def test_rules_of_files_and_of_python():
@@ -149,7 +160,10 @@ def test_a_file_inside_an_argument_has_its_hash():
         ("gossip --topology mine.py:number", "returned 3; must return a Topology, as topologies."),
         ("gossip --topology no.py:line", "topology = 'no.py:line': there is no file no.py; give"),
         ("gossip --topology mine.py:line(3)", "a graph of 3 workers, and there are 16; give as"),
-        ("gossip --topology mine.py:line mine.py:line(16)", "'line' would name two rows of the"),
+        (
+            "gossip --topology mine.py:line mine.py:line(16)",
+            "topology = line, line: one comes twice",
+        ),
         ("robustness --rules mine.py:trim", "rules = 'mine.py:trim': f missing; write trim(f)"),
         ("robustness --rules mine.py:number", "returned 3; must return a Rule, as aggregation."),
         ("robustness --attacks mine.py:number", "parameter = 'workers': unknown"),

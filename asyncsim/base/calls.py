@@ -35,9 +35,13 @@ class Call(NamedTuple):
     brackets: bool = False
 
     def __str__(self) -> str:
+        def quoted_or_plain(value: Any) -> str:
+            is_phrase = isinstance(value, str) and not value.isidentifier()
+            return repr(value) if is_phrase else write(value)
+
         arguments = [
-            *map(write, self.positional),
-            *(f"{name}={write(value)}" for name, value in self.named),
+            *map(quoted_or_plain, self.positional),
+            *(f"{name}={quoted_or_plain(value)}" for name, value in self.named),
         ]
         return f"{self.name}({', '.join(arguments)})" if self.brackets else self.name
 

@@ -280,9 +280,9 @@ def adjacency(matrix: Any, weights: str | None = None, name: str | None = None) 
     Raises
     ------
     InputError
-        Unless the name can be a file's; unless the matrix is square with finite entries of zero or above; for Metropolis' shares of
-        a directed graph; for given shares whose columns do not sum to one; for a graph that is not
-        (strongly) connected.
+        Unless the name can be a file's; unless the matrix is square with finite entries of zero or
+        above; for Metropolis' shares of a directed graph; for given shares whose columns do not sum
+        to one; for a graph that is not (strongly) connected.
     """
     if name is not None:
         require_name("topology", name)

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from matplotlib.transforms import ScaledTranslation
 
 from asyncsim.base.console import LEAST_SHARE, number_text, wrapped
-from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
+from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT, text_scale
 
 #: Characters of a title across a single column.
 _TITLE_WIDTH = 50
@@ -35,13 +35,14 @@ def legend_below(
 
     Long labels have fewer than ``columns`` side by side; labels wider than the figure are wrapped.
     """
-    width = figure.get_figwidth()
+    width = figure.get_figwidth() / text_scale()
     longest = max(map(len, labels), default=0)
     columns = max(1, min(columns, int(width / (_LETTER * longest + _LEGEND_HANDLE))))
     labels = [wrapped(label, (width - _LEGEND_HANDLE) / _LETTER) for label in labels]
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
     extra_rows = rows - _LEGEND_ROWS
-    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, extra_rows))
+    extra_height = text_scale() * _LEGEND_ROW_HEIGHT * max(0, extra_rows)
+    figure.set_figheight(figure.get_figheight() + extra_height)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
@@ -150,8 +151,9 @@ def title(figure: Any, text: str, width: float | None = None) -> None:
 
     For many lines the figure grows. Its parts are rows of equal height.
     """
-    inches = figure.get_figwidth() if width is None else width
-    wrapped_text, root = wrapped(text, _TITLE_WIDTH * inches / SINGLE), figure.get_figure(root=True)
+    root = figure.get_figure(root=True)
+    inches = min(root.get_figwidth(), width or np.inf) / text_scale()
+    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
     parts = [figure] if figure is root else root.subfigs
     _make_room(root, wrapped_text, [part.get_suptitle() for part in parts], len(parts))
     figure.suptitle(wrapped_text, **TITLE)
@@ -162,7 +164,7 @@ def panel_title(axes: Axes, text: str) -> None:
     place: Any = axes.get_subplotspec()  # there is one, as all axes here come from `new_figure`
     figure = _figure_of(axes)
     inches = figure.get_figwidth() / place.get_gridspec().ncols - _SIDE_MARGIN
-    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
+    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE / text_scale())
     side = matplotlib.rcParams["axes.titlelocation"]
     _make_room(
         figure,
@@ -180,7 +182,8 @@ def _make_room(figure: Figure, title_text: str, neighbours: Iterable[str], rows:
     """Make every row of a figure taller for a title, unless its neighbours' titles have done so."""
     lines = [1 + text.count("\n") for text in (title_text, *neighbours)]
     extra_lines = lines[0] - max([_TITLE_LINES, *lines[1:]])
-    figure.set_figheight(figure.get_figheight() + rows * TITLE_LINE_HEIGHT * max(0, extra_lines))
+    extra_height = rows * text_scale() * TITLE_LINE_HEIGHT * max(0, extra_lines)
+    figure.set_figheight(figure.get_figheight() + extra_height)
 
 
 def _figure_of(axes: Axes) -> Figure:

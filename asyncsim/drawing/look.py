@@ -16,10 +16,11 @@ import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -31,9 +32,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter
+from matplotlib.ticker import FixedFormatter, FuncFormatter
 
 from asyncsim.base.console import summary_of
+from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import write_whole
 
 #: Widths of a paper's single and double column (inches).
@@ -235,20 +237,115 @@ def style() -> AbstractContextManager[Any]:
     return matplotlib.style.context(["default", _STYLE])
 
 
-class LiteralFigure(Figure):
-    """A figure that draws text with invalid mathematics, for instance a method ``x$_$y``,
-    literally.
+class Appearance(NamedTuple):
+    """The reader's choices for the figures inside `appearance`."""
+
+    width: float | None = None  #: of every figure (inches)
+    scale: float = 1.0  #: of all text
+    labels: Mapping[str, str] = MappingProxyType({})  #: texts in place of others
+    texts: frozenset[str] | set[str] = frozenset()  #: all texts of the drawn figures
+
+
+_APPEARANCE: ContextVar[Appearance | None] = ContextVar("appearance", default=None)
+
+
+@contextlib.contextmanager
+def appearance(
+    width: float | None = None,
+    font_size: float | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Iterator[Appearance]:
+    """Let the figures that are created inside have another width, font size and other texts.
+
+    Parameters
+    ----------
+    width : float, optional
+        Inches, from 1 to 20. Heights stay.
+    font_size : float, optional
+        Points, from 4 to 24, of axis labels; other text grows in proportion. The style has 8.
+    labels : dict, optional
+        New texts by the texts that they replace: labels of lines and axes, names beside an axis,
+        titles.
+
+    Raises
+    ------
+    InputError
+        A number outside its range.
     """
+    outer = _APPEARANCE.get() or Appearance()
+    for name, value, least, most in (("width", width, 1, 20), ("font_size", font_size, 4, 24)):
+        if value is not None and not least <= require_positive(name, value) <= most:
+            unit = "inches" if name == "width" else "points"
+            raise InputError(f"{name} = {value:g}: must be from {least} to {most} {unit}")
+    chosen = Appearance(
+        outer.width if width is None else width,
+        outer.scale if font_size is None else font_size / _STYLE["font.size"],
+        dict(outer.labels if labels is None else labels),
+        set(),
+    )
+    token = _APPEARANCE.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _APPEARANCE.reset(token)
+
+
+def text_scale() -> float:
+    """Return the size of text relative to the style's."""
+    return (_APPEARANCE.get() or Appearance()).scale
+
+
+class LiteralFigure(Figure):
+    """A figure with the reader's `appearance`.
+
+    Text with invalid mathematics, for instance a method ``x$_$y``, is drawn literally.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._appearance = _APPEARANCE.get() or Appearance()
+        if self._appearance.width is not None:
+            self.set_figwidth(self._appearance.width)
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure after switching off mathematics in texts that matplotlib cannot parse."""
         for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
             if isinstance(axis.get_major_formatter(), FixedFormatter | StrCategoryFormatter):
                 axis.get_ticklabels()  # names beside an axis become texts only now
+        self._appear()
         for text in self.findobj(Text):
             if not _is_drawable(text.get_text()):
                 text.set_parse_math(False)
         super().draw(renderer)
+
+    def _appear(self) -> None:
+        """Scale and replace the texts, once."""
+        _, scale, labels, texts = self._appearance
+        self._appearance = Appearance()
+        if scale == 1 and not labels:
+            return
+        in_ticks = set()
+        for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
+            names, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
+            in_ticks.update(names)
+            if names:  # ticks that are added later have the size, too
+                axis.set_tick_params("both", labelsize=scale * names[0].get_fontsize())
+            if isinstance(formatter, FuncFormatter):  # as set_yticks writes names
+                texts |= {name.get_text() for name in names}
+                formatter.func = functools.partial(_replaced, formatter.func, labels)
+        for text in self.findobj(Text):
+            if text not in in_ticks:
+                texts |= {text.get_text()}
+                text.set_fontsize(scale * text.get_fontsize())
+                text.set_text(labels.get(text.get_text(), text.get_text()))
+
+
+def _replaced(
+    names: Callable[..., str], labels: Mapping[str, str], x: float, position: int | None = None
+) -> str:
+    """Return the name at a place of an axis, or the text in its place."""
+    name = names(x, position)
+    return labels.get(name, name)
 
 
 @functools.cache
@@ -343,7 +440,7 @@ def save(
     for kind, metadata in nothing.items() if collection.files else ():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
         drawn = io.BytesIO()  # on a full disk matplotlib would raise unrelated errors
-        with style():
+        with style(), _room_for_axes():
             figure.savefig(drawn, format=kind, metadata=metadata)
         paths.append(
             write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue()))
@@ -363,6 +460,26 @@ def _first_sentence(function: Callable[..., Any] | None) -> str:
     text = summary_of(getattr(function, "__doc__", None)).partition(". ")[0]
     noun = text.removeprefix("Draw ")
     return "" if noun == text else f"{noun[:1].upper()}{noun[1:].removesuffix('.')}."
+
+
+@contextlib.contextmanager
+def _room_for_axes() -> Iterator[None]:
+    """Raise InputError if the reader's appearance leaves the axes of a figure without room."""
+    chosen = _APPEARANCE.get()
+    if chosen is None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            yield
+        except UserWarning:
+            size = _STYLE["font.size"] * chosen.scale
+            width = "" if chosen.width is None else f"width = {chosen.width:g}, "
+            raise InputError(
+                f"{width}font_size = {size:g}: the text leaves the axes no room; give a larger "
+                "width or a smaller font size"
+            ) from None
 
 
 def _without_empty_logarithms(figure: Figure) -> None:

@@ -1,8 +1,9 @@
 """Plots of one trace: staleness, the workers' timeline, the queue; with theory drawn over them.
 
 The functions draw on existing axes, in a notebook or in ``figures/``; none of them simulates.
-`compare` draws several runs, `overview` the figure of `Trace.plot`. `asyncsim.drawing.look` has the
-style of the paper figures.
+`compare` draws several runs, `overview` the figure of `Trace.plot`; `appearance` sets the width,
+the font size and the labels of all figures inside. `asyncsim.drawing.look` has the style of the
+paper figures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from asyncsim.drawing.curves import (
     runs_by_line,
 )
 from asyncsim.drawing.layout import legend_inside, say_inside
-from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
+from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY, appearance
 from asyncsim.replays.run import Run
 from asyncsim.study.columns import axis_of
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
@@ -66,6 +67,8 @@ def compare(
     against: str = "time",
     labels: Sequence[str] | None = None,
     title: str | None = None,
+    width: float | None = None,
+    font_size: float | None = None,
 ) -> Figure:
     """Draw a measure of runs at their evaluations on the same axes: mean and range over the seeds.
 
@@ -83,6 +86,8 @@ def compare(
         One for each run; by default the names of their methods.
     title : str, optional
         By default the problem. The number of seeds follows.
+    width, font_size : float, optional
+        Inches of the figure, and points of its text; see `appearance`.
 
     Raises
     ------
@@ -108,7 +113,7 @@ def compare(
             f"labels: {len(names)} for {counted(len(all_runs), 'run')}; give one for each"
         )
     groups = runs_by_line(list(map(str, names)), all_runs)
-    with look.style():
+    with look.style(), appearance(width, font_size):
         figure, (axes,) = look.new_figure(look.SINGLE, 2.8)
         curves = {
             name: evaluation_curve(
@@ -123,8 +128,8 @@ def compare(
             if scale == "log":
                 layout.plain_logs(axes.yaxis)
         looks = look.looks(groups) if labels is None else look.category_looks(groups)
-        for name, appearance in looks.items():
-            draw_curve(axes, curves[name], appearance, against)
+        for name, line_look in looks.items():
+            draw_curve(axes, curves[name], line_look, against)
         axes.set_xlim(0, None)
         axis_along(axes, against)
         axes.set_ylabel(axis_of(measure))
@@ -134,7 +139,7 @@ def compare(
         )
         sizes = [len(group) for group in groups.values()]
         overlaps = coincidences(
-            curves, {name: appearance.label for name, appearance in looks.items()}
+            curves, {name: line_look.label for name, line_look in looks.items()}
         )
         first = ", ".join(problems) if title is None else title
         layout.title(
@@ -143,9 +148,12 @@ def compare(
     return figure
 
 
-def overview(trace: Trace) -> Figure:
-    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`."""
-    with look.style():
+def overview(trace: Trace, width: float | None = None, font_size: float | None = None) -> Figure:
+    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`.
+
+    ``width``, ``font_size``: as in `compare`.
+    """
+    with look.style(), appearance(width, font_size):
         figure, (histogram_axes, timeline_axes) = look.new_figure(look.DOUBLE, 2.8, 2)
         staleness_histogram(histogram_axes, trace)
         timeline(timeline_axes, trace, 12)

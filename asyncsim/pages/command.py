@@ -1,13 +1,15 @@
 """The command ``asyncsim figures``: draws the figures of a paper, or of a folder of results."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from asyncsim.base.console import tell_error
 from asyncsim.base.errors import InputError, choices_like, reading_results
-from asyncsim.drawing.look import collecting
+from asyncsim.drawing.look import appearance, collecting
 from asyncsim.drawing.paper import report
 from asyncsim.pages.page import write_page
+from asyncsim.runs.command import Parser
 from asyncsim.study import finished
 from asyncsim.study.finished import PAPERS, figures, study_of
 from asyncsim.study.results import unfinished
@@ -16,7 +18,16 @@ _USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper
        asyncsim figures FOLDER           redraw the figures of one study into its folder; if the
                                          folder has a paper's name, write ./FOLDER
 
+options of both:
+  --width INCHES         width of every figure, from 1 to 20
+  --font-size POINTS     size of axis labels, from 4 to 24; other text grows in proportion
+  --labels OLD=NEW ...   other texts: labels of lines and axes, names beside an axis, titles
+
 papers:"""
+
+
+#: A text that has a word, unlike the numbers along an axis.
+_WORD = re.compile(r"^[^$]*[a-zA-Z]{2}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,17 +36,41 @@ def main(arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print("\n".join([_USAGE, *(f"  {paper:<8}  {about}" for paper, about in PAPERS.items())]))
         return 0
-    if name in PAPERS:
-        return figures(name).main(options)
-    if not Path(name).is_dir():
+    if name not in PAPERS and not Path(name).is_dir():
         tell_error(
             f"{name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}"
         )
         return 2
-    if options:
-        tell_error(f"{options[0]!r}: the figures of a folder have no options; leave it out")
+    parser = Parser(prog="asyncsim figures", add_help=False, allow_abbrev=False)
+    for option, number in (("--width", float), ("--font-size", float)):
+        parser.add_argument(option, type=number)
+    parser.add_argument("--labels", nargs="+", default=[])
+    try:
+        chosen, rest = parser.parse_known_args(options)
+        pairs = [text.partition("=") for text in chosen.labels]
+        for text, (old, equals, _) in zip(chosen.labels, pairs, strict=True):
+            if not old or not equals:
+                raise InputError(f"labels = {text!r}: must be OLD=NEW, such as 'GEM=GEM (ours)'")
+        labels = {old: new for old, _, new in pairs}
+        with appearance(chosen.width, chosen.font_size, labels) as drawn:
+            if name in PAPERS:
+                code = figures(name).main(rest)
+            elif rest:
+                raise InputError(
+                    f"{rest[0]!r}: no option for the figures of a folder; leave it out"
+                )
+            else:
+                code = report(lambda: draw_folder(Path(name)))
+        if code == 0 and (unused := labels.keys() - drawn.texts):
+            texts = [text for text in drawn.texts if re.search(_WORD, text) and len(text) < 40]
+            raise InputError(
+                f"labels = {min(unused)!r}: is no text of a figure, all are drawn without it; "
+                f"{choices_like(min(unused), sorted(texts))}"
+            )
+        return code
+    except InputError as error:
+        tell_error(error)
         return 2
-    return report(lambda: draw_folder(Path(name)))
 
 
 def draw_folder(folder: Path) -> list[Path]:

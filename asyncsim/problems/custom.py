@@ -1,14 +1,14 @@
 """A user's own problem, from functions and arrays."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError
+from asyncsim.base.errors import InputError, require_list
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
 
@@ -27,6 +27,8 @@ def custom(
     sharded: bool = False,
     config: dict[str, Any] | None = None,
     predict: Callable[[Tree, Tree], jax.Array] | None = None,
+    dirichlet: float | None = None,
+    parts: Sequence[Any] | None = None,
     init_replica: Callable[[jax.Array, int], Tree] | None = None,
 ) -> Problem:
     """Return a user's own problem; any parameter tree, any data tree.
@@ -68,6 +70,12 @@ def custom(
         ``[examples, classes]``; deterministic, and without the state of ``init_state``. The
         examples must be a dict with a ``"label"``, whole numbers from zero on. The study
         ``ensembles`` needs it.
+    dirichlet : float, optional
+        Concentration of the workers' class mixtures, see
+        `asyncsim.problems.problem.dirichlet_shards`; ``train`` must be a dict with a ``"label"``.
+    parts : list of int array, optional
+        Split of your own: the indices of each worker's examples, for as many workers. Parts may
+        overlap and differ in size; a worker goes through its part in epochs.
     init_replica : callable, optional
         ``init_replica(key, worker)`` returns the initial parameters of a worker's replica, for
         methods with replicas; see `Problem`. It is called for each worker of a replay, untraced.
@@ -76,7 +84,8 @@ def custom(
     ------
     InputError
         For arrays that do not fit each other or the batch, or that JAX cannot represent; functions
-        with wrong results; a name that is not valid for a folder, or a config that is no dict.
+        with wrong results; a name that is not valid for a folder, or a config that is no dict;
+        parts that are no indices of examples, or are given beside ``sharded`` or ``dirichlet``.
     """
     if config is not None and not isinstance(config, Mapping):
         raise InputError(
@@ -84,6 +93,9 @@ def custom(
         )
     train, test = _as_arrays("train", train), _as_arrays("test", test)
     _require_alike(train, test)
+    split: dict[str, Any] = {} if dirichlet is None else {"dirichlet": dirichlet}
+    if parts is not None:
+        split["examples_of_workers"] = [np.size(part) for part in require_list("parts", parts)]
     problem = Problem(
         name=name,
         init=init,
@@ -94,9 +106,11 @@ def custom(
         batch_size=batch_size,
         init_state=init_state,
         sharded=sharded,
+        dirichlet=dirichlet,
+        parts=parts,
         predict=predict,
         init_replica=init_replica,
-        config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
+        config={"batch_size": batch_size, "sharded": sharded, **split, **(config or {})},
     )
     if init_replica is not None:
         _require_call("init_replica", init_replica, "key, worker", None, 0)

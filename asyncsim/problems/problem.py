@@ -12,6 +12,7 @@ from asyncsim.base.console import counted
 from asyncsim.base.errors import (
     InputError,
     require_count,
+    require_list,
     require_name,
     require_positive,
     require_switch,
@@ -65,6 +66,8 @@ class Problem:
         Workers draw from disjoint shards of ``train`` with different classes; the smaller, the more
         different. See `dirichlet_shards`. ``train`` must be a dict with a ``"label"``. A run's seed
         draws the shards.
+    parts : list of int array, or None
+        The examples of each worker, as indices into ``train``, for as many workers.
     predict : callable or None
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape
         ``[examples, classes]``, of examples with a ``"label"``; deterministic. None for problems
@@ -87,6 +90,7 @@ class Problem:
     sharded: bool = False
     shards: int | None = None
     dirichlet: float | None = None
+    parts: Sequence[Any] | None = None
     predict: Callable[[Tree, Tree], jax.Array] | None = None
     init_replica: Callable[[jax.Array, int], Tree] | None = None
     config: dict[str, Any] = field(default_factory=dict)
@@ -105,10 +109,10 @@ class Problem:
             if label is None or np.ndim(label) != 1:
                 raise InputError(
                     f"dirichlet = {self.dirichlet}: {self.name} has no label of each example to "
-                    "split by"
+                    'split by; let train be a dict with a "label", or give parts'
                 )
         if self.train is None:
-            if self.batch_size is not None or self.sharded:
+            if self.batch_size is not None or self.sharded or self.parts is not None:
                 raise InputError(
                     f"batch_size = {self.batch_size!r}, sharded = {self.sharded}: need train data"
                 )
@@ -116,6 +120,12 @@ class Problem:
         if self.batch_size is None:
             raise InputError("batch_size = None: say how many examples of train a minibatch takes")
         examples = count_examples("train", self.train)
+        if self.parts is not None:
+            _require_parts(self.parts, examples)
+            if self.sharded or self.dirichlet is not None:
+                raise InputError(
+                    "parts: split the examples, as do sharded and dirichlet; give one of them"
+                )
         if require_count("batch_size", self.batch_size) > examples:
             raise InputError(
                 f"batch_size = {self.batch_size}: train has only {examples} examples; use a "
@@ -154,6 +164,16 @@ class Problem:
                 "each; make it "
                 f"with workers={workers}, or run a number of workers that divides {self.shards}"
             )
+        if self.parts is not None:
+            if len(self.parts) != require_count("workers", workers):
+                raise InputError(
+                    f"workers = {workers}: {self.name} has parts for {len(self.parts)}; let its "
+                    "function make one for each of its argument workers"
+                )
+            shards = [np.asarray(part) for part in self.parts]
+            return BatchIndices(
+                seed, workers, self.examples, self.batch_size, shards, "larger parts"
+            )
         if self.dirichlet is not None:
             shards = dirichlet_shards(self.train["label"], workers, self.dirichlet, seed)
             return BatchIndices(
@@ -173,6 +193,24 @@ class Problem:
         if self.init_state is None:
             return self.loss(params, batch, key), state
         return self.loss(params, state, batch, key)
+
+
+def _require_parts(parts: Any, examples: int) -> None:
+    """Raise InputError unless each part consists of different indices of examples."""
+    for worker, part in enumerate(require_list("parts", parts)):
+        indices = np.asarray(part)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise InputError(
+                f"parts[{worker}] = {part!r:.60}: must be the indices of a worker's examples, as "
+                "np.flatnonzero returns them"
+            )
+        outside = indices[(indices < 0) | (indices >= examples)]
+        if len(outside):
+            raise InputError(
+                f"parts[{worker}]: has example {outside[0]}; train has 0 to {examples - 1}"
+            )
+        if len(np.unique(indices)) < len(indices):
+            raise InputError(f"parts[{worker}]: has an example twice; give each once")
 
 
 def count_examples(argument: str, data: Tree) -> int:

@@ -208,6 +208,26 @@ def cite(arguments: Sequence[str]) -> int:
     return 0
 
 
+def export(arguments: Sequence[str]) -> int:
+    """Write the tables of a study as tidy CSV files, which R, pandas and LaTeX's pgfplots read.
+
+    summary.csv has a row per run, with its number in the column "run"; commits.csv and
+    evaluations.csv have the rows of all runs, with that number, the method, the seed and the
+    options that differ; curves.csv has the mean, the least and the most over the seeds at each
+    evaluation, with a number for each "curve". Every other table of the study is there, too.
+    """
+    parser = _parser(export)
+    parser.add_argument("name", metavar="FOLDER", help="a tag, or a folder of results")
+    parser.add_argument("--csv", action="store_true", required=True, help="the only format so far")
+    parser.add_argument("--out", help="a new folder for the tables; by default NAME-csv")
+    options = parser.parse_args(arguments)
+    from asyncsim.runs.export import write_tables  # loads JAX
+
+    for path in write_tables(options.name, options.out):
+        print(path)
+    return 0
+
+
 def check_lag(arguments: Sequence[str]) -> int:
     """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is
     violated.
@@ -312,5 +332,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "diff": diff,
     "animate": animate,
     "cite": cite,
+    "export": export,
     "check-lag": check_lag,
 }

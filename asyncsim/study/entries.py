@@ -197,6 +197,7 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
     """
     problem_like = options.problem
     parameters: Collection[str] = ()
+    is_users = True
     if isinstance(problem_like, Problem):
         problem = problem_like
     elif isinstance(problem_like, str):
@@ -209,12 +210,17 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
             problem = dataclasses.replace(
                 problem, name=own_file(entry.text)[1].partition("(")[0].strip()
             )
-        parameters = parameters_of(entry.function)
+        parameters, is_users = parameters_of(entry.function), entry.own
     else:
         raise InputError(
             f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() "
             "returns"
         )
+    concentration = getattr(options, "dirichlet", None)
+    is_split = problem.sharded or problem.dirichlet is not None or problem.parts is not None
+    if is_users and "dirichlet" in varied and concentration is not None and not is_split:
+        config = {**problem.config, "dirichlet": concentration}
+        problem = dataclasses.replace(problem, dirichlet=concentration, config=config)
     if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
         note(
             "--batch-size changes nothing for "

@@ -1,5 +1,5 @@
-"""Files of studies, and of users' functions: list and import them, and recognise them when a study is
-resumed.
+"""Files of studies, and of users' functions: list and import them, and recognise them when a study
+is resumed.
 
 A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``.
 The shipped ones are in ``studies/`` beside the package (in a clone) or inside it (when installed);

@@ -1,0 +1,102 @@
+"""Export a study: tidy CSV tables of its runs, their commits, evaluations and curves.
+
+All cells can be read by R, by pandas and by LaTeX's pgfplots, which knows no quotes: texts contain
+no commas, names of columns are letters, digits and underscores, and missing numbers are ``nan``.
+"""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+
+from asyncsim.base.console import note
+from asyncsim.base.errors import reading_results, require_free
+from asyncsim.base.files import make_folder, partial_of, put_in_place, read_table, write_csv
+from asyncsim.runs.index import find
+from asyncsim.study.finished import read, study_of
+from asyncsim.study.results import SUMMARY, cell_options
+
+#: Characters that end a cell, or a line of LaTeX, and their replacements.
+_UNFIT = {ord(","): ";", ord("\n"): " ", ord("\r"): " ", ord('"'): "'", ord("%"): " per cent "}
+
+
+def write_tables(name: str, out: str | None = None) -> list[Path]:
+    """Write the tables of a study into a new folder; return their paths.
+
+    ``name``: a tag or a folder of results. ``out``: by default ``NAME-csv`` in the working folder.
+
+    Raises
+    ------
+    InputError
+        There are no results, they are damaged, or the folder exists.
+    """
+    folder = Path(name) if Path(name).is_dir() else find(name).folder
+    target = require_free("out", out or f"{folder.resolve().name}-csv")
+    partial = partial_of(target)
+    with reading_results(folder):
+        tables = _tables(folder)
+    make_folder(target.parent)
+    partial.mkdir()
+    try:
+        for file, table in tables.items():
+            write_csv(partial / file, tidy(table))
+        put_in_place(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return [target / file for file in tables]
+
+
+def tidy(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose columns and texts every reader of CSV takes as they are."""
+    columns = {
+        name: column.astype(str).str.translate(_UNFIT).where(column.notna(), "")
+        if column.dtype.kind not in "iufb"
+        else column.astype(int)
+        if column.dtype.kind == "b"
+        else column.astype(object).where(column.notna(), "nan")
+        for name, column in table.items()
+    }
+    return pd.DataFrame(columns).rename(
+        columns=lambda name: "".join(letter if letter.isalnum() else "_" for letter in name)
+    )
+
+
+def _tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """Read the tables of a study by their files, the summary first."""
+    config, study = study_of(folder)
+    finished = read(folder, study)
+    summary = finished.summary.reset_index(drop=True)
+    tables = {SUMMARY: summary.rename_axis("run").reset_index()}
+    for path in sorted(folder.glob("*.csv")):
+        tables.setdefault(path.name, read_table(path))
+    if "run_folder" not in summary:
+        note(f"the study {study} has no runs: it has neither commits nor evaluations")
+        return tables
+    keys = [*cell_options(config), "workers", "method", "seed"]
+    keys = [key for key in dict.fromkeys(keys) if key in summary]
+    for file in ("commits", "evaluations"):
+        parts = []
+        for number, row in summary.dropna(subset="run_folder").iterrows():
+            table = getattr(finished.run(row["run_folder"]), file)
+            labels = {key: row[key] for key in keys if key not in table}
+            table = table.assign(run=number, **labels)
+            parts.append(table[["run", *labels, *table.columns.drop(["run", *labels])]])
+        tables[f"{file}.csv"] = pd.concat(parts, ignore_index=True)
+    keys.remove("seed")
+    tables["curves.csv"] = _curves(tables["evaluations.csv"], keys)
+    return tables
+
+
+def _curves(evaluations: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Average the evaluations over the seeds, at equal worker steps."""
+    groups = evaluations.groupby([*keys, "worker_step"], sort=False, dropna=False)
+    measures = evaluations.columns.drop([*keys, "run", "seed", "worker_step", "commit"])
+    columns = {"seeds": groups["seed"].nunique()}
+    for measure in measures:
+        columns[measure] = groups[measure].mean()
+        columns[f"{measure}_least"] = groups[measure].min()
+        columns[f"{measure}_most"] = groups[measure].max()
+    curves = pd.DataFrame(columns).reset_index()
+    curves.insert(0, "curve", curves.groupby(keys, sort=False, dropna=False).ngroup())
+    return curves

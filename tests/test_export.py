@@ -1,0 +1,163 @@
+"""Tables and figures for papers: tidy CSV files, and figures of another width, font and text."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+from asyncsim import InputError, Run, plots
+from asyncsim.__main__ import main
+from asyncsim.drawing import look
+from asyncsim.runs.export import tidy
+
+METHODS = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
+COMMAND = ("study", "staleness", "--problem=quadratic", "--workers=3", "--steps=4", "--seeds=2")
+FIGURE = r"""
+\documentclass{article}
+\usepackage{pgfplots}
+\pgfplotsset{compat=1.18, only/.style 2 args={restrict expr to domain={\thisrow{#1}}{#2:#2}}}
+\begin{document}
+\begin{tikzpicture}
+\begin{axis}[xlabel=time (s), table/col sep=comma, unbounded coords=discard]
+\addplot table[only={curve}{0}, x=commit_time, y=train_loss] {out/curves.csv};
+\addplot table[only={run}{2}, x=commit_time, y=loss] {out/commits.csv};
+\addplot[only marks] table[x=trace_throughput, y=diverged_at] {out/summary.csv};
+\end{axis}
+\end{tikzpicture}
+\end{document}
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Export a small study."""
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **_: file.write(b"."))
+        assert main([*COMMAND, "--methods", *METHODS, "--out=mine"]) == 0
+        assert main(["export", "mine", "--csv", "--out=out"]) == 0
+    return folder
+
+
+def test_tables_are_the_runs(finished):
+    out, summary = finished / "out", pd.read_csv(finished / "out" / "summary.csv")
+    assert {"summary.csv", "commits.csv", "evaluations.csv", "curves.csv"} <= {
+        path.name for path in out.iterdir()
+    }
+    assert summary["run"].tolist() == list(range(6)) and "method_kappa" in summary
+    original = pd.read_csv(finished / "mine" / "summary.csv")
+    assert summary["trace_throughput"].tolist() == original["trace.throughput"].tolist()
+    commits, evaluations = (pd.read_csv(out / f"{name}.csv") for name in ("commits", "evaluations"))
+    for number, row in original.iterrows():
+        run = Run.load(finished / "mine" / row["run_folder"])
+        rows = commits[commits["run"] == number]
+        assert rows["loss"].tolist() == pytest.approx(run.commits["loss"].tolist(), rel=1e-6)
+        assert set(rows["seed"]) == {row["seed"]}
+        times = evaluations.loc[evaluations["run"] == number, "commit_time"]
+        assert times.tolist() == run.evaluations["commit_time"].tolist()
+    curves = pd.read_csv(out / "curves.csv")
+    rows = evaluations[(evaluations["method"] == "downpour") & (evaluations["worker_step"] == 2)]
+    (curve,) = curves[(curves["method"] == "downpour") & (curves["worker_step"] == 2)].to_dict(
+        "records"
+    )
+    assert curve["seeds"] == 2 and curve["train_loss"] == pytest.approx(rows["train_loss"].mean())
+    assert curve["train_loss_most"] == rows["train_loss"].max()
+    assert curve["commit_time_least"] == rows["commit_time"].min()
+
+
+def test_no_cell_needs_a_quote(finished):
+    for path in (finished / "out").iterdir():
+        lines = path.read_text().splitlines()
+        assert '"' not in "".join(lines) and len({line.count(",") for line in lines}) == 1
+        assert lines[0].replace(",", "").replace("_", "").isalnum()
+    table = tidy(pd.DataFrame({"a.b c": ["x, 5%", None], "n": [1.5, np.nan], "b": [True, False]}))
+    assert table.to_csv(index=False) == "a_b_c,n,b\nx; 5 per cent ,1.5,1\n,nan,0\n"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("kpsewhich") is None, reason="without LaTeX")
+def test_pgfplots_draws_the_tables(finished):
+    if subprocess.run(["kpsewhich", "pgfplots.sty"], capture_output=True).returncode:
+        pytest.skip("without pgfplots")
+    (finished / "figure.tex").write_text(FIGURE)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "figure.tex"]
+    result = subprocess.run(command, cwd=finished, capture_output=True, text=True)
+    assert result.returncode == 0 and "Overfull" not in result.stdout, result.stdout[-2000:]
+    assert "Output written on figure.pdf (1 page" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine"], "the following arguments are required: --csv; asyncsim export --help"),
+        (["nothing", "--csv"], "no tag and no folder of results"),
+        (["mine", "--csv", "--out=out"], "out = 'out': exists already; give another, or remove it"),
+        (["out", "--csv"], "no results of a study (no config.json that names one)"),
+    ],
+)
+def test_bad_input_of_export(finished, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(finished)
+    before = sorted(finished.rglob("*"))
+    assert main(["export", *arguments]) == 2
+    assert message in capsys.readouterr().err.replace("\nhint: ", "; ")
+    assert sorted(finished.rglob("*")) == before
+
+
+def texts_of(figure):
+    figure.draw_without_rendering()
+    return {text.get_text(): text.get_fontsize() for text in figure.findobj(Text)}
+
+
+def test_width_font_and_labels_of_a_figure(finished):
+    summary = pd.read_csv(finished / "mine" / "summary.csv")
+    runs = [Run.load(finished / "mine" / name) for name in summary["run_folder"]]
+    usual = texts_of(plots.compare(runs))
+    figure = plots.compare(runs, width=5, font_size=12)
+    assert figure.get_figwidth() == 5 and texts_of(figure)["training loss"] == 12
+    assert usual["training loss"] == 8 and texts_of(figure)["DOWNPOUR"] == 1.5 * usual["DOWNPOUR"]
+    (axes,) = figure.axes
+    assert {label.get_fontsize() for label in axes.get_xticklabels()} == {10.5}
+    with plots.appearance(labels={"DOWNPOUR": "baseline", "training loss": "loss"}):
+        renamed = texts_of(plots.compare(runs))
+    assert {"baseline", "loss"} <= set(renamed) and "DOWNPOUR" not in renamed
+    assert texts_of(plots.compare(runs)) == usual
+    for options, message in (
+        ({"width": 0.5}, "width = 0.5: must be from 1 to 20 inches"),
+        ({"font_size": 72}, "font_size = 72: must be from 4 to 24 points"),
+        ({"width": -1}, "width = -1: must be above zero"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plots.compare(runs, **options)
+
+
+def test_names_beside_an_axis_are_replaced():
+    with plots.appearance(labels={"gem": "mine"}):
+        figure, (axes,) = look.new_figure(3, 2)
+    axes.set_yticks([0, 1], ["gem", "downpour"])
+    assert {"mine", "downpour"} <= set(texts_of(figure))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--width", "0.2"], "width = 0.2: must be from 1 to 20 inches"),
+        (["--width", "wide"], "argument --width: invalid float value: 'wide'"),
+        (["--labels", "GEM"], "labels = 'GEM': must be OLD=NEW, such as 'GEM=GEM (ours)'"),
+        (["--only", "x"], "'--only': no option for the figures of a folder; leave it out"),
+        (
+            ["--labels", "DOWNPUOR=x"],
+            "is no text of a figure, all are drawn without it; did you mean 'DOWNPOUR'?",
+        ),
+        (["--font-size", "24", "--width", "1"], "font_size = 24: the text leaves the axes no room"),
+    ],
+)
+def test_bad_options_of_figures(
+    finished, monkeypatch, unrendered_figures, capsys, options, message
+):
+    monkeypatch.chdir(finished)
+    assert main(["figures", "mine", *options]) == 2
+    assert message in capsys.readouterr().err.replace("\nhint: ", "; ")
