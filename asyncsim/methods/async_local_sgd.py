@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -48,7 +49,8 @@ def async_local_sgd(
     optimizer : optax.GradientTransformation, optional
         The workers' inner optimizer; AdamW in the paper.
     server_optimizer : optax.GradientTransformation, optional
-        The outer optimizer, instead of its rate and momentum; on the vector of all parameters.
+        The outer optimizer, instead of its rate and momentum; it sees the problem's
+        tensors.
 
     Notes
     -----
@@ -68,7 +70,7 @@ def async_local_sgd(
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
-        return factor(visit, update) * update, worker, {}
+        return jax.tree.map(lambda leaf: factor(visit, leaf) * leaf, update), worker, {}
 
     def apply(server, central, message, memory, visit):
         central, server = outer_step(outer, server, central, message)
@@ -87,6 +89,7 @@ def async_local_sgd(
         message=message,
         apply=apply,
         init_server=outer.init,
+        space="vector" if server_optimizer is None else "tensors",
     )
 
 

@@ -10,20 +10,26 @@ from asyncsim.base.errors import InputError, require_fraction, require_positive
 from asyncsim.methods.method import Applied, Array, State, Visit, require_optimizer
 
 
-def sum_messages(messages: Array, visits: Visit) -> Array:
+def sum_messages(messages: Any, visits: Visit) -> Any:
     """Add up the messages of a version in a loop; on a CPU ``jnp.sum`` over large rows is slow."""
 
-    def add(place: Array, total: Array) -> Array:
-        return total + jax.lax.dynamic_index_in_dim(messages, place, keepdims=False)
+    def add(place: Array, total: Any) -> Any:
+        return jax.tree.map(
+            lambda summed, rows: summed + jax.lax.dynamic_index_in_dim(rows, place, keepdims=False),
+            total,
+            messages,
+        )
 
-    nothing = jnp.zeros(messages.shape[1:], messages.dtype)
+    nothing = jax.tree.map(lambda rows: jnp.zeros(rows.shape[1:], rows.dtype), messages)
     return jax.lax.fori_loop(jnp.int32(0), jnp.asarray(visits.messages, jnp.int32), add, nothing)
 
 
-def mean_message(messages: Array, visits: Visit) -> Array:
+def mean_message(messages: Any, visits: Visit) -> Any:
     """Average the messages of a version."""
-    total = sum_messages(messages, visits)
-    return total / jnp.asarray(visits.messages, total.dtype)
+    return jax.tree.map(
+        lambda total: total / jnp.asarray(visits.messages, total.dtype),
+        sum_messages(messages, visits),
+    )
 
 
 def add_mean(server: State, central: Array, messages: Array, visits: Visit) -> Applied:
@@ -70,10 +76,11 @@ def outer_optimizer(
 
 
 def outer_step(
-    optimizer: optax.GradientTransformation, state: Any, central: Array, sent: Array
-) -> tuple[Array, Any]:
+    optimizer: optax.GradientTransformation, state: Any, central: Any, sent: Any
+) -> tuple[Any, Any]:
     """Update the central variable with a message; return it and the optimizer's new state."""
-    step, state = optimizer.update(-sent, state, central)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integer counts with numbers
+        step, state = optimizer.update(jax.tree.map(jnp.negative, sent), state, central)
     return optax.apply_updates(central, step), state
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from optax.contrib import MuonState
 
 from asyncsim.base.console import counted
 from asyncsim.base.errors import (
@@ -26,6 +27,7 @@ from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.methods.method import (
     OF_MESSAGE,
+    SPACES,
     Applied,
     Array,
     Inbox,
@@ -159,7 +161,8 @@ def _fault(check: Callable[..., Any], *arguments: Any) -> str:
 def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ...]:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
-    central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
+    vector = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
+    central: Any = params if method.space == "tensors" else vector
     _check_optimizer(method, params)
     visit = visit_kinds(
         method.sees_loss,
@@ -167,18 +170,21 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
         gossips=method.mix is not None or method.meet is not None,
     )
     worker, server, memory = (_call(method, name, central) for name in _STATES)
+    _require_matrices(_named(method, "init_server"), server)
     if method.resume is not None:
         read = None if method.mix is not None else central
-        _require_vector(method, "resume", _call(method, "resume", worker, read), central)
+        _require_central(method, "resume", _call(method, "resume", worker, read), central)
     if method.origin is not None:
-        _require_vector(method, "origin", _call(method, "origin", worker, central), central)
+        _require_central(method, "origin", _call(method, "origin", worker, central), central)
     message, diagnostics = _check_message(method, worker, central, visit)
+    if method.space == "tensors":
+        _require_no_vector(method, "message", message, central)
     if method.mix is not None or method.meet is not None:
         _check_gossip(method, worker, message, central, visit)
     elif method.apply is add and method.combine is None:
         _require_addable(method, message, central)
     if method.proxy is not None:
-        _require_vector(method, "proxy", _call(method, "proxy", worker), central)
+        _require_central(method, "proxy", _call(method, "proxy", worker), central)
     if method.receive is not None and method.combine is None:
         raise InputError(
             f"{method.name}.receive: is for methods with combine, and there is none; leave it out"
@@ -188,7 +194,7 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     elif method.mix is None and method.meet is None:
         _check_apply(method, server, central, message, memory, visit, workers)
     if method.reply is not None:
-        _require_vector(
+        _require_central(
             method, "reply", _call(method, "reply", server, central, memory, visit), central
         )
     return diagnostics
@@ -206,7 +212,7 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
             _named(method, "meet"), "the states of both workers", result, (worker, worker)
         )
         _check_replica(method, worker, central, "init_worker", "the worker's state")
-        _require_vector(method, "message", message, central, "the message, ")
+        _require_central(method, "message", message, central, "the message, ")
         return
     if method.resume is None:
         raise InputError(
@@ -241,30 +247,31 @@ def _check_replica(method: Method, carrier: Any, central: Any, maker: str, name:
     """
     if method.replica is not None:
         result = _call(method, "replica", carrier)
-        vector, weight = (
-            result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        )
-        _require_vector(method, "replica", vector, central, "the replica, ")
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        has_weight = is_pair and not _is_alike(result, central)
+        replica, weight = result if has_weight else (result, None)
+        _require_central(method, "replica", replica, central, "the replica, ")
         if method.meet is not None and weight is not None:
             raise InputError(
                 f"{_named(method, 'replica')} returned two things: workers that meet have no "
                 "weights"
             )
-        if weight is not None and (weight.shape, weight.dtype) != ((), central.dtype):
+        dtype = jax.tree.leaves(central)[0].dtype
+        if weight is not None and (weight.shape, weight.dtype) != ((), dtype):
             raise InputError(
                 f"{_named(method, 'replica')} returned the weight {tree_text(weight)}: must be a "
-                "number of type "
-                f"{central.dtype}"
+                f"number of type {dtype}"
             )
         return
     # The entries of a dict have no order, so none of them is the first.
-    leaves = carrier if isinstance(carrier, tuple) else jax.tree.leaves(carrier)
-    shape = getattr(next(iter(leaves), None), "shape", None)
-    if not (isinstance(carrier, tuple) or len(leaves) == 1) or shape != central.shape:
+    leaves = jax.tree.leaves(carrier)
+    first = carrier[0] if isinstance(carrier, tuple) and carrier else carrier
+    if method.space == "vector" and len(leaves) == 1:
+        first = leaves[0]
+    if _shapes(central) not in (_shapes(carrier), _shapes(first)):
         raise InputError(
             f"{_named(method, maker)} returned {name}, {tree_text(carrier)}: without a server it "
-            "carries the "
-            f"worker's replica, a vector like the central variable, {tree_text(central)}; say "
+            f"carries the worker's replica, {_a_central(method)}, {tree_text(central)}; say "
             "which part that is with "
             f"replica=lambda {'message' if maker == 'message' else 'state'}: ..."
         )
@@ -288,6 +295,7 @@ def check_fields(method: Method) -> None:
             f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing"
         )
     _check_timing(f"{method.name}.timing", method.timing)
+    require_choice(f"{method.name}.space", method.space, SPACES)
     for name in ("sees_loss", "sees_memories", "sees_messages", "needs_key"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
@@ -330,6 +338,7 @@ def _check_optimizer(method: Method, params: Any) -> None:
 def _check_steps(method: Method, params: Any, visit: Visit) -> None:
     optimizer = optax.with_extra_args_support(method.optimizer)
     state = _traced(f"{method.name}.optimizer.init(params)", optimizer.init, params)
+    _require_matrices(f"{method.name}.optimizer", state)
     call = f"{method.name}.optimizer.update(gradients, state, params, visit=visit, start=params)"
 
     def update(gradients: Any, state: Any, params: Any, visit: Visit) -> Any:
@@ -347,6 +356,16 @@ def _check_steps(method: Method, params: Any, visit: Visit) -> None:
         _require_alike(
             _named(method, "look_ahead"), "how far, of the tree of the parameters", ahead, params
         )
+
+
+def _require_matrices(call: str, state: Any) -> None:
+    """Raise InputError for a state of Muon without a matrix: all its steps would be Adam's."""
+    for part in jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, MuonState)):
+        if isinstance(part, MuonState) and not jax.tree.leaves(part.mu):
+            raise InputError(
+                f"{call}: Muon's steps are for matrices, and there is none among the parameters; "
+                "choose another optimizer, or a problem with matrices"
+            )
 
 
 def _check_message(
@@ -369,22 +388,46 @@ def _check_message(
             "must be a dict"
         )
     for name, value in diagnostics.items():
-        if getattr(value, "shape", None) != central.shape:
+        if _shapes(value) != _shapes(central):
+            kind = (
+                f"a vector of shape {list(central.shape)}"
+                if method.space == "vector"
+                else f"a tree with the shapes of the parameters, {tree_text(central)}"
+            )
             raise InputError(
                 f"{_named(method, 'message')} returned {tree_text(value)} for the diagnostic "
-                f"{name!r}: must be "
-                f"a vector of shape {list(central.shape)}"
+                f"{name!r}: must be {kind}"
             )
     return message, tuple(diagnostics)
 
 
 def _require_addable(method: Method, message: Any, central: Any) -> None:
-    if getattr(message, "shape", None) not in (central.shape, (1,)):
+    is_scalar = method.space == "vector" and getattr(message, "shape", None) == (1,)
+    if _shapes(message) != _shapes(central) and not is_scalar:
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be a "
-            "vector like the "
-            f"central variable, {tree_text(central)}, to be added to it"
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be "
+            f"{_a_central(method)}, {tree_text(central)}, to be added to it"
         )
+
+
+def _require_no_vector(method: Method, name: str, message: Any, central: Any) -> None:
+    """Raise InputError for a vector of all parameters that a method of tensors sends.
+
+    It could not be told from the parameters' tree, which travels as such a vector.
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(central))
+    if getattr(message, "shape", None) == (size,) and not _is_alike(message, central):
+        raise InputError(
+            f"{_named(method, name)} returned the message, {tree_text(message)}: with "
+            f"space='tensors' a message of all parameters must be a tree like them, "
+            f"{tree_text(central)}"
+        )
+
+
+def _shapes(tree: Any) -> Any:
+    """Return the structure of a tree and the shapes of its leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [jnp.shape(leaf) for leaf in leaves]
 
 
 def _check_apply(
@@ -424,6 +467,8 @@ def _check_combine(
                 "memory of its worker"
             )
         message, after = result
+        if method.space == "tensors":
+            _require_no_vector(method, "receive", message, central)
         _require_alike(
             _named(method, "receive"),
             "the memory of the worker, as init_memory made it",
@@ -447,7 +492,7 @@ def _require_applied(method: Method, call: str, applied: Any, server: Any, centr
             f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)"
         )
     name = call.removeprefix(f"{method.name}.").partition("(")[0]
-    _require_vector(method, name, applied.central, central, "the central variable, ")
+    _require_central(method, name, applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
 
 
@@ -496,29 +541,39 @@ def _shapes_of_results(call: str, function: Callable[..., Any], arguments: tuple
     )
 
 
-def _require_vector(
+def _require_central(
     method: Method, name: str, result: Any, central: Any, description: str = ""
 ) -> None:
-    if getattr(result, "shape", None) != central.shape or result.dtype != central.dtype:
+    if not _is_alike(result, central):
         raise InputError(
-            f"{_named(method, name)} returned {description}{tree_text(result)}: must be a vector "
-            "like the central "
-            f"variable, {tree_text(central)}"
+            f"{_named(method, name)} returned {description}{tree_text(result)}: must be "
+            f"{_a_central(method)}, {tree_text(central)}"
         )
+
+
+def _a_central(method: Method) -> str:
+    """Describe the parameters as the method's functions see them."""
+    if method.space == "tensors":
+        return "a tree like the parameters"
+    return "a vector like the central variable"
 
 
 def _require_alike(call: str, description: str, result: Any, expected: Any) -> None:
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (result, expected)]
-    is_alike = structures[0] == structures[1]
-    if is_alike:
-        pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
-        is_alike = all(
-            hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs
-        )
-    if not is_alike:
+    if not _is_alike(result, expected):
         raise InputError(
             f"{call} returned {tree_text(result)} for {description}: must be {tree_text(expected)}"
         )
+
+
+def _is_alike(result: Any, expected: Any) -> bool:
+    """Return whether two trees have equal structures, shapes and types."""
+    (leaves, structure), (expected_leaves, expected_structure) = map(
+        jax.tree.flatten, (result, expected)
+    )
+    return structure == expected_structure and all(
+        hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype)
+        for a, b in zip(leaves, expected_leaves, strict=True)
+    )
 
 
 def _named(method: Method, name: str) -> str:

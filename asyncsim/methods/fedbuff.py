@@ -1,5 +1,6 @@
 """FedBuff: the server buffers the clients' updates, and steps with the mean of a full buffer."""
 
+import jax
 import optax
 
 from asyncsim.clusters.policy import Policy
@@ -44,7 +45,8 @@ def fedbuff(
     law, strength, threshold
         See `asyncsim.methods.damping`.
     server_optimizer : optax.GradientTransformation, optional
-        The server's optimizer, instead of its rate and momentum; on the vector of all parameters.
+        The server's optimizer, instead of its rate and momentum; it sees the problem's
+        tensors.
     policy : Policy or text, optional
         Its count is the size of the buffer.
 
@@ -66,7 +68,7 @@ def fedbuff(
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
-        return factor(visit, update) * update, worker, {}
+        return jax.tree.map(lambda leaf: factor(visit, leaf) * leaf, update), worker, {}
 
     def combine(server, central, messages, visits):
         return Applied(*outer_step(outer, server, central, mean_message(messages, visits)))
@@ -85,5 +87,6 @@ def fedbuff(
         message=message,
         combine=combine,
         init_server=outer.init,
+        space="vector" if server_optimizer is None else "tensors",
         timing=Timing(policy=policy),
     )

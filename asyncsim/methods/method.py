@@ -1,7 +1,7 @@
 """A method: pure functions from arrays to arrays, and the visit that they see.
 
 A method never sees a clock, a queue or a data set. In a replay the parameters are one flat vector,
-so that a method reads like its formula.
+so that a method reads like its formula, unless it asks for the problem's tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,6 +58,9 @@ def require_optimizer(argument: str, value: Any) -> Any:
 Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
 Schedule = Callable[["Visit"], Array]
+
+#: The trees that a method's functions see in place of the parameters: see `Method`.
+SPACES = ("vector", "tensors")
 
 #: The default rate of plain local steps.
 LEARNING_RATE = 0.05
@@ -422,6 +425,12 @@ class Method(NamedTuple):
         ``presents(state, inbox, visit) -> state``: with ``meet`` and under attack, the state that
         ``visit.worker`` shows its partner; with ``sees_messages``, ``inbox.messages`` are the
         states of all workers. Set by the replay.
+    space : {"vector", "tensors"}
+        With ``"tensors"`` the functions receive and return the problem's own tree of parameters
+        wherever a vector of shape ``[parameters]`` is named here: updates, starts, reads, the
+        central variable, replicas, diagnostics, and messages that are such a vector. A message is
+        then a tree like the parameters, or any other tree that is no such vector. States are any
+        trees. `asyncsim.replays.tensors.on_vectors` converts at one border.
     recipe : Recipe, optional
         Set by `asyncsim.methods.shares_programs`.
     """
@@ -453,6 +462,7 @@ class Method(NamedTuple):
     rounds: Rounds | None = None
     honest: tuple[bool, ...] | None = None
     presents: Callable[[State, Any, Visit], State] | None = None
+    space: str = "vector"
     recipe: Any = None
 
     def __repr__(self) -> str:

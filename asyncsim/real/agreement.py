@@ -109,9 +109,9 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     with jax.enable_x64(header.precision == "float64"):
         computing = Computing(method, problem, header)
         if header.processes.topology is None:
-            like = Parameters(method, header.processes, computing).state
+            like = Parameters(header.processes, computing).state
         else:
-            like = first_state(method, header.processes.workers, computing)
+            like = first_state(header.processes.workers, computing)
         free = _follow(recorded, method, problem, paths)
         perturbed = _follow(recorded, method, dataclasses.replace(problem, init=shifted), paths)
         forced = _follow(recorded, method, problem, paths, like)

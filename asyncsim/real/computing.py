@@ -29,6 +29,7 @@ from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow, no_messages
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
+from asyncsim.replays.tensors import on_vectors
 
 #: Recorder of each commit's quantities besides its loss and the length of its step.
 RECORDER = energy()
@@ -97,9 +98,10 @@ class Computing:
             self.flat = flatten(self.params)
             self._data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
-            self._method = method
+            #: On vectors, for the server and for workers without one.
+            self.method = on_vectors(method, problem, dtype)
             self._compute = _compiled_steps(
-                IdentityKey(method), IdentityKey(problem), workers, self._window, precision
+                IdentityKey(self.method), IdentityKey(problem), workers, self._window, precision
             )
 
     def first_job(self) -> Computation:
@@ -110,7 +112,7 @@ class Computing:
     def first_learner(self) -> Learner:
         """Return the initial states of the local optimizer and of the problem."""
         with jax.enable_x64(self.x64):
-            return Learner(self._method.optimizer.init(self.params), self._problem_state)
+            return Learner(self.method.optimizer.init(self.params), self._problem_state)
 
     def run(self, worker: int, job: Computation) -> LocalResult:
         """Compute a job; the result has NumPy arrays."""
@@ -126,7 +128,7 @@ class Computing:
         """Return the key of a worker's visit after ``step`` commits; ``()`` without draws."""
         return (
             visit_key(self._method_key, np.int32(worker), np.int32(step))
-            if self._method.needs_key
+            if self.method.needs_key
             else ()
         )
 
@@ -172,7 +174,8 @@ class Parameters:
     other.
     """
 
-    def __init__(self, method: Method, processes: Processes, computing: Computing):
+    def __init__(self, processes: Processes, computing: Computing):
+        method = computing.method
         self._processes, self._x64, self._visit_key = processes, computing.x64, computing.visit_key
         with jax.enable_x64(self._x64):
             central = computing.flat.ravel(computing.params)
@@ -304,6 +307,8 @@ def check(method: Method, problem: Problem, header: Header) -> None:
     """Check that real processes can compute a method; raise InputError otherwise."""
     params = jax.eval_shape(problem.init, jax.random.key(0))
     check_method(method, params)
+    computing = Computing(method, problem, header)
+    method = computing.method
 
     def states(params: Any) -> Any:
         central = jnp.concatenate(
@@ -321,4 +326,4 @@ def check(method: Method, problem: Problem, header: Header) -> None:
                 "cannot write; store "
                 "jax.random.key_data of it, or draw from visit.key"
             )
-    Computing(method, problem, header).check()
+    computing.check()

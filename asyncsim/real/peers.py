@@ -61,11 +61,11 @@ class PeerResult(NamedTuple):
     moved: np.ndarray  #: the sum of its steps over the number of workers, float64
 
 
-def first_state(method: Method, workers: int, computing: Computing) -> State:
+def first_state(workers: int, computing: Computing) -> State:
     """Initialize the arrays of all workers, in the form of a server's state."""
     with jax.enable_x64(computing.x64):
         central = computing.flat.ravel(computing.params)
-        row = WorkerRow(method.init_worker(central), (), (), computing.first_learner())
+        row = WorkerRow(computing.method.init_worker(central), (), (), computing.first_learner())
         return State(central, (), (row,) * workers, (), ())
 
 
@@ -74,6 +74,8 @@ class Peer:
 
     def __init__(self, index: int, method: Method, problem: Problem, header: Header):
         processes, workers = header.processes, header.processes.workers
+        self._computing = Computing(method, problem, header)
+        method = self._computing.method
         topology, self._policy = processes.topology, processes.policy
         assert topology is not None
         self._index, self._workers = index, workers
@@ -83,8 +85,7 @@ class Peer:
         self._expected = [int((edges.taker == index).sum()) for edges in cycle]
         self._kept = [float(edges.kept(workers)[index]) for edges in cycle]
         self._partner = partners(topology, workers, header.seed)
-        self._computing = Computing(method, problem, header)
-        central, _, (row, *_), *_ = first_state(method, workers, self._computing)
+        central, _, (row, *_), *_ = first_state(workers, self._computing)
         self._replica, self._learner, self._snapshot = row.method, row.learner, central
         self._memory = initial_memory(method, central)
         self._moved = np.zeros(central.shape)

@@ -85,7 +85,7 @@ class Server:
         self._checkpoint_every, self._keep_states = checkpoint_every, keep_states
         workers = header.processes.workers
         self._computing = Computing(method, problem, header)
-        self._parameters = Parameters(method, header.processes, self._computing)
+        self._parameters = Parameters(header.processes, self._computing)
         self._log = Log(self._folder)  # locks before reading: no other process writes
         try:
             events, size = read_log(self._folder)

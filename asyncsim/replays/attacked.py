@@ -20,6 +20,7 @@ from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.central import summed, weighed
 from asyncsim.replays.programs import IdentityKey
+from asyncsim.replays.tensors import on_vectors
 from asyncsim.traces.trace import Trace
 
 
@@ -57,6 +58,7 @@ def _cached_weighed(method_key: IdentityKey, workers: int) -> Method:
 
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
     """Raise InputError unless a method can be replayed under an attack."""
+    method = on_vectors(method, problem, jnp.result_type(float))
     attacked, problem = under_attack(method, problem, attack, workers)
     check_method(attacked, jax.eval_shape(lambda: problem.init(jax.random.key(0))), workers)
 

@@ -34,6 +34,7 @@ from asyncsim.replays.replay import (
 )
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
+from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.tuning import batches_members, default_devices
 from asyncsim.traces.trace import Trace
 
@@ -136,30 +137,26 @@ def replay_ensemble(
             f"{names}: a count or a choice of the method must be the same in a batch; give "
             "batched=False"
         )
-    if attack is not None:
-        honest_factory, workers = grid.factory, trace.workers
-        warn_of_weakness(attack, workers)
-        _, problem = under_attack(grid.methods[0], problem, attack, workers)
-        # Members are made from traced values: each trace makes a new method, never a cached one.
-        grid = grid._replace(
-            factory=lambda **values: under_attack(
-                honest_factory(**values), learnt, attack, workers
-            )[0]
-        )
-        grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
-        recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
-    if any(among_the_living(method, trace, attack) is not method for method in grid.methods):
-        unweighted_factory = grid.factory
-        grid = grid._replace(
-            factory=lambda **values: among_the_living(unweighted_factory(**values), trace, attack)
-        )
-        grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+        # Members are made from traced values: each trace makes a new method, never a cached one.
+        dtype = jnp.dtype(precision)
+        grid = grid.changed(lambda method: on_vectors(method, learnt, dtype))
+        if attack is not None:
+            warn_of_weakness(attack, trace.workers)
+            _, problem = under_attack(grid.methods[0], problem, attack, trace.workers)
+            grid = grid.changed(
+                lambda method: under_attack(method, learnt, attack, trace.workers)[0]
+            )
+            recorders, *_ = [
+                check_replay(trace, method, problem, record) for method in grid.methods
+            ]
+        accepted = trace.accepted
+        grid = grid.changed(lambda method: among_the_living(method, accepted, attack))
         forget_other_precision()
         trace = trace.accepted
         stops = evaluation_stops(trace, evaluate_every)
         ends = np.union1d(stops, len(trace)).astype(int)
-        running = _running(trace, grid, problem, jnp.dtype(precision), ends, recorders)
+        running = _running(trace, grid, problem, dtype, ends, recorders)
         run_to_the_end(
             running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress
         )
@@ -189,6 +186,16 @@ class _Grid(NamedTuple):
     seeds: list[int]
     combinations: list[dict[str, Any]]
     methods: list[Method]
+
+    def changed(self, change: Callable[[Method], Method]) -> "_Grid":
+        """Return the grid whose factory changes each method that it makes."""
+        make = self.factory
+
+        def factory(**values: Any) -> Method:
+            return change(make(**values))
+
+        methods = [factory(**values) for values in self.combinations]
+        return self._replace(factory=factory, methods=methods)
 
     def runs(self) -> list[tuple[int, Method]]:
         return list(itertools.product(self.seeds, self.methods))

@@ -118,7 +118,7 @@ def compiled_ensemble(
     device: Any,
 ) -> Program:
     """Build the program of an ensemble on one device; it is not cached."""
-    flat = _flatten(problem, dtype, device)
+    flat = flatten_problem(problem, dtype, device)
     of_member = _parts(family, problem, layout, flat, dtype)
 
     def parts(numbers: Any) -> Parts:
@@ -222,7 +222,7 @@ def _of_problem(
 ) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
     """Return `Program.flat`, `evaluate` and `evaluate_each`, which all methods share."""
     problem = problem_key.value
-    flat = _flatten(problem, dtype, device)
+    flat = flatten_problem(problem, dtype, device)
     return flat, jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
 
 
@@ -344,7 +344,8 @@ def _require_fits(part: str, numbers: np.ndarray) -> None:
         )
 
 
-def _flatten(problem: Problem, dtype: Any, device: Any) -> Flat:
+def flatten_problem(problem: Problem, dtype: Any, device: Any) -> Flat:
+    """Return the conversions between a problem's tree, cast to ``dtype``, and vectors."""
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
     return flatten(template, writes_slices(device.platform, problem.parameter_count))

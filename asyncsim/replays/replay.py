@@ -37,6 +37,7 @@ from asyncsim.replays.suitable import (
     require_server,
     require_timing,
 )
+from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
 from asyncsim.traces.trace import Trace
 
@@ -221,11 +222,12 @@ class Replay:
             "attack": attack and attack.text,
             **jax_settings(),
         }
+        dtype = jnp.dtype(precision)
+        method = on_vectors(method, problem, dtype)
         if attack is not None:
             method, problem = under_attack(method, problem, attack, trace.workers)
             recorders = check_replay(trace, method, problem, record)
         method = among_the_living(method, trace, attack)
-        dtype = jnp.dtype(precision)
         if devices is None:
             devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
         elif len(require_devices(devices)) > 1 and method.meet:
@@ -367,7 +369,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     require_one_server(trace.servers, problem.parameter_count)
     require_server(method, trace)
     require_timing(method, trace)
-    require_arrived(method, trace, params)
+    require_arrived(on_vectors(method, problem, jnp.result_type(float)), trace, params)
     if method.rounds is not None:
         method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)
