@@ -54,6 +54,7 @@ __all__ = [
     "overlap",
     "pace",
     "per_worker",
+    "pipeline",
     "plots",
     "prediction",
     "prescribed",
@@ -124,7 +125,7 @@ _HOME = {
     "Run": "replays.run",
     "Trace": "traces.trace",
     "calibrate": "calibration",
-    "prescribed": "traces.prescription",
+    **dict.fromkeys(("pipeline", "prescribed"), "traces.prescription"),
     "recorded": "traces.visits",
     "replay": "replays.replay",
     "replay_ensemble": "replays.ensemble",
@@ -177,7 +178,7 @@ if TYPE_CHECKING:
     from asyncsim.replays.replay import replay
     from asyncsim.replays.run import Run
     from asyncsim.simulation.simulate import simulate
-    from asyncsim.traces.prescription import prescribed
+    from asyncsim.traces.prescription import pipeline, prescribed
     from asyncsim.traces.trace import Trace
     from asyncsim.traces.visits import recorded
 else:  # type checkers know that there is no other name

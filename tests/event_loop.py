@@ -2,6 +2,7 @@
 kept; slow, obvious.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from asyncsim.base.streams import stream_key
 from asyncsim.methods import Applied, Method, Visit
 from asyncsim.methods.method import OF_MESSAGE
 from asyncsim.problems import Problem
+from asyncsim.replays.plan import runs_of
 from asyncsim.replays.waves import find_waves
 
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
@@ -157,12 +159,14 @@ class EventLoop:
                 if self.method.needs_key
                 else (),
             )
+            if self.method.sees_delays:
+                visit = visit._replace(delays=self._delays(row))
             if self.trace.has_failures:
                 visit = visit._replace(
                     counted=jnp.array([not self._away(row.Index, one) for one in self.workers])
                 )
             read = self._read(row)
-            if self.method.reply and not self.comes_back[row.commit]:
+            if self.method.reply and not self.method.same_reply and not self.comes_back[row.commit]:
                 read = self.replies[row.worker]
                 before = self.server, self.central, self.workers[row.worker].memory, visit
             form = self.central
@@ -206,8 +210,12 @@ class EventLoop:
             if completes:  # what is only buffered is read by nobody
                 self.waiting = []
                 self.versions[row.version] = self.central
+                if self.method.same_reply:
+                    self.versions[row.version] = self.method.reply(
+                        self.server, self.central, self.workers[row.worker].memory, visit
+                    )
                 self.held[row.version] = self.central, self.server, self._memories()
-            if self.method.reply:
+            if self.method.reply and not self.method.same_reply:
                 after = self.server, self.central, self.workers[row.worker].memory, visit
                 self.replies[row.worker] = self.method.reply(
                     *(after if self.trace.protocol == "exchange" else before)
@@ -228,7 +236,7 @@ class EventLoop:
         """Go on from where a replay is: teacher forcing, so that a difference of one commit does
         not grow over many.
         """
-        stop, waves = replay.position, find_waves(replay.trace)
+        stop, waves = replay.position, find_waves(replay.trace, self.method.same_reply)
         # A copy, since the replay's next advance reuses the memory.
         state = jax.tree.map(np.array, replay.state)
         self.central, self.server, rows = state.central, state.server, state.workers
@@ -250,11 +258,14 @@ class EventLoop:
         # Where a server's buffer is not full, the version before has gone, and only what was read
         # of it is there.
         version, before = np.r_[0, 0, self.frame["version"].to_numpy()][[stop + 1, stop]]
-        self.versions = {int(version): self.central} if version > before or not stop else {}
+        # Replies are in the slots, also those of this version.
+        replies = stop > 0 and self.method.same_reply
+        is_version = not replies and (version > before or not stop)
+        self.versions = {int(version): self.central} if is_version else {}
         waiting = range(stop, len(self.frame))
-        first = waves.read if waves.blocks is None else waves.blocks[:, 0]
-        self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop}
-        if self.method.reply:
+        first = waves.read if waves.blocks is None else waves.blocks.min(1)
+        self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop + replies}
+        if self.method.reply and not self.method.same_reply:
             self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_pushes:
             self.forms = {
@@ -272,9 +283,24 @@ class EventLoop:
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
         if len(versions) == 1:
             return self.versions[int(versions[0])] if taken_over is None else taken_over
-        seen = [self.versions.get(version, taken_over) for version in versions.tolist()]
-        width = -(-self.central.size // len(seen))
-        return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
+        return self._joined(
+            [
+                self.versions[version] if version in self.versions else taken_over[block]
+                for block, version in enumerate(versions.tolist())
+            ]
+        )
+
+    def _joined(self, blocks):
+        """Join the parts of whole vectors that belong to each block."""
+        bounds, owners = runs_of(self.trace, self.problem)
+        runs = zip(itertools.pairwise(bounds), owners, strict=True)
+        return jnp.concatenate([blocks[owner][begin:end] for (begin, end), owner in runs])
+
+    def _delays(self, row):
+        delays = self.version_before[row.commit] - self.block_versions[row.commit]
+        if len(delays) == 1:
+            return np.int32(delays[0])
+        return self._joined([jnp.full(self.central.size, delay, np.int32) for delay in delays])
 
     def _commit(
         self,

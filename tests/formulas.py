@@ -276,6 +276,24 @@ def dana_zero(w, server, x, visit):
     return x
 
 
+def weight_prediction(w, server, x, visit):
+    server.v = MU * getattr(server, "v", 0) - RATE * gradient(w.read)
+    x = x + server.v
+    w.reply = x + visit.tau * server.v
+    return x
+
+
+def async_nesterov(look_ahead):
+    def rule(w, server, x, visit):
+        displaced = MU * (x - getattr(server, "before", x))
+        server.before, x = x, x + displaced - RATE * (1 - MU) * gradient(w.read)
+        if look_ahead:
+            w.reply = x + MU * (x - server.before)
+        return x
+
+    return rule
+
+
 def dana_slim(w, server, x, visit):
     g = gradient(w.read)
     w.v = MU * w.v + g

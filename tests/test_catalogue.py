@@ -241,6 +241,11 @@ RULES = {
     ),
     "gap_aware": case(formulas.gap_aware),
     "dana_zero": case(formulas.dana_zero),
+    "weight_prediction": case(formulas.weight_prediction, momentum=formulas.MU),
+    "async_nesterov": case(formulas.async_nesterov(True), momentum=formulas.MU),
+    "async_nesterov, heavy ball": case(
+        formulas.async_nesterov(False), momentum=formulas.MU, look_ahead=False
+    ),
     "dana_slim": case(formulas.dana_slim),
     "averaging": case(formulas.averaging, 3, "rounds"),
     "fedasync": case(formulas.fedasync(0.8, polynomial), 3),

@@ -65,6 +65,8 @@ def one_commit(method, problem, unravel, batch):
 
     def commit(state, visit, key):
         central, server, worker, optimizer_state, memory = state
+        if method.sees_delays:
+            visit = visit._replace(delays=visit.staleness)
         start = method.resume(worker, central) if method.resume else central
         at = unravel(start)
         if method.look_ahead:
@@ -197,6 +199,7 @@ BAD = {
     "form": ["practical", None, 1],
     "gamma": [0, -1e-4, math.nan, math.inf, "small"],
     "averaged": ["yes", None, 1],
+    "look_ahead": ["yes", None, 1],
     "modulated": ["yes", None, 1],
     "adaptive": ["yes", None, 1],
     "law": ["linear", "", None, 1],

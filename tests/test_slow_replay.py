@@ -141,10 +141,11 @@ def can_be(kind, method):
     """Whether a method can be replayed on such a trace, and in this form."""
     light = {"message_size", "message_share"}  # which take any trace
     needs = {name for name, value in vars(method.timing).items() if value is not None} - light
+    replies = not method.reply or method.same_reply
     if kind == "torn":
-        return not method.reply and ("read_blocks" in needs or not needs)
+        return replies and ("read_blocks" in needs or not needs)
     if kind == "prescribed":
-        return not needs and not method.reply
+        return replies and not needs
     return True
 
 

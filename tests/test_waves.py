@@ -167,12 +167,12 @@ def test_torn_reads_find_each_block_in_its_slot(workers, blocks, service, piece_
     waves = find_waves(simulate(cluster, 80, seed))
     assert waves.blocks.shape == (80, blocks)
     reads = separate_reads(waves.blocks, waves.slot)
-    room = max(piece_size * blocks, most_at_one_position(reads))
-    slots = np.zeros((waves.slots, blocks), int)
+    room = max(piece_size, most_at_one_position(reads))
+    slots = np.zeros(waves.slots, int)
     for begin, end in itertools.pairwise(cut(waves, piece_size, (reads,), room, np.empty(0, int))):
         assert np.array_equal(slots[waves.slot[begin:end]], waves.blocks[begin:end])
         made = (reads.position > begin) & (reads.position <= end)
-        slots[reads.slot[made], reads.block[made]] = reads.position[made]
+        slots[reads.slot[made]] = reads.position[made]
 
 
 @given(traces, sizes)

@@ -111,6 +111,8 @@ METHOD_LOOKS = {
     "dana_zero": Look(SKY, "-.", "DANA-Zero"),
     "dc_asgd": Look(SKY, "-", "DC-ASGD"),
     "gap_aware": Look(SKY, "--", "Gap-Aware"),
+    "async_nesterov": Look(PURPLE, (0, (8, 2)), "AsyncPP"),
+    "weight_prediction": Look(VERMILLION, (0, (8, 2)), "weight prediction"),
     "heloco": Look(BLUE, (0, (8, 2)), "HeLoCo"),
     "server_optimizer": Look(SKY, (0, (4, 2, 1, 2)), "server optimizer"),
     "malenia": Look(BLACK, (0, (4, 2, 1, 2)), "Malenia"),

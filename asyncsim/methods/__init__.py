@@ -56,6 +56,7 @@ from asyncsim.methods.method import (
     send_update,
 )
 from asyncsim.methods.named import named_optimizer
+from asyncsim.methods.pipelines import async_nesterov, weight_prediction
 from asyncsim.methods.policy_gradient import (
     CORRECTIONS,
     Correction,
@@ -83,6 +84,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         aeasgd,
         agn,
         async_local_sgd,
+        async_nesterov,
         averaging,
         basgd,
         batch_sgd,
@@ -124,6 +126,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         sgd,
         sgp,
         softsync,
+        weight_prediction,
         zeno_pp,
     )
 }

@@ -89,7 +89,8 @@ def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ..
     try:
         return _check_functions(method, params, workers)
     except InputError as error:
-        for switch, field in (("sees_loss", "loss"), ("needs_key", "key")):
+        switches = {"sees_loss": "loss", "sees_delays": "delays", "needs_key": "key"}
+        for switch, field in switches.items():
             change: Any = {switch: True}
             if not getattr(method, switch) and _fault(
                 _check_functions, method._replace(**change), params, workers
@@ -111,7 +112,9 @@ def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ..
         raise
 
 
-def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visit:
+def visit_kinds(
+    sees_loss: bool, needs_key: bool, gossips: bool = False, sees_delays: bool = False
+) -> Visit:
     """Return the shapes and types of a visit, for tracing."""
     kind = jnp.result_type(float)
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {
@@ -123,6 +126,7 @@ def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visi
     optional: dict[str, Any] = {
         "loss": scalars["time"] if sees_loss else (),
         "kept": scalars["time"] if gossips else (),
+        "delays": scalars["staleness"] if sees_delays else (),
     }
     return Visit(**scalars)._replace(key=key, counted=(), **optional)
 
@@ -168,6 +172,7 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
         method.sees_loss,
         method.needs_key,
         gossips=method.mix is not None or method.meet is not None,
+        sees_delays=method.sees_delays,
     )
     worker, server, memory = (_call(method, name, central) for name in _STATES)
     _require_matrices(_named(method, "init_server"), server)
@@ -296,8 +301,15 @@ def check_fields(method: Method) -> None:
         )
     _check_timing(f"{method.name}.timing", method.timing)
     require_choice(f"{method.name}.space", method.space, SPACES)
-    for name in ("sees_loss", "sees_memories", "sees_messages", "needs_key"):
+    for name in ("same_reply", "sees_loss", "sees_delays", "sees_memories", "sees_messages"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
+    require_switch(f"{method.name}.needs_key", method.needs_key)
+    if method.same_reply and method.reply is None:
+        raise InputError(f"{method.name}.same_reply = True: there is no reply; give it")
+    if method.sees_delays and (method.mix is not None or method.meet is not None):
+        raise InputError(
+            f"{method.name}.sees_delays = True: without a server no read is delayed; leave it out"
+        )
     for name, call in _CALLS.items():
         function = getattr(method, name)
         if not callable(function) and not (function is None and name in _OPTIONAL):
@@ -324,7 +336,8 @@ def _check_timing(argument: str, timing: Timing) -> None:
 
 def _check_optimizer(method: Method, params: Any) -> None:
     try:
-        _check_steps(method, params, visit_kinds(False, method.needs_key))
+        visit = visit_kinds(False, method.needs_key, sees_delays=method.sees_delays)
+        _check_steps(method, params, visit)
     except InputError as error:
         if _fault(_check_steps, method, params, visit_kinds(True, method.needs_key)) != str(error):
             raise InputError(

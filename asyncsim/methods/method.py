@@ -97,6 +97,10 @@ class Visit(NamedTuple):
         ``()``.
     workers : int
         Number of workers in the training.
+    delays : Int[Array, "parameters"]
+        Of methods with ``sees_delays``, the staleness of each parameter of the read for this
+        gradient; a scalar where reads are whole, and ``()`` elsewhere. ``staleness`` is that of the
+        oldest group of tensors; of a torn read that of its newest block.
     loss : float
         Mean loss of the update's minibatches, for message, apply and reply of methods with
         ``sees_loss``; ``()`` elsewhere.
@@ -120,6 +124,7 @@ class Visit(NamedTuple):
     kept: Array | tuple[()] = ()
     counted: Array | tuple[()] = ()
     workers: Array | int = 1
+    delays: Array | tuple[()] = ()
     loss: Array | tuple[()] = ()
     key: Array | tuple[()] = ()
 
@@ -381,7 +386,7 @@ class Method(NamedTuple):
         ``reply(server, central, memory, visit)``: the vector that the worker reads, instead of the
         central variable, with the states at the read: after its own commit, or before it under the
         protocol "read_then_write". A worker's first read is the initial central variable. Traces
-        whose reads are separate visits are refused.
+        whose reads are separate visits are refused, unless the method has ``same_reply``.
     origin : function, optional
         ``origin(worker, read)``: the central variable from which the worker measures the server's
         movement; by default its last read.
@@ -408,8 +413,13 @@ class Method(NamedTuple):
         vector.
     timing : Timing
         The timing that the trace must have.
+    same_reply : bool
+        Whether all workers get the same reply to a version: ``reply`` then looks at neither the
+        memory nor the worker of the visit, and is formed once, in the visit that made the version.
     sees_loss : bool
         Whether visits carry the loss.
+    sees_delays : bool
+        Whether visits carry ``delays``, at a server.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers before this commit.
     sees_messages : bool
@@ -455,7 +465,9 @@ class Method(NamedTuple):
     replica: Callable[[State], Any] | None = None
     last: Callable[[State], State] | None = None
     timing: Timing = Timing()
+    same_reply: bool = False
     sees_loss: bool = False
+    sees_delays: bool = False
     sees_memories: bool = False
     sees_messages: bool = False
     needs_key: bool = False

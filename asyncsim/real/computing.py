@@ -192,6 +192,7 @@ class Parameters:
             )
         order = "before" if processes.protocol == "read_then_write" else "after"
         self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
+        self._sees_delays = method.sees_delays
         self._begin, self._commit = _compiled_step(IdentityKey(method), order)
 
     def job(self, worker: int, account: Account) -> Computation:
@@ -214,6 +215,8 @@ class Parameters:
                 "completes": np.bool_(True),
             }
             typed |= {"place": np.int32(0), "messages": np.int32(1)}
+            if self._sees_delays:
+                typed["delays"] = typed["staleness"]
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
             pulled = state.pulled[worker]
             inputs = StepInputs(

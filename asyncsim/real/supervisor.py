@@ -217,7 +217,8 @@ def require_timing(method: Any, processes: Processes) -> None:
             f"method = {method.name!r}: where workers meet, a real one resumes from its message; "
             "leave resume out"
         )
-    if method.reply is not None and processes.separate_reads:
+    reads_before = method.same_reply and processes.protocol == "read_then_write"
+    if method.reply is not None and (processes.separate_reads or reads_before):
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, which separate "

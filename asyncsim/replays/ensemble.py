@@ -303,9 +303,9 @@ def _running(
     seeds = [seed for seed, _ in runs]
     # Not all members need draws: with a noise of zero a method has none.
     draws = any(method.needs_key for method in grid.methods)
-    plan = Plan(
-        trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", draws
-    )
+    same_reply = any(method.same_reply for method in grid.methods)
+    looks = look_every(recorders)
+    plan = Plan(trace, problem, seeds, stops, looks, dtype, [device], "batch", draws, same_reply)
     family = Family(lambda numbers: grid.factory(**numbers), first_method)
     program = compiled_ensemble(
         family, recorders, problem, plan.layout(first_method), dtype, device

@@ -17,6 +17,7 @@ commits by parameter; JAX moves the rest between devices.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.methods.method import Array, Inbox, Memories, Method
+from asyncsim.methods.method import Array, Inbox, Memories, Method, Visit
 from asyncsim.replays.central import Sent, honest_part
 from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
@@ -236,13 +237,14 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
                 states = of_workers(state.workers.method, layout.workers)
                 received = received, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
         pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
-        read_vector = _take(state.read, slot, single) if layout.reads != "none" else ()
+        read_vector = _take_read(state.read, slot, layout) if layout.reads != "none" else ()
         return _take(state.workers, worker, single), read_vector, pulled, received
 
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
     row, vectors, pulled, received = _in_own_loop(single, piece.size, read, index)
     partner = piece.gossip.partner if meets else ()
-    return StepInputs(piece.visit, row, vectors, pulled, received, partner, piece.fresh)
+    visit = piece.visit._replace(delays=_delays(layout, piece.visit) if method.sees_delays else ())
+    return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
 
 
 def _build_piece(
@@ -351,9 +353,8 @@ def _build_piece(
             server_state = outputs.server_state
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                history = jax.lax.dynamic_update_index_in_dim(
-                    history, server_state.central, index + 1, 0
-                )
+                seen = outputs.read if method.same_reply else server_state.central
+                history = jax.lax.dynamic_update_index_in_dim(history, seen, index + 1, 0)
             if method.sees_memories:
                 memory = jax.tree.map(
                     lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory
@@ -405,9 +406,7 @@ def _build_piece(
             read = _put(read, next_reads, piece.slot, valid, single)
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
-            push_read = _put_separate(
-                push_read, end.history, piece.push_reads, layout._replace(read_blocks=1)
-            )
+            push_read = _put_separate(push_read, end.history, piece.push_reads, layout)
         row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
         workers, messages = state.workers, state.messages
         if method.meet is not None:
@@ -470,6 +469,33 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
+def _delays(layout: Layout, visit: Visit) -> Array:
+    """Return the staleness of each parameter of reads; where they are whole, of each read."""
+    if not layout.bounds:
+        return visit.staleness
+    runs = zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
+    of_runs = [
+        jnp.broadcast_to(visit.delays[:, owner, None], (len(visit.delays), width))
+        for width, owner in runs
+    ]
+    return jnp.concatenate(of_runs, axis=-1)
+
+
+def _take_read(read: Array, slot: Array, layout: Layout) -> Array:
+    """Return reads; one that is not whole has each run of parameters from the block's own slot."""
+    single = layout.form == "single"
+    if not layout.bounds:
+        return _take(read, slot, single)
+    parts = []
+    for (first, end), owner in zip(itertools.pairwise(layout.bounds), layout.owners, strict=True):
+        if single:
+            at = slot[0, owner], *[jnp.int32(0)] * (read.ndim - 2), jnp.int32(first)
+            parts.append(jax.lax.dynamic_slice(read, at, (1, *read.shape[1:-1], end - first)))
+        else:
+            parts.append(read[slot[:, owner], ..., first:end])
+    return jnp.concatenate(parts, axis=-1)
+
+
 def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
     """Return the weighted sum of the messages that each commit takes up, or the messages."""
     if one_by_one:
@@ -525,33 +551,14 @@ def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Lay
     """Write separate reads: the central variable after ``offset`` commits of the piece."""
     if reads.slot.size == 0:
         return array
-    if layout.read_blocks > 1 or layout.form == "single":
-        return _copy_blocks(array, history, reads, layout.read_blocks)
+    if layout.form == "single":
+
+        def copy(i: Array, array: Array) -> Array:
+            row = jax.lax.dynamic_slice_in_dim(history, reads.offset[i], 1)
+            return jax.lax.dynamic_update_slice_in_dim(array, row, reads.slot[i], 0)
+
+        return jax.lax.fori_loop(0, reads.size, copy, array)
     valid = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
     # A slot that is freed within the piece may be written twice: only its last read stays.
     is_overwritten = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & valid, 1), axis=1)
     return _put(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)
-
-
-def _copy_blocks(array: Array, source: Array, reads: ReadsOfPiece, blocks: int) -> Array:
-    """Copy blocks of rows of ``source`` into rows of ``array``, one read after the other.
-
-    The last axis is cut into ``blocks`` blocks of equal width; the last may be shorter or empty.
-    """
-    columns = array.shape[-1]
-    width = -(-columns // blocks)
-    shape = (1, *array.shape[1:-1], width)
-    within = (jnp.int32(0),) * (array.ndim - 2)
-
-    def copy(i: Array, array: Array) -> Array:
-        begin = reads.block[i] * jnp.int32(width) if blocks > 1 else jnp.int32(0)
-        # A slice cannot reach over the end: the last one begins before its block, and keeps the
-        # values there.
-        at = jnp.minimum(begin, jnp.int32(columns - width))
-        values = jax.lax.dynamic_slice(source, (reads.offset[i], *within, at), shape)
-        if blocks > 1:
-            current = jax.lax.dynamic_slice(array, (reads.slot[i], *within, at), shape)
-            values = jnp.where(at + jnp.arange(width, dtype=jnp.int32) < begin, current, values)
-        return jax.lax.dynamic_update_slice(array, values, (reads.slot[i], *within, at))
-
-    return jax.lax.fori_loop(0, reads.size, copy, array)

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncsim.base.streams import stream_key
 from asyncsim.methods.method import Array, Method, Visit
+from asyncsim.problems.partition import partition
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.suitable import require_replies
@@ -74,6 +75,8 @@ class Plan:
         See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
     needs_key : bool
         Whether visits have keys.
+    same_reply : bool
+        See `asyncsim.methods.Method`.
     """
 
     def __init__(
@@ -87,8 +90,9 @@ class Plan:
         devices: Sequence[Any],
         form: Form,
         needs_key: bool = False,
+        same_reply: bool = False,
     ):
-        self.waves = waves = find_waves(trace)
+        self.waves = waves = find_waves(trace, same_reply)
         commits = len(trace)
         #: The commits that each of the recorders looks at.
         self.looks = np.zeros((len(look_every), commits), bool)
@@ -133,7 +137,7 @@ class Plan:
         self._reads = self._push_reads = empty
         if is_separate.any():
             self._reads = separate_reads(read[is_separate], waves.slot[is_separate], shared)
-        self._blocks = trace.read_blocks
+        self._bounds, self._owners = runs_of(trace, problem)
         if is_separate_push.any():
             push, push_slot = waves.push[is_separate_push], waves.push_slot[is_separate_push]
             self._push_reads = separate_reads(push, push_slot)
@@ -173,6 +177,8 @@ class Plan:
         restored_at = [position for position, *_ in self.restores]
         ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), restored_at, commits].astype(int))
         self._columns["completes"] = completes
+        if trace.read_blocks > 1:
+            self._columns["delays"] = before[:, None] - trace.block_versions()
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
         self._version_messages = int(np.diff(ends).max())
@@ -183,7 +189,7 @@ class Plan:
 
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self.waves.reads)
+        require_replies(method, self.waves)
         return Layout(
             form=self._form,
             piece_size=self.piece_size,
@@ -192,7 +198,8 @@ class Plan:
             reads_size=self._room(self._reads),
             push_reads_size=self._room(self._push_reads),
             separate_pushes=self.waves.separate_pushes,
-            read_blocks=self._blocks,
+            bounds=self._bounds,
+            owners=self._owners,
             window=self._window,
             windows_differ=self._windows_differ,
             members=self.members,
@@ -234,7 +241,7 @@ class Plan:
 
     def _reads_of(self, size: int) -> int:
         # Reads of one position cannot be divided between pieces: a piece needs room for all.
-        return max(size * self._blocks, self._most)
+        return max(size, self._most)
 
     def _room(self, reads: Reads) -> int:
         return self._reads_of(self.piece_size) if len(reads.position) else 0
@@ -270,6 +277,8 @@ class Plan:
             workers=workers,
             counted=() if self._counted is None else self._counted.at(member),
         )
+        if "delays" in self._columns:
+            visit = visit._replace(delays=column("delays"))
         if self._keys is not None:
             visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
         return Pieces(
@@ -335,6 +344,28 @@ class Plan:
         return padded
 
 
+def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the `Layout.bounds` and `Layout.owners` of a trace's reads.
+
+    Raises
+    ------
+    InputError
+        The trace's groups are no partition of the problem's tensors.
+    """
+    groups, blocks = trace.source.groups, trace.read_blocks
+    if groups != 1:
+        params = jax.eval_shape(problem.init, jax.random.key(0))
+        argument = "stages" if isinstance(groups, int) else "groups of tensors"
+        _, bounds, owners = partition(params, groups, argument, by_layer=True)
+        return (bounds, owners) if blocks > 1 else ((), ())
+    if blocks == 1:
+        return (), ()
+    # The last blocks may be shorter, or empty.
+    width = -(-problem.parameter_count // blocks)
+    bounds = tuple(min(block * width, problem.parameter_count) for block in range(blocks + 1))
+    return bounds, tuple(range(blocks))
+
+
 def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:
     """Return the separate reads of each piece, ``[pieces, room]``."""
     first = np.searchsorted(reads.position, begin, side="right")
@@ -343,8 +374,7 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
     slot = reads.slot[index] if room else index
     offset = reads.position[index] - begin[:, None] if room else index
     count = (last - first).astype(np.int32)
-    block: Any = () if reads.block is None else reads.block[index].astype(np.int32)
-    return ReadsOfPiece(count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32), block)
+    return ReadsOfPiece(count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32))
 
 
 def purpose_key(seed: int, purpose: str) -> Array:

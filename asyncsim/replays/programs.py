@@ -299,7 +299,9 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
     return (
         *functions,
+        method.same_reply,
         method.sees_loss,
+        method.sees_delays,
         method.sees_memories,
         method.sees_messages,
         method.needs_key,

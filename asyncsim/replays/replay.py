@@ -23,7 +23,7 @@ from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, require_recorders
-from asyncsim.replays.plan import Plan
+from asyncsim.replays.plan import Plan, runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
@@ -248,6 +248,7 @@ class Replay:
             devices,
             form,
             method.needs_key,
+            method.same_reply,
         )
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -367,6 +368,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     params = jax.eval_shape(problem.init, jax.random.key(0))
     has_diagnostics = check_method(method, params, trace.workers)
     require_one_server(trace.servers, problem.parameter_count)
+    runs_of(trace, problem)
     require_server(method, trace)
     require_timing(method, trace)
     require_arrived(on_vectors(method, problem, jnp.result_type(float)), trace, params)

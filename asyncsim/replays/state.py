@@ -30,8 +30,9 @@ class Layout(NamedTuple):
         Room for separate reads, and for separate reads for messages, in a piece.
     separate_pushes : bool
         Whether messages are formed with the central variable of a visit before the commit's own.
-    read_blocks : int
-        Blocks of the parameters that are read one after the other; 1 if reads are whole.
+    bounds, owners : tuple of int
+        Where reads are not whole: run ``i`` of the parameters is ``bounds[i]:bounds[i + 1]``, and
+        has the version of block ``owners[i]`` of the read. Else ``()``.
     window : int
         Local steps of each commit.
     windows_differ : bool
@@ -56,7 +57,8 @@ class Layout(NamedTuple):
     reads_size: int = 0
     push_reads_size: int = 0
     separate_pushes: bool = False
-    read_blocks: int = 1
+    bounds: tuple[int, ...] = ()
+    owners: tuple[int, ...] = ()
     window: int = 1
     windows_differ: bool = False
     members: int | None = None
@@ -105,7 +107,8 @@ def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> A
         return Waiting(message, of_message(visit))
 
     # Traced, not computed: a message's shape depends on the method alone.
-    kinds = jax.eval_shape(send, row, central, visit_kinds(method.sees_loss, method.needs_key))
+    visit = visit_kinds(method.sees_loss, method.needs_key, sees_delays=method.sees_delays)
+    kinds = jax.eval_shape(send, row, central, visit)
     return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), kinds)
 
 
@@ -154,14 +157,13 @@ class ReadsOfPiece(NamedTuple):
     size: Array  # number of reads
     slot: Array  # [reads_size]
     offset: Array  # [reads_size], commits of the piece before the read
-    block: Any = ()  # [reads_size], the block of the parameters; () if reads are whole
 
 
 class Pieces(NamedTuple):
     """The plan of consecutive pieces; leaves have a leading axis ``pieces``; see `Layout`."""
 
     size: Array  # commits in the piece
-    slot: Array  # [piece_size]
+    slot: Array  # [piece_size], or [piece_size, blocks]
     push_slot: Array  # [piece_size]
     push_offset: Array  # [piece_size], commits of the piece before the message's read; -1: outside
     visit: Visit  # [piece_size]

@@ -73,7 +73,8 @@ class StepOutputs(NamedTuple):
     commit : Commit
         With the worker's own states.
     read : Array
-        The worker's read at this visit for its next computation; ``()`` without such a read.
+        The worker's read at this visit for its next computation, or the reply to all reads of this
+        version; ``()`` without either.
     partner_state : tree
         The partner's state after the meeting.
     """
@@ -138,7 +139,7 @@ def finish(
     next_read: Any = ()
     if reads == "message":
         next_read = message
-    elif reads == "after":
+    elif reads == "after" or (reads == "separate" and method.same_reply):
         states = applied.server, applied.central, applied.memory
         next_read = applied.central if method.reply is None else method.reply(*states, visit)
     elif reads == "before":

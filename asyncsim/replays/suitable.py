@@ -10,12 +10,19 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import Policy, handshake
 from asyncsim.methods.check import inbox_kinds, visit_kinds
 from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
+from asyncsim.replays.waves import Waves
 from asyncsim.traces.trace import Trace
 
 
-def require_replies(method: Method, reads: str) -> None:
-    """Raise InputError if a method replies to its workers, and `Waves.reads` are separate."""
-    if method.reply is not None and reads == "separate":
+def require_replies(method: Method, waves: Waves) -> None:
+    """Raise InputError if a method's replies are not known where a trace's reads need them."""
+    if method.same_reply and (waves.separate_pushes or waves.restores is not None):
+        raise InputError(
+            f"method = {method.name!r}: replies to its workers with more than the central "
+            "variable, and this trace has messages formed with an earlier read, or a restored "
+            "server; simulate one with Cluster(protocol='exchange') and no outage"
+        )
+    if method.reply is not None and not method.same_reply and waves.reads == "separate":
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, and not every read "

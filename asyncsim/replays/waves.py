@@ -9,7 +9,7 @@ commits.
 Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit,
 atomic with it (read, then write); and separate ones, anywhere between two commits. A read waits in
 a *slot* until the last commit that uses it: the worker's slot for the atomic kinds, else any free
-slot.
+slot. A read whose blocks, or groups of tensors, have several versions is several reads.
 
 Without a server a commit depends only on its worker's previous commit and on the commits whose
 messages it takes up. Where methods mix nothing, a worker reads its own message
@@ -35,7 +35,7 @@ class Waves(NamedTuple):
     read, push : int array
         Positions of the read of the gradient, and of the read that the message is formed with.
     slot, push_slot : int array
-        Where these reads wait.
+        Where these reads wait; ``slot`` has shape ``[commits, blocks]`` where `blocks` has.
     slots, push_slots : int
     reads : {"after", "before", "separate", "message"}
         See the module's text.
@@ -44,7 +44,8 @@ class Waves(NamedTuple):
     depends_on : int array
         Running maximum of the first position at which the commit can be computed; never decreases.
     blocks : int array, shape ``[commits, blocks]``, or None
-        Positions of the blocks of torn reads; the last of each is ``read``.
+        Positions of the blocks, or groups of tensors, of reads that are not whole; ``read`` is the
+        newest of each.
     gossip : Gossip or None
         Without a server, the messages that commits take up.
     separate_commits : bool array, or None
@@ -151,18 +152,21 @@ class Change(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Separate reads in the order of their positions, shape ``[reads]``; a torn block is a read.
+    """Separate reads in the order of their positions, shape ``[reads]``.
 
     Reads of the same position, as after a barrier, are one.
     """
 
     position: np.ndarray
     slot: np.ndarray
-    block: np.ndarray | None = None
 
 
-def find_waves(trace: Trace) -> Waves:
-    """Find the dependencies of a trace's commits."""
+def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
+    """Find the dependencies of a trace's commits.
+
+    ``same_reply``: whether the commit that makes a version also forms the reply to its reads; then
+    these are not atomic with the next commit.
+    """
     columns = {
         name: trace.frame[name].to_numpy()
         for name in ("worker", "read_version", "push_version", "version")
@@ -182,7 +186,10 @@ def find_waves(trace: Trace) -> Waves:
     blocks = None
     if trace.read_blocks > 1:
         blocks = _first_position(trace.block_versions(), columns["version"])
+        read = blocks.max(1)
     reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
+    if reads == "before" and same_reply:
+        reads = "separate"
     if reads == "separate":
         slot, slots = _share_slots(read if blocks is None else blocks)
     else:
@@ -247,23 +254,14 @@ def _with_failures(
 def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) -> Reads:
     """Return the separate reads in order, without version zero, which all slots hold at the start.
 
-    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads. ``shared``: reads
+    ``position`` and ``slot`` have shape ``[commits]`` or ``[commits, blocks]``. ``shared``: reads
     of the same position share a slot, and are one read.
     """
-    _, first = np.unique(position, axis=0, return_index=True)
-    if not shared:
-        first = np.arange(len(position))
-    position, slot, block = position[first], slot[first], None
-    if position.ndim == 2:
-        commits, blocks = position.shape
-        position, slot, block = (
-            position.ravel(),
-            np.repeat(slot, blocks),
-            np.tile(np.arange(blocks), commits),
-        )
-    order = np.argsort(position, kind="stable")
+    position, slot = position.ravel(), slot.ravel()
+    _, first = np.unique(position, return_index=True)
+    order = first if shared else np.argsort(position, kind="stable")
     order = order[position[order] > 0]
-    return Reads(position[order], slot[order], None if block is None else block[order])
+    return Reads(position[order], slot[order])
 
 
 def cut(
@@ -341,15 +339,14 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
 def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
     """Assign a slot to each distinct read until its last commit, using as few slots as possible.
 
-    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first;
-    positions times ``scale``.
+    ``read`` has shape ``[commits]`` or ``[commits, blocks]``; positions times ``scale``.
     """
-    distinct, group = np.unique(read, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    read_at = (distinct if distinct.ndim == 1 else distinct[:, 0]) // scale
-    last = np.zeros(len(read_at), int)
-    last[group] = np.arange(len(read))  # of equal indices the last assignment stays
-    slot, slots = _allocate(read_at, last)
+    distinct, group = np.unique(read, return_inverse=True)
+    group = group.reshape(read.shape)
+    last = np.zeros(len(distinct), int)
+    commit = np.arange(len(read)).reshape(-1, *[1] * (read.ndim - 1))
+    np.maximum.at(last, group, np.broadcast_to(commit, read.shape))
+    slot, slots = _allocate(distinct // scale, last)
     return slot[group], slots
 
 

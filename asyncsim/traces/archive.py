@@ -27,7 +27,13 @@ from asyncsim.base.errors import (
 from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
 from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
-from asyncsim.traces.rules import require_order, require_parts, require_references, require_rows
+from asyncsim.traces.rules import (
+    require_order,
+    require_parts,
+    require_references,
+    require_rows,
+    require_shards,
+)
 from asyncsim.traces.samples import RolloutTables, rollout_tables
 from asyncsim.traces.tables import SIDE_TABLES
 
@@ -74,6 +80,8 @@ def write_trace(trace: "Trace", path: Path) -> Path:
             )  # the tables have different lengths
             columns[f"{name}.{column}"] = pa.concat_arrays([array, padding])
     source = {entry.name: getattr(trace.source, entry.name) for entry in fields(Source)}
+    if trace.source.shards == 1:  # files of whole reads have no groups
+        del source["groups"]
     source["cluster"] = None if trace.cluster is None else trace.cluster.to_dict()
     header = {"kind": "trace", "format": FORMAT, "rows": rows, "source": source}
     header["units"] = {
@@ -112,6 +120,7 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
             source, **{name: _table(table, name, rows[name]) for name in TABLES}, rollouts=rollouts
         )
         require_references(trace)
+        require_shards(trace)
         require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
         require_order(trace.frame)
         require_parts(trace.parts, trace.frame, source)
@@ -177,7 +186,8 @@ def _of_frame(
 
 def _source(values: dict[str, Any]) -> Source:
     """Return where a trace comes from; raise an error for what cannot be."""
-    cluster = values["cluster"]
+    cluster, groups = values["cluster"], values.get("groups", 1)
+    values = {**values, "groups": groups if isinstance(groups, int) else tuple(groups)}
     source = Source(
         **{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)}
     )

@@ -174,6 +174,14 @@ class Source:
     #: Without a server: whether messages are taken up before the gradient, ``"read"``, or when it
     #: is applied, ``"commit"``. Else ``""``.
     takes_up: str = ""
+    #: The groups of tensors that a prescribed read sees at a version each: their names in a
+    #: problem's tree, or their number.
+    groups: tuple[str, ...] | int = 1
+
+    @property
+    def shards(self) -> int:
+        """Number of groups of tensors that a prescribed read sees at a version each."""
+        return self.groups if isinstance(self.groups, int) else len(self.groups)
 
     @property
     def servers(self) -> int:

@@ -100,7 +100,7 @@ def require_references(trace: "Trace") -> None:
         "reads": len(trace.reads),
         "rows": len(trace.steps),
         "workers": trace.workers,
-        "servers": trace.servers,
+        "servers": max(trace.servers, trace.source.shards),
     }
     for table, column, of, lowest in (
         ("steps", "read", "reads", 0),
@@ -118,6 +118,30 @@ def require_references(trace: "Trace") -> None:
         if not numbers.between(lowest, sizes[of] - 1).all():
             raise InputError(f"{table}: {column} must be from {lowest} to {sizes[of] - 1}")
     require_spells(trace.absences, trace.workers, len(trace))
+
+
+def require_shards(trace: "Trace") -> None:
+    """Raise InputError unless each read of groups of tensors has a row for every shard.
+
+    These follow in the order of the full reads, whose version is that of their oldest shard.
+    """
+    shards, reads = trace.source.shards, trace.reads
+    if shards == 1:
+        return
+    if trace.protocol != "prescribed":
+        raise InputError(f"groups: are of a prescribed trace, this one is {trace.protocol!r}")
+    full, parts = (reads[rows] for rows in (reads["shard"] < 0, reads["shard"] >= 0))
+    expected = full[["worker", "job"]].to_numpy().repeat(shards, 0)
+    if (
+        len(parts) != len(expected)
+        or (parts[["worker", "job"]].to_numpy() != expected).any()
+        or (parts["shard"].to_numpy().reshape(-1, shards) != np.arange(shards)).any()
+        or (parts["version"].to_numpy().reshape(-1, shards).min(1) != full["version"]).any()
+    ):
+        raise InputError(f"reads: each must have one row for each of {shards} shards, in order")
+    newest = parts["version"].to_numpy().reshape(-1, shards).max(1)[trace.steps["read"]]
+    if (newest >= trace.steps["version"]).any():
+        raise InputError("reads: version must be one that there was before the commit")
 
 
 def require_order(frame: pd.DataFrame) -> None:

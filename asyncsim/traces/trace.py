@@ -50,7 +50,8 @@ class Trace:
         One row per read: ``worker``, the ``job`` that is computed from it, ``version``,
         ``arrive_time``, ``serve_time``, ``time`` (its end), and ``is_open``: whether no step has
         consumed it. With several servers also one row per ``shard`` of each read; the ``shard`` of
-        a full read is -1.
+        a full read is -1. So also with groups of tensors (`asyncsim.prescribed`): there a full read
+        has the version of its oldest shard, and its shards follow in the order of the full reads.
     messages : pandas.DataFrame
         One row per message that was taken up or is under way: its ``worker`` and ``step``, -1 for a
         visit that waits at the server and has no row yet; ``by``, the step that took it up, at a
@@ -204,6 +205,8 @@ class Trace:
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
         servers = f" at {self.servers} servers" if self.servers > 1 else ""
+        if self.source.shards > 1:
+            servers = f" in {self.source.shards} groups of tensors"
         return (
             f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, "
             f"seed {self.seed}>"
@@ -423,8 +426,8 @@ class Trace:
 
     @property
     def read_blocks(self) -> int:
-        """The number of blocks of a read; 1 if it is whole."""
-        return 1 if self.cluster is None else self.cluster.read_blocks
+        """The number of blocks, or groups of tensors, of a read; 1 if it is whole."""
+        return self.source.shards if self.cluster is None else self.cluster.read_blocks
 
     @property
     def policy(self) -> Policy:
@@ -438,7 +441,7 @@ class Trace:
 
     def block_versions(self) -> np.ndarray:
         """Return the version of every block of every read; a torn read has blocks of several
-        versions.
+        versions, and so has one of groups of tensors.
 
         Without locks a read takes time. Its ``read_blocks`` are spread evenly over the service:
         block ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the
@@ -448,8 +451,8 @@ class Trace:
         Returns
         -------
         int array, shape ``[rows, blocks]``
-            Non-decreasing along a row. The last column is ``read_version``; the only one of whole
-            reads.
+            Of torn reads non-decreasing along a row; their last column is ``read_version``, the
+            only one of whole reads. Of groups of tensors the smallest is ``read_version``.
 
         Notes
         -----
@@ -463,6 +466,9 @@ class Trace:
         Recht, Re, Wright and Niu 2011, "Hogwild!", arXiv 1106.5730: components are read and written
         without locks.
         """
+        if self.source.shards > 1:
+            of_shards = self.reads.loc[self.reads["shard"] >= 0, "version"].to_numpy()
+            return of_shards.reshape(-1, self.source.shards)[self.steps["read"]]
         column = {
             name: self.frame[name].to_numpy()
             for name in ("read_serve_time", "read_time", "read_version")

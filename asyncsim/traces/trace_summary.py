@@ -53,8 +53,15 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
 
 def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
     """Return the accepted messages after the warm-up; with several servers, their accepted
-    parts.
+    parts, and with groups of tensors a row for each group.
     """
+    if trace.source.shards > 1:
+        accepted, shards = trace.accepted, trace.source.shards
+        rows = np.repeat(np.arange(warm_up, len(accepted)), shards)
+        before = accepted.steps["version"].to_numpy() - 1
+        staleness = (before[:, None] - accepted.block_versions())[warm_up:].ravel()
+        shard = np.tile(np.arange(shards), len(accepted) - warm_up)
+        return accepted.frame.iloc[rows].assign(staleness=staleness, shard=shard)
     if trace.servers == 1:
         return trace.accepted.frame.iloc[warm_up:]
     parts = trace.accepted.parts
@@ -102,6 +109,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
         The shares of time and the last four are nan for a prescribed trace: it has no server.
+
+        With groups of tensors the staleness is over the groups of all commits.
 
         With several servers the staleness is over the parts of messages, and the last four are
         means over servers, and the largest queue; see `per_shard` for each. Shares of time follow
@@ -232,7 +241,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
 
 
 def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
-    """Summarize each server's shard: one row per server.
+    """Summarize each shard: one row per server, or per group of tensors.
 
     Parameters
     ----------
@@ -246,22 +255,24 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     pandas.DataFrame
         ``shard``, ``commits`` (parts of counted messages that the server accepted),
         ``mean_staleness`` of these, and as in `summary` ``utilisation``, ``wait_mean`` (s),
-        ``queue_mean`` and ``queue_max`` of this server.
+        ``queue_mean`` and ``queue_max`` of this server; nan for groups of tensors.
     """
-    if trace.protocol in ("prescribed", GOSSIP):
+    shards = max(trace.servers, trace.source.shards)
+    if trace.protocol == GOSSIP or (trace.protocol == "prescribed" and shards == 1):
         raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
     warm_up = warm_up_of(trace, warm_up)
     parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
-    of_shard = parts.groupby(
-        parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64)
-    )["staleness"]
+    of_shard = parts.groupby(parts["shard"] if shards > 1 else np.zeros(len(parts), np.int64))[
+        "staleness"
+    ]
     table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
     table = (
-        table.reindex(pd.RangeIndex(trace.servers, name="shard"))
+        table.reindex(pd.RangeIndex(shards, name="shard"))
         .fillna({"commits": 0})
         .astype({"commits": int})
     )
     stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
+    stations *= shards // len(stations)
     return table.join(pd.DataFrame(stations, table.index)).reset_index()
 
 
@@ -287,8 +298,6 @@ def queue(trace: "Trace") -> pd.DataFrame:
 
 
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    if trace.protocol == "prescribed":
-        return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
     stations = _stations(trace, begin, end)
     if len(stations) == 1:
         return stations[0]
@@ -297,7 +306,9 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 
 
 def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]]:
-    """Measure the load and the waits of each server in an interval."""
+    """Measure the load and the waits of each server in an interval; nan without a server."""
+    if trace.protocol == "prescribed":
+        return [dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)]
     visits, present = trace.visits, trace.present
     if trace.servers == 1:
         return [_station(trace, visits, present, begin, end)]

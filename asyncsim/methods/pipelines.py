@@ -1,0 +1,118 @@
+"""Methods for pipelines of stages: weight prediction, and AsyncPP's Nesterov momentum."""
+
+import jax.numpy as jnp
+
+from asyncsim.base.errors import require_fraction, require_switch
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Method,
+    Schedule,
+    gradient_steps,
+    require_rate,
+)
+from asyncsim.methods.recipe import shares_programs
+
+
+@shares_programs
+def weight_prediction(
+    learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9
+) -> Method:
+    """Return momentum SGD whose stages compute at predicted weights.
+
+    With ``u = -learning_rate * gradient``, ``v`` the server's velocity and ``tau`` the staleness of
+    each parameter, so that ``W - tau lr dW`` is the place at which this gradient will be applied if
+    the velocity stays::
+
+        v       <- momentum * v + u
+        central <- central + v
+        read     = central + tau * v
+
+    Notes
+    -----
+    ``tau`` is known only once the gradient is applied: a version is predicted with the staleness of
+    the commit that made it. In a pipeline both are equal, except in its first commits. Both passes
+    of a stage use one predicted version. SpecTrain's velocity is ``momentum * v + (1 - momentum) *
+    u``: the same with another rate.
+
+    References
+    ----------
+    Chen, Yang and Cheng 2018, "Efficient and robust parallel DNN training through model parallelism
+    on multi-GPU platform", arXiv 1809.02839: SpecTrain, known second-hand.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+
+    def apply(server, central, message, memory, visit):
+        velocity = mu * server + message
+        return Applied(central + velocity, velocity, memory)
+
+    def reply(server, central, memory, visit):
+        return central + visit.delays.astype(central.dtype) * server
+
+    return Method(
+        name="weight_prediction",
+        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
+        optimizer=gradient_steps(learning_rate),
+        apply=apply,
+        init_server=jnp.zeros_like,
+        reply=reply,
+        same_reply=True,
+        sees_delays=True,
+    )
+
+
+@shares_programs
+def async_nesterov(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    momentum: float = 0.99,
+    look_ahead: bool = True,
+) -> Method:
+    """Return AsyncPP's Nesterov momentum, whose look-ahead makes up for the delay of gradients.
+
+    With ``u = -learning_rate * gradient`` and ``w`` the central variable after each commit::
+
+        d_t    = momentum * (w_t - w_(t-1))
+        w_(t+1) = w_t + d_t + (1 - momentum) * u
+
+    Parameters
+    ----------
+    look_ahead : bool
+        Whether a gradient is computed at ``w_s + d_s`` of the version ``s`` that was read, as in
+        Nesterov's method, or at ``w_s``: heavy ball.
+
+    Notes
+    -----
+    The authors' program is torch's NAdam with ``beta1 = 0.99`` on stashed weights: it also divides
+    by the root of the second moment, changes the momentum at the start, and keeps the weights
+    ahead, as ``look_ahead`` does. The factor ``1 - momentum`` is theirs: without it, stale
+    gradients are added up ``1 / (1 - momentum)`` times.
+
+    References
+    ----------
+    Ajanthan, Ramasinghe, Zuo, Avraham and Long 2025, "Nesterov method for asynchronous pipeline
+    parallel optimization", arXiv 2505.01099.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+    require_switch("look_ahead", look_ahead)
+
+    def apply(server, central, message, memory, visit):
+        step = mu * server + (1 - mu) * message
+        return Applied(central + step, step, memory)
+
+    return Method(
+        name="async_nesterov",
+        hyperparameters={
+            "learning_rate": learning_rate,
+            "momentum": mu,
+            "look_ahead": look_ahead,
+        },
+        optimizer=gradient_steps(learning_rate),
+        apply=apply,
+        init_server=jnp.zeros_like,
+        reply=(lambda server, central, memory, visit: central + mu * server)
+        if look_ahead
+        else None,
+        same_reply=look_ahead,
+    )
