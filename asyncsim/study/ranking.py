@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.study.columns import Column, as_column, text_of
@@ -273,6 +274,25 @@ def _studentized_range_of(rows: int, degrees: int) -> float:
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(CONFIDENCE, rows, degrees))
+
+
+class Interval(NamedTuple):
+    """A mean over seeds and its 95 % interval; without bounds (NaN) from one seed."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_interval(differences: Iterable[float]) -> Interval:
+    """Return the mean of paired differences and Student's interval for this mean alone."""
+    values = np.asarray(list(differences), float)
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return Interval(mean, np.nan, np.nan)
+    quantile = stdtrit(count - 1, (1 + CONFIDENCE) / 2)
+    width = float(quantile * values.std(ddof=1) / np.sqrt(count))
+    return Interval(mean, mean - width, mean + width)
 
 
 def spread(table: pd.DataFrame, name: str) -> list[str]:
