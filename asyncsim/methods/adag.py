@@ -100,4 +100,5 @@ def adag(
         optimizer=local,
         message=message,
         apply=apply,
+        coordinatewise=True,
     )

@@ -87,6 +87,7 @@ def async_local_sgd(
         message=message,
         apply=apply,
         init_server=outer.init,
+        coordinatewise=server_optimizer is None,
     )
 
 
@@ -185,4 +186,5 @@ def delayed_nesterov(
         message=message,
         apply=apply,
         init_server=init_server,
+        coordinatewise=True,
     )

@@ -86,4 +86,5 @@ def fedbuff(
         combine=combine,
         init_server=outer.init,
         timing=Timing(policy=policy),
+        coordinatewise=server_optimizer is None,
     )

@@ -168,6 +168,7 @@ def lsgd(
         ),
         sees_loss=True,
         sees_memories=True,
+        coordinatewise=True,
     )
 
 
@@ -230,6 +231,7 @@ def lgd(
         resume=lambda worker, read: worker + pull * read,
         timing=Timing(policy=policy),
         sees_loss=True,
+        coordinatewise=True,
     )
 
 

@@ -405,6 +405,12 @@ class Method(NamedTuple):
         vector.
     timing : Timing
         The timing that the trace must have.
+    coordinatewise : bool
+        Whether each entry of the vectors of all functions depends on that entry of the arguments,
+        on numbers of the visit and on states that do not depend on other entries: no norm, no
+        median over parameters, no draws. Then several servers may hold a shard each and commit
+        their parts of a message at different times (``Cluster(servers=4)``); other methods are
+        refused there.
     sees_loss : bool
         Whether visits carry the loss.
     sees_memories : bool
@@ -446,6 +452,7 @@ class Method(NamedTuple):
     replica: Callable[[State], Any] | None = None
     last: Callable[[State], State] | None = None
     timing: Timing = Timing()
+    coordinatewise: bool = False
     sees_loss: bool = False
     sees_memories: bool = False
     sees_messages: bool = False

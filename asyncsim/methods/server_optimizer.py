@@ -81,6 +81,7 @@ def server_optimizer(
         apply=apply,
         init_server=chosen.init,
         timing=Timing(window=1),
+        coordinatewise=optimizer is None,
     )
 
 

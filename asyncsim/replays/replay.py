@@ -22,7 +22,8 @@ from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.local import Constants
-from asyncsim.replays.observing import columns, require_recorders
+from asyncsim.replays.observing import columns, require_additive, require_recorders
+from asyncsim.replays.parts import ShardedPlan
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.post_training import replay_members, require_rollouts
 from asyncsim.replays.programs import compiled
@@ -33,8 +34,8 @@ from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
 from asyncsim.replays.suitable import (
     require_arrived,
-    require_one_server,
     require_server,
+    require_shards,
     require_timing,
 )
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
@@ -215,6 +216,7 @@ class Replay:
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         attack = parse_attack(attack)
+        require_shards(trace.servers, problem.parameter_count, method, attack)
         self._config = {
             "seed": seed,
             "precision": precision,
@@ -227,8 +229,13 @@ class Replay:
         method = among_the_living(method, trace, attack)
         dtype = jnp.dtype(precision)
         if devices is None:
-            devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
-        elif len(require_devices(devices)) > 1 and method.meet:
+            one_by_one = method.meet is not None or trace.servers > 1
+            devices = default_devices(problem.parameter_count)[: 1 if one_by_one else None]
+        elif len(require_devices(devices)) > 1 and trace.servers > 1:
+            raise InputError(
+                f"devices: a replay of several servers ({trace.servers}) has one device; give one"
+            )
+        elif len(devices) > 1 and method.meet:
             raise InputError(
                 f"devices: {method.name} has one commit at a time, which touches two workers; give "
                 "one device"
@@ -236,17 +243,8 @@ class Replay:
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(problem, devices)
-        plan = Plan(
-            trace,
-            problem,
-            seed,
-            stops,
-            look_every(recorders),
-            dtype,
-            devices,
-            form,
-            method.needs_key,
-        )
+        arguments = trace, problem, seed, stops, look_every(recorders), dtype, devices, form
+        plan: Any = (ShardedPlan if trace.servers > 1 else Plan)(*arguments, method.needs_key)
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
         recording = Recording(trace, tensor_names(params), columns(recorders))
@@ -364,7 +362,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     recorders = require_recorders(record)
     params = jax.eval_shape(problem.init, jax.random.key(0))
     has_diagnostics = check_method(method, params, trace.workers)
-    require_one_server(trace.servers, problem.parameter_count)
+    require_shards(trace.servers, problem.parameter_count, method)
     require_server(method, trace)
     require_timing(method, trace)
     require_arrived(method, trace, params)
@@ -373,11 +371,14 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     _check_outcomes(trace)
     # Without diagnostics a look shows nothing, but begins a chunk, which costs as much as hundreds
     # of a small problem's commits.
-    return tuple(
+    recorders = tuple(
         recorder
         for recorder in recorders
         if has_diagnostics or recorder.look is not show_diagnostics
     )
+    if trace.servers > 1:
+        require_additive(recorders, trace.servers)
+    return recorders
 
 
 def look_every(recorders: Sequence[Recorder]) -> list[int]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
+from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.policy import Policy, handshake
 from asyncsim.methods.check import inbox_kinds, visit_kinds
 from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
@@ -105,19 +106,26 @@ def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
     return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
 
-def require_one_server(servers: int, parameters: int) -> None:
-    """Raise InputError for several servers: replays have one central variable."""
+def require_shards(
+    servers: int, parameters: int, method: Method, attack: Attack | None = None
+) -> None:
+    """Raise InputError unless servers that each hold a shard can compute a method and an attack."""
     if servers > parameters:
         raise InputError(
             f"servers = {servers}: each holds a part of the parameters, and there are "
-            f"{parameters}; "
-            "give at most as many servers"
+            f"{parameters}; give at most as many servers"
         )
-    if servers > 1:
+    if servers > 1 and not method.coordinatewise:
         raise InputError(
-            f"servers = {servers}: a replay of several servers is not built yet, only their "
-            "simulation; "
-            "give servers = 1, or run the study plan, which measures times alone"
+            f"method = {method.name!r}: needs all parameters at one instant, and with servers = "
+            f"{servers} each commits its shard at another time; give servers = 1, or a "
+            "coordinate-wise method such as downpour"
+        )
+    if servers > 1 and attack is not None and not attack.coordinatewise:
+        raise InputError(
+            f"attack = {attack.text!r}: needs whole messages, and with servers = {servers} each "
+            "gets its part at another time; give servers = 1, or a coordinate-wise attack such as "
+            "alie"
         )
 
 

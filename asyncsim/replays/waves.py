@@ -18,7 +18,7 @@ messages it takes up. Where methods mix nothing, a worker reads its own message
 
 import heapq
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -176,7 +176,7 @@ def find_waves(trace: Trace) -> Waves:
     push = _first_position(columns["push_version"], columns["version"])
     before = columns["read_version"] + trace.frame["staleness"].to_numpy()
     separate_pushes = bool(np.any(columns["push_version"] != before))
-    previous = _previous_commit(columns["worker"])
+    previous = previous_commit(columns["worker"])
     if trace.has_failures:
         return _with_failures(trace, read, push, separate_pushes, previous, before)
     blocks = None
@@ -267,7 +267,7 @@ def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) 
 
 
 def cut(
-    waves: Waves,
+    waves: Any,
     piece_size: int,
     reads: tuple[Reads, ...],
     reads_size: int,
@@ -277,6 +277,8 @@ def cut(
 
     Parameters
     ----------
+    waves : Waves
+        Or other dependencies with ``depends_on``.
     piece_size : int
         Most commits of a piece.
     reads : tuple of Reads
@@ -319,7 +321,7 @@ def _first_position(version: np.ndarray, version_after: np.ndarray) -> np.ndarra
     return np.where(version > 0, np.searchsorted(version_after, version, side="left") + 1, 0)
 
 
-def _previous_commit(worker: np.ndarray) -> np.ndarray:
+def previous_commit(worker: np.ndarray) -> np.ndarray:
     """Return the position of the same worker's previous commit, -1 for its first."""
     order = np.argsort(worker, kind="stable")
     is_same_worker = worker[order][1:] == worker[order][:-1]
@@ -349,11 +351,11 @@ def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
     read_at = (distinct if distinct.ndim == 1 else distinct[:, 0]) // scale
     last = np.zeros(len(read_at), int)
     last[group] = np.arange(len(read))  # of equal indices the last assignment stays
-    slot, slots = _allocate(read_at, last)
+    slot, slots = allocate(read_at, last)
     return slot[group], slots
 
 
-def _allocate(begin_at: np.ndarray, end_at: np.ndarray) -> tuple[np.ndarray, int]:
+def allocate(begin_at: np.ndarray, end_at: np.ndarray) -> tuple[np.ndarray, int]:
     """Assign slots to intervals, using as few as possible; ``begin_at`` never decreases."""
     slot = np.empty(len(begin_at), int)
     busy: list[tuple[int, int]] = []  # (when the slot is freed, slot)
@@ -384,7 +386,7 @@ def _find_gossip(trace: Trace) -> Waves:
     lost_at = np.maximum(lost_at, lost_row + 1)
     np.maximum.at(last, lost_row, lost_at - 1)
     sent = np.flatnonzero(last >= 0)
-    slot, slots = _allocate(sent, last[sent])
+    slot, slots = allocate(sent, last[sent])
     message_slot = np.full(commits, -1)
     message_slot[sent] = slot
     in_use = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
@@ -398,7 +400,7 @@ def _find_gossip(trace: Trace) -> Waves:
     senders[in_use] = worker[flat]
     weights[in_use] = np.concatenate([*frame["weights"], np.empty(0)])
     np.maximum.at(newest, rows, flat)
-    previous = _previous_commit(worker)
+    previous = previous_commit(worker)
     own_read = previous + 1
     kept_share, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
     messages = zip(lost_at.tolist(), message_slot[lost_row].tolist(), lost["weight"], strict=True)

@@ -30,7 +30,7 @@ from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable, weakness_text
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
-from asyncsim.replays.suitable import require_enough, require_one_server, require_replies
+from asyncsim.replays.suitable import require_enough, require_replies, require_shards
 from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
@@ -190,7 +190,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
             for method in cell.methods:
                 cluster, commits = cell.cluster_of(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
-                require_one_server(cluster.servers, cell.problem.parameter_count)
+                attack = parse_attack(cell.config.attack)
+                require_shards(cluster.servers, cell.problem.parameter_count, method, attack)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"
@@ -212,7 +213,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     method.rounds.require(cluster.workers, cluster.policy)
                 if seed == 0 and method.sees_messages and cluster.topology is not None:
                     note_few_replicas(method, cluster.topology, cluster.workers)
-                if seed == 0 and (attack := parse_attack(cell.config.attack)) is not None:
+                if seed == 0 and attack is not None:
                     require_attackable(method, cell.problem, attack, cluster.workers)
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
