@@ -308,7 +308,7 @@ def _build_piece(
         no_numbers = jnp.zeros((size, *numbers_shape), state.central.dtype)
 
         def turn(i: Array, carry: Any) -> Any:
-            return commit_and_write(carry[0], *_tied(arguments, i))
+            return commit_and_write(carry[0], *tied(arguments, i))
 
         return jax.lax.fori_loop(0, piece.size, turn, (state, no_numbers))
 
@@ -441,7 +441,7 @@ def _build_piece(
     return run_piece
 
 
-def _tied(tree: Any, i: Array) -> Any:
+def tied(tree: Any, i: Array) -> Any:
     """Hide from XLA that the tree is the same in each turn of a loop over ``i``.
 
     Otherwise XLA moves work out of the loop: reads of rows of the state, which is then copied, or
@@ -464,7 +464,7 @@ def in_own_loop(single: bool, count: Array, function: Callable[[Any], Any], inde
     kinds = jax.eval_shape(function, index)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kinds)
     # The traced count, always 1 here, hides the length of the loop.
-    return jax.lax.fori_loop(0, count, lambda i, _: function(_tied(index, i)), zeros)
+    return jax.lax.fori_loop(0, count, lambda i, _: function(tied(index, i)), zeros)
 
 
 def _take(tree: Any, index: Array, single: bool) -> Any:

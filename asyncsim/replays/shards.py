@@ -22,7 +22,7 @@ from asyncsim.problems.partition import Partition
 from asyncsim.replays.local import Constants, Flat, LocalResult, MakeParts, Parts
 from asyncsim.replays.observing import RECORDED, columns, observe
 from asyncsim.replays.parts import PartsOfPiece, ShardedPieces
-from asyncsim.replays.pieces import in_own_loop, put_rows
+from asyncsim.replays.pieces import in_own_loop, put_rows, tied
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.state import Layout, ReplayState, WorkerRow, initial_state, of_workers
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
@@ -231,18 +231,8 @@ def _build_piece(
     ) -> tuple[ReplayState, Array]:
         """Commit the parts of a piece at a shard, in order; add their numbers."""
 
-        def turn(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
-            state, numbers = carry
-
-            def gather(part: PartsOfPiece) -> Any:
-                row, read = _row(state.workers, part.visit.worker), _row(state.read, part.read_slot)
-                pulled = _row(state.read, part.push_slot) if layout.separate_pushes else ()
-                update = split(partition, _row(updates, part.message_slot))[shard]
-                return row, read, pulled, update, _row(numbers, part.message_slot)
-
-            part = _row(parts._replace(size=()), i)
-            once = jnp.minimum(parts.size, 1)
-            row, read, pulled, update, sums = in_own_loop(single, once, gather, part)
+        def write(carry: tuple[ReplayState, Array], part: PartsOfPiece, gathered: Any) -> Any:
+            (state, numbers), (row, read, pulled, update, sums) = carry, gathered
             memories: tuple[Memories, ...] = ()
             if method.sees_memories:
                 # The table is up to date: the newer row belongs to no worker.
@@ -269,6 +259,23 @@ def _build_piece(
                 workers=_with_row(state.workers, row, part.visit.worker),
             )
             return state, _with_row(numbers, sums, part.message_slot)
+
+        def turn(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
+            state, numbers = carry
+
+            def gather(part: PartsOfPiece) -> Any:
+                row, read = _row(state.workers, part.visit.worker), _row(state.read, part.read_slot)
+                pulled = _row(state.read, part.push_slot) if layout.separate_pushes else ()
+                update = split(partition, _row(updates, part.message_slot))[shard]
+                return row, read, pulled, update, _row(numbers, part.message_slot)
+
+            part, once = _row(parts._replace(size=()), i), jnp.minimum(parts.size, 1)
+            arguments = part, in_own_loop(single, once, gather, part)
+            if not single:
+                return write(carry, *arguments)
+            return jax.lax.fori_loop(
+                0, once, lambda j, carry: write(carry, *tied(arguments, j)), carry
+            )
 
         return jax.lax.fori_loop(0, parts.size, turn, (state, numbers))
 
