@@ -222,7 +222,9 @@ class ShardedPlan:
     ):
         assert trace.cluster is not None and not look_every
         self._parts = parts = find_parts(trace)
-        self.stops, self.members, self.restores, self.changes = stops, None, [], {}
+        self.stops, self.members = stops, None
+        self.restores: list[Any] = []
+        self.changes: dict[int, Any] = {}
         self.looks, self.looked_at = np.zeros((0, len(trace)), bool), np.zeros(len(trace), bool)
         self._shards = partition_of(problem, trace.cluster.servers)
         self._of_shard = [np.flatnonzero(parts.shard == shard) for shard in range(trace.servers)]

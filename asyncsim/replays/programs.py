@@ -32,7 +32,7 @@ class Program(NamedTuple):
     Attributes
     ----------
     engine : InPieces or InShards
-        Computes commits.
+        Computes commits; the latter those of several servers.
     first, look : function
         The inputs of the first commit of some pieces, and the recorders' values of it; see
         `asyncsim.replays.look`.
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     devices : tuple of jax.Device
     """
 
-    engine: InPieces | InShards
+    engine: Any
     first: Callable[[Any, Pieces], FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]

@@ -141,12 +141,13 @@ class InShards:
     ) -> ShardedState:
         method, flat, partition = self._parts(numbers).method, self._flat, self._partition
         shards, learners = [], None
+
+        def of_shard(shard: int) -> Flat:
+            return Flat(lambda tree: split(partition, flat.ravel(tree))[shard], flat.unravel)
+
         for shard, count in enumerate(slots):
-            of_shard = Flat(
-                lambda tree, k=shard: split(partition, flat.ravel(tree))[k], flat.unravel
-            )
             state = initial_state(
-                *(method, self._recorders, of_shard, params, problem_state),
+                *(method, self._recorders, of_shard(shard), params, problem_state),
                 *(count + 1, 0, workers),
                 version_messages=self._layout.version_messages,
             )

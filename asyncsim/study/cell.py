@@ -28,6 +28,7 @@ from asyncsim.methods.robust_gossip import note_few_replicas
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable, weakness_text
+from asyncsim.replays.parts import find_parts
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.replays.suitable import require_enough, require_replies, require_shards
@@ -191,7 +192,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 cluster, commits = cell.cluster_of(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
                 attack = parse_attack(cell.config.attack)
-                require_shards(cluster.servers, cell.problem.parameter_count, method, attack)
+                require_shards(cluster.server_count, cell.problem.parameter_count, method, attack)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"
@@ -218,9 +219,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
                 if method.reply and seed == 0:
-                    require_replies(
-                        method, find_waves(_trace(cluster, commits, seed).accepted).reads
-                    )
+                    find = find_parts if cluster.server_count > 1 else find_waves
+                    require_replies(method, find(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 
@@ -438,12 +438,13 @@ def _replayed(
 ) -> tuple[Run, Trace]:
     """Return a run and its trace."""
     diagnose_every, tensors_every, momentum, animate = looks
-    record = [recorders.energy(momentum, tensors_every)]
-    if diagnose_every:
+    is_split = cluster.server_count > 1  # then no recorder sees all parameters at one instant
+    record = [recorders.energy(momentum, 0 if is_split else tensors_every)]
+    if diagnose_every and not is_split:
         record.append(recorders.diagnostics(diagnose_every))
     if animate:
         record.append(recorders.positions())
-    if method.rounds is not None:
+    if method.rounds is not None and not is_split:
         record.append(recorders.chosen())
     with computing_device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run
