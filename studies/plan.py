@@ -636,7 +636,7 @@ def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
             "all-reduce",
         )
     far = ", and each other site one to it" if first.far_bandwidth is not None else ""
-    server = "the server" if first.servers == 1 else "each server"
+    server = "the server" if first.server_count == 1 else "each server"
     return text, f"links: {server} has one{far}; workers share them, as an all-reduce does"
 
 

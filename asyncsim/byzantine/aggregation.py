@@ -78,6 +78,8 @@ class Rule(NamedTuple):
         rule's input; 0 for the message itself.
     needs_key : bool
         Whether it draws random numbers.
+    coordinatewise : bool
+        Whether each entry of the result depends on that entry of the messages alone.
     """
 
     text: str
@@ -87,6 +89,7 @@ class Rule(NamedTuple):
     init: Callable[[Array], State] = _no_state
     averaging: float = 0.0
     needs_key: bool = False
+    coordinatewise: bool = False
 
     def __call__(self, messages: Any, mask: Any = None, key: Any = ()) -> Array:
         """Aggregate messages from the initial state; raise InputError for too few messages."""
@@ -115,7 +118,7 @@ def mean() -> Rule:
         # Non-finite values stay: this rule tolerates no fault.
         return Aggregated(_combined(share, messages), share)
 
-    return Rule("mean()", aggregate, lambda n: n * 0)
+    return Rule("mean()", aggregate, lambda n: n * 0, coordinatewise=True)
 
 
 def median(lower: bool = False) -> Rule:
@@ -136,7 +139,9 @@ def median(lower: bool = False) -> Rule:
         share = _share_between(messages, mask, low, high)
         return Aggregated(low if lower else low / 2 + high / 2, share)
 
-    return Rule(_text("median", lower=lower or None), aggregate, lambda n: (n - 1) // 2)
+    return Rule(
+        _text("median", lower=lower or None), aggregate, lambda n: (n - 1) // 2, coordinatewise=True
+    )
 
 
 def trimmed_mean(f: int) -> Rule:
@@ -179,7 +184,9 @@ def trimmed_mean(f: int) -> Rule:
         too_few = jnp.sum(mask, dtype=jnp.int32) <= 2 * f
         return jax.lax.cond(too_few, lambda: middle.aggregate(state, messages, mask, key), trim)
 
-    return Rule(_text("trimmed_mean", f=f), aggregate, lambda n: (n - 1) // 2, f)
+    return Rule(
+        _text("trimmed_mean", f=f), aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True
+    )
 
 
 def geometric_median(iterations: int | None = None, smoothing: float | None = None) -> Rule:

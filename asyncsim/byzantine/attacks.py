@@ -71,6 +71,9 @@ class Attack(NamedTuple):
         whose messages are present; it sees all.
     labels : bool
         Whether Byzantine workers compute with the labels of the data in reverse order.
+    coordinatewise : bool
+        Whether each entry of a changed message depends on that entry of the messages alone; other
+        attacks are refused where servers commit the parts of a message at different times.
     weakness : function, optional
         ``weakness(workers) -> str``: why the attack has no effect with this number of workers, or
         "".
@@ -81,6 +84,7 @@ class Attack(NamedTuple):
     corrupt: Callable[[Array, Any], Array] | None = None
     change: Callable[[Array, Array, Array, Any], Array] | None = None
     labels: bool = False
+    coordinatewise: bool = False
     weakness: Callable[[int], str] = _no_weakness
 
     def byzantine(self, workers: int) -> np.ndarray:
@@ -137,7 +141,11 @@ def sign_flip(workers: Any, scale: float = 1.0) -> Attack:
     """Send the worker's message times ``-scale``: 10 for BASGD's negative gradients."""
     require_positive("scale", scale)
     return _attack(
-        "sign_flip", workers, {"scale": scale}, corrupt=lambda message, key: -scale * message
+        "sign_flip",
+        workers,
+        {"scale": scale},
+        corrupt=lambda message, key: -scale * message,
+        coordinatewise=True,
     )
 
 
@@ -169,19 +177,24 @@ def disturbance(workers: Any, sigma: float = 0.2) -> Attack:
 
 def zero(workers: Any) -> Attack:
     """Send zeros."""
-    return _attack("zero", workers, corrupt=lambda message, key: jnp.zeros_like(message))
+    return _attack(
+        "zero", workers, corrupt=lambda message, key: jnp.zeros_like(message), coordinatewise=True
+    )
 
 
 def infinite(workers: Any) -> Attack:
     """Send infinite numbers."""
     return _attack(
-        "infinite", workers, corrupt=lambda message, key: jnp.full_like(message, jnp.inf)
+        "infinite",
+        workers,
+        corrupt=lambda message, key: jnp.full_like(message, jnp.inf),
+        coordinatewise=True,
     )
 
 
 def label_flip(workers: Any) -> Attack:
     """Compute with the labels in reverse order: 9 for 0, 8 for 1."""
-    return _attack("label_flip", workers, labels=True)
+    return _attack("label_flip", workers, labels=True, coordinatewise=True)
 
 
 def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
@@ -224,7 +237,7 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
         )
 
     options = {"z": z, "knows": None if knows == "all" else knows}
-    return _attack("alie", workers, options, change=change, weakness=weakness)
+    return _attack("alie", workers, options, change=change, weakness=weakness, coordinatewise=True)
 
 
 def alie_z(n: int, f: int) -> float:
@@ -251,7 +264,7 @@ def inner_product(workers: Any, scale: float = 2.0) -> Attack:
     def change(messages: Array, honest: Array, byzantine: Array, key: Any) -> Array:
         return _in_place(messages, byzantine, -scale * _moments(messages, honest)[0])
 
-    return _attack("inner_product", workers, {"scale": scale}, change=change)
+    return _attack("inner_product", workers, {"scale": scale}, change=change, coordinatewise=True)
 
 
 def mimic(workers: Any, target: int | None = None) -> Attack:
@@ -276,7 +289,7 @@ def mimic(workers: Any, target: int | None = None) -> Attack:
             copied = jnp.where(honest[target], target, copied)
         return _in_place(messages, byzantine, messages[copied])
 
-    return _attack("mimic", workers, {"target": target}, change=change)
+    return _attack("mimic", workers, {"target": target}, change=change, coordinatewise=True)
 
 
 def min_max(workers: Any, direction: str = "deviation") -> Attack:

@@ -147,8 +147,10 @@ class Cluster:
     far_every : int
         Above one, only every ``far_every``-th visit of a worker, at any site, crosses to another
         site and back; the other visits stay at its site. All services still queue at one server.
-    servers : int
-        Servers that each hold an equal part of the parameters, a *shard*. Above one, a message is
+    servers : int or sequence of str
+        Servers that each hold an equal part of the parameters, a *shard*; or the names of the
+        tensors of each shard: ``["0", "1,2"]`` for two, of the first layer and of the others, see
+        `asyncsim.problems.partition.partition`. Above one, a message is
         split into equal parts, one per server. Each server has a separate queue, versions and
         ``policy``; ``service`` is the time of one part. With ``shared_bandwidth`` each server has a
         link, else a worker has the full bandwidth to each. The next computation begins when the
@@ -181,7 +183,7 @@ class Cluster:
     far_latency: Law | tuple[Law, Law] | None = None
     far_bandwidth: float | tuple[float, float] | None = None
     far_every: int = 1
-    servers: int = 1
+    servers: int | tuple[str, ...] = 1
     rollouts: Rollouts | None = None
 
     if TYPE_CHECKING:  # the types of arguments are wider than those of the checked fields
@@ -207,7 +209,7 @@ class Cluster:
             far_latency: LawLike | Sequence[LawLike] | PerWorker | None = None,
             far_bandwidth: SizeLike | PerWorker | None = None,
             far_every: int = 1,
-            servers: int = 1,
+            servers: int | Sequence[str] = 1,
             rollouts: Rollouts | str | None = None,
         ): ...
 
@@ -226,7 +228,7 @@ class Cluster:
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
         store("read_blocks", require_count("read_blocks", self.read_blocks))
-        store("servers", require_count("servers", self.servers))
+        store("servers", _as_servers(self.servers))
         if self.read_blocks > 1 and (self.protocol, self.discipline) != (
             "write_then_read",
             "lock_free",
@@ -268,7 +270,7 @@ class Cluster:
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
-        if self.servers > 1:
+        if self.server_count > 1:
             _check_shards(self)
         _question_bandwidth(self)
 
@@ -278,6 +280,11 @@ class Cluster:
         if isinstance(self.compute, Law):
             return (self.compute,) * self.workers
         return self.compute
+
+    @property
+    def server_count(self) -> int:
+        """The number of servers."""
+        return self.servers if isinstance(self.servers, int) else len(self.servers)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -412,7 +419,7 @@ class Cluster:
                 else self.message_bytes
             )
             transfer = (
-                0.0 if size is None or speed is None else size / self.servers / speed
+                0.0 if size is None or speed is None else size / self.server_count / speed
                 for speed in speeds
             )
             ways.append(Way(tuple(laws), tuple(transfer)))
@@ -481,9 +488,9 @@ class Cluster:
 
 def _check_rollouts(cluster: Cluster) -> None:
     """Raise InputError unless the learners' server makes a version of each batch."""
-    if cluster.servers > 1:
+    if cluster.server_count > 1:
         raise InputError(
-            f"servers = {cluster.servers}: with rollouts one server publishes versions; leave "
+            f"servers = {cluster.server_count}: with rollouts one server publishes versions; leave "
             "servers out"
         )
     if cluster.topology is not None:
@@ -650,9 +657,23 @@ def _check_collective(cluster: Cluster) -> None:
     )  # raises an error where the nodes do not fit
 
 
+def _as_servers(servers: Any) -> int | tuple[str, ...]:
+    """Return a number of servers, or the names of the tensors of each."""
+    if not isinstance(servers, list | tuple):
+        return require_count("servers", servers)
+    for group in servers:
+        if not isinstance(group, str) or not group.strip():
+            raise InputError(
+                f"servers: {group!r} names no tensors; give texts such as ['0', '1,2'], or a number"
+            )
+    if not servers:
+        raise InputError("servers: names no group of tensors; give one or more, or a number")
+    return tuple(servers)
+
+
 def _check_shards(cluster: Cluster) -> None:
     """Raise InputError for policies and failures that are not simulated with several servers."""
-    servers, policy = cluster.servers, cluster.policy
+    servers, policy = cluster.server_count, cluster.policy
     require_memory(
         f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES
     )

@@ -129,7 +129,7 @@ def _bandwidth(bandwidth: Any) -> str:
 def _server(cluster: Cluster) -> list[str]:
     if cluster.topology is not None:
         return [f"no server, {cluster.topology!r}"]
-    shards = [f"{cluster.servers} servers"] if cluster.servers > 1 else []
+    shards = [f"{cluster.server_count} servers"] if cluster.server_count > 1 else []
     blocks = [f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []
     return [*shards, _protocol(cluster), f"served {cluster.discipline}", *blocks]
 

@@ -97,4 +97,5 @@ def adag(
         optimizer=local,
         message=message,
         apply=apply,
+        coordinatewise=True,
     )

@@ -35,7 +35,13 @@ def adaptive_staleness(
             central + message / (visit.staleness + 1).astype(central.dtype), server, memory
         )
 
-    return Method(name="adaptive_staleness", hyperparameters=named, optimizer=local, apply=apply)
+    return Method(
+        name="adaptive_staleness",
+        hyperparameters=named,
+        optimizer=local,
+        apply=apply,
+        coordinatewise=True,
+    )
 
 
 @shares_programs

@@ -41,4 +41,6 @@ def agn(
     def message(worker, update, start, central, visit):
         return update / visit.local_steps.astype(update.dtype), worker, {}
 
-    return Method(name="agn", hyperparameters=named, optimizer=local, message=message)
+    return Method(
+        name="agn", hyperparameters=named, optimizer=local, message=message, coordinatewise=True
+    )

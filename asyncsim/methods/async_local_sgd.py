@@ -90,6 +90,7 @@ def async_local_sgd(
         apply=apply,
         init_server=outer.init,
         space="vector" if server_optimizer is None else "tensors",
+        coordinatewise=server_optimizer is None,
     )
 
 
@@ -188,4 +189,5 @@ def delayed_nesterov(
         message=message,
         apply=apply,
         init_server=init_server,
+        coordinatewise=True,
     )

@@ -52,4 +52,5 @@ def averaging(
         optimizer=local,
         combine=add_mean,
         timing=Timing(policy=policy),
+        coordinatewise=True,
     )

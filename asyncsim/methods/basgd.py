@@ -82,4 +82,5 @@ def basgd(
         init_server=parsed.init,
         timing=Timing(policy=buckets(count)),
         needs_key=parsed.needs_key,
+        coordinatewise=parsed.coordinatewise,
     )

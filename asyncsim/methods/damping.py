@@ -108,6 +108,7 @@ def damping(
         hyperparameters={**named, "law": law, "strength": strength, "threshold": threshold},
         optimizer=local,
         **rules,
+        coordinatewise=True,
     )
 
 
@@ -189,4 +190,5 @@ def delay_adaptive(
         hyperparameters={"learning_rate": learning_rate, "rule": rule, "smoothness": smoothness},
         optimizer=gradient_steps(learning_rate),
         apply=apply,
+        coordinatewise=True,
     )

@@ -54,6 +54,7 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         init_memory=jnp.zeros_like,
         reply=lambda server, central, memory, visit: central + mu * server,
         timing=Timing(window=1),
+        coordinatewise=True,
     )
 
 
@@ -89,4 +90,5 @@ def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         message=message,
         init_worker=jnp.zeros_like,
         timing=Timing(window=1),
+        coordinatewise=True,
     )

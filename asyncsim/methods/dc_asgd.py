@@ -89,4 +89,5 @@ def dc_asgd(
         apply=apply,
         init_server=jnp.zeros_like if adaptive else lambda central: (),
         timing=Timing(window=1),
+        coordinatewise=True,
     )

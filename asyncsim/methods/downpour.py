@@ -39,7 +39,7 @@ def downpour(
     Dean et al. 2012, "Large scale distributed deep networks", algorithm 1.1 of its appendix.
     """
     named, local = local_steps(learning_rate, optimizer)
-    return Method(name="downpour", hyperparameters=named, optimizer=local)
+    return Method(name="downpour", hyperparameters=named, optimizer=local, coordinatewise=True)
 
 
 @shares_programs

@@ -102,6 +102,7 @@ def aeasgd(
         ),
         resume=lambda worker, read: worker.replica,
         timing=Timing(window=1) if remembers else Timing(),
+        coordinatewise=True,
     )
 
 
@@ -163,6 +164,7 @@ def eamsgd(
         init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
         look_ahead=look_ahead,
+        coordinatewise=True,
     )
 
 
@@ -222,6 +224,7 @@ def easgd(
         init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
         timing=Timing(policy=policy),
+        coordinatewise=True,
     )
 
 

@@ -107,6 +107,7 @@ def entropy_sgd(
         look_ahead=lambda loop: loop.ahead,
         timing=Timing(workers=1, protocol="exchange", policy=asynchronous()),
         needs_key=_is_noisy(noise),
+        coordinatewise=True,
     )
 
 
@@ -199,6 +200,7 @@ def parle(
         look_ahead=lambda loop: loop.ahead,
         timing=Timing(policy=policy),
         needs_key=_is_noisy(noise),
+        coordinatewise=True,
     )
 
 

@@ -72,6 +72,7 @@ def fedasync(
         else optax.chain(spring(rho), local),
         message=message,
         apply=apply,
+        coordinatewise=True,
     )
 
 

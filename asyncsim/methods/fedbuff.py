@@ -89,4 +89,5 @@ def fedbuff(
         init_server=outer.init,
         space="vector" if server_optimizer is None else "tensors",
         timing=Timing(policy=policy),
+        coordinatewise=server_optimizer is None,
     )

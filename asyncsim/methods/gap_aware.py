@@ -94,4 +94,5 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         apply=apply,
         init_server=init_server,
         timing=Timing(window=1),
+        coordinatewise=True,
     )

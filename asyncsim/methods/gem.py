@@ -117,4 +117,5 @@ def gem(
         origin=lambda worker, read: worker.pulled,
         proxy=lambda worker: worker.momentum,
         timing=Timing(protocol="read_then_write") if variant == "paper" else Timing(),
+        coordinatewise=True,
     )

@@ -78,4 +78,5 @@ def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
         init_server=init,
         init_memory=init,
         timing=Timing(window=1),
+        coordinatewise=True,
     )

@@ -184,6 +184,7 @@ def lsgd(
         ),
         sees_loss=True,
         sees_memories=True,
+        coordinatewise=True,
     )
 
 
@@ -247,6 +248,7 @@ def lgd(
         resume=lambda worker, read: worker.rest + worker.pull * read,
         timing=Timing(policy=policy, message_numbers=1),
         sees_loss=True,
+        coordinatewise=True,
     )
 
 

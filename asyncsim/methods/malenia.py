@@ -114,6 +114,7 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
             jnp.zeros_like(central), jnp.zeros((), central.dtype), jnp.int32(0)
         ),
         timing=Timing(window=1),
+        coordinatewise=True,
     )
 
 

@@ -450,6 +450,12 @@ class Method(NamedTuple):
     same_reply : bool
         Whether all workers get the same reply to a version: ``reply`` then looks at neither the
         memory nor the worker of the visit, and is formed once, in the visit that made the version.
+    coordinatewise : bool
+        Whether each entry of the vectors of all functions depends on that entry of the arguments,
+        on numbers of the visit and on states that do not depend on other entries: no norm, no
+        median over parameters, no draws. Then several servers may hold a shard each and commit
+        their parts of a message at different times (``Cluster(servers=4)``); other methods are
+        refused there.
     sees_loss : bool
         Whether visits carry the loss.
     sees_delays : bool
@@ -501,6 +507,7 @@ class Method(NamedTuple):
     last: Callable[[State], State] | None = None
     timing: Timing = Timing()
     same_reply: bool = False
+    coordinatewise: bool = False
     sees_loss: bool = False
     sees_delays: bool = False
     sees_memories: bool = False

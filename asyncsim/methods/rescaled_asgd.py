@@ -53,4 +53,5 @@ def rescaled_asgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
         optimizer=gradient_steps(learning_rate),
         apply=apply,
         timing=Timing(window=1),
+        coordinatewise=True,
     )

@@ -143,6 +143,7 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
         init_memory=init_memory,
         reply=(lambda server, central, memory, visit: memory.point) if keeps_point else None,
         timing=Timing(protocol="exchange" if keeps_point else None, window=1),
+        coordinatewise=True,
     )
 
 

@@ -168,6 +168,7 @@ def robust(
             timing=Timing(policy=policy),
             needs_key=chosen.needs_key,
             rounds=Rounds(require, attacked),
+            coordinatewise=chosen.coordinatewise,
         )
 
     def require(workers: int, policy: Policy) -> None:

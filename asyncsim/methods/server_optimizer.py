@@ -72,4 +72,5 @@ def server_optimizer(
         timing=Timing(window=1),
         # Plain steps are the same on a vector, and quicker.
         space="vector" if optimizer is None else "tensors",
+        coordinatewise=optimizer is None,
     )

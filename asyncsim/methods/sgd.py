@@ -50,4 +50,5 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
         init_worker=lambda central: SgdWorker(jnp.zeros_like(central)),
         proxy=lambda worker: worker.momentum,
         timing=Timing(workers=1, protocol="exchange", window=1, policy=asynchronous()),
+        coordinatewise=True,
     )

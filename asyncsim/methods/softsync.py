@@ -67,4 +67,5 @@ def softsync(
         message=message,
         combine=add_mean,
         timing=Timing(policy=policy),
+        coordinatewise=True,
     )

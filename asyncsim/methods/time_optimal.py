@@ -50,6 +50,7 @@ def batch_sgd(
         optimizer=gradient_steps(learning_rate),
         combine=add_mean,
         timing=Timing(policy=policy),
+        coordinatewise=True,
     )
 
 

@@ -66,7 +66,8 @@ def replay_ensemble(
         As in `asyncsim.replay`.
     batched : bool, optional
         Whether all runs are computed as one, in batches over them; by default where that is faster:
-        on accelerators, and on a CPU for problems of few parameters. Else they run one by one.
+        on accelerators, and on a CPU for problems of few parameters. Else they run one by one, as
+        do those of several servers.
     **hyperparameters
         Of the factory. A list, tuple or array holds the values to combine; any other value is the
         same for all. If batched, values to combine are numbers used in arithmetic alone.
@@ -112,7 +113,12 @@ def replay_ensemble(
     attack, learnt = parse_attack(attack), problem
     config = {"precision": precision, "attack": attack and attack.text, **jax_settings()}
     recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
-    if batched is None:
+    if batched and trace.servers > 1:
+        raise InputError(
+            f"batched = True: replays of several servers ({trace.servers}) run one by one; leave "
+            "batched out"
+        )
+    if batched is None and trace.servers == 1:
         batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
     if not batched:
         # One object for each method, so that its seeds share what is compiled.

@@ -115,6 +115,17 @@ def require_recorders(record: Any) -> tuple[Recorder, ...]:
     return tuple(sorted(recorders, key=lambda recorder: recorder.shared))
 
 
+def require_additive(recorders: Sequence[Recorder], servers: int) -> None:
+    """Raise InputError unless the numbers of a message are sums over its parts at all servers."""
+    for recorder in recorders:
+        if recorder.look is not None or (recorder.columns and not recorder.additive):
+            name = repr(recorder.columns[0]) if recorder.columns else "diagnostics"
+            raise InputError(
+                f"record: {name} needs all parameters at one instant, and with servers = {servers} "
+                "each commits its shard at another time; leave it out, or give servers = 1"
+            )
+
+
 def columns(recorders: Sequence[Recorder]) -> tuple[str, ...]:
     """Return the names of all numbers recorded of a commit."""
     return (*RECORDED, *(column for recorder in recorders for column in recorder.columns))

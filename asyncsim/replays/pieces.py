@@ -161,6 +161,10 @@ class InPieces:
             else jax.device_put(state, self._divided.of_state(state))
         )
 
+    def central(self, state: ReplayState) -> Array:
+        """Return the central variable."""
+        return state.central
+
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
         return of_workers(state.workers.learner.problem, self._workers)
@@ -242,7 +246,7 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
         return _take(state.workers, worker, single), read_vector, pulled, received
 
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
-    row, vectors, pulled, received = _in_own_loop(single, piece.size, read, index)
+    row, vectors, pulled, received = in_own_loop(single, piece.size, read, index)
     partner = piece.gossip.partner if meets else ()
     visit = piece.visit._replace(delays=_delays(layout, piece.visit) if method.sees_delays else ())
     return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
@@ -307,7 +311,7 @@ def _build_piece(
         no_numbers = jnp.zeros((size, *numbers_shape), state.central.dtype)
 
         def turn(i: Array, carry: Any) -> Any:
-            return commit_and_write(carry[0], *_tied(arguments, i))
+            return commit_and_write(carry[0], *tied(arguments, i))
 
         return jax.lax.fori_loop(0, piece.size, turn, (state, no_numbers))
 
@@ -404,7 +408,7 @@ def _build_piece(
 
         read, push_read = state.read, state.push_read
         if layout.reads not in ("separate", "none"):
-            read = _put(read, next_reads, piece.slot, valid, single)
+            read = put_rows(read, next_reads, piece.slot, valid, single)
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
             push_read = _put_separate(push_read, end.history, piece.push_reads, layout)
@@ -415,7 +419,7 @@ def _build_piece(
             # below.
             partner = jnp.where(inputs.partner < 0, piece.visit.worker, inputs.partner)
             workers = workers._replace(
-                method=_put(workers.method, partner_states, partner, valid, single)
+                method=put_rows(workers.method, partner_states, partner, valid, single)
             )
         if method.mix is not None:
             # The form "single" writes unconditionally: messages without a taker go to a spare row.
@@ -426,8 +430,8 @@ def _build_piece(
                 commits.memory, piece.visit.worker
             )
             sent = Sent(commits.message, () if method.honest is None else mass)
-            messages = _put(messages, sent, message_slot, valid & is_sent, single)
-        workers = _put(workers, row, piece.visit.worker, valid, single)
+            messages = put_rows(messages, sent, message_slot, valid & is_sent, single)
+        workers = put_rows(workers, row, piece.visit.worker, valid, single)
         central, server, waiting = end.server_state
         state = ReplayState(
             central, server, recorder_states, read, push_read, workers, messages, waiting
@@ -437,7 +441,7 @@ def _build_piece(
     return run_piece
 
 
-def _tied(tree: Any, i: Array) -> Any:
+def tied(tree: Any, i: Array) -> Any:
     """Hide from XLA that the tree is the same in each turn of a loop over ``i``.
 
     Otherwise XLA moves work out of the loop: reads of rows of the state, which is then copied, or
@@ -453,14 +457,14 @@ def _tied(tree: Any, i: Array) -> Any:
     return jax.tree.map(tie, tree)
 
 
-def _in_own_loop(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
+def in_own_loop(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
     """Call a function; in the form "single" within a loop of one turn, which XLA does not fuse."""
     if not single:
         return function(index)
     kinds = jax.eval_shape(function, index)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kinds)
     # The traced count, always 1 here, hides the length of the loop.
-    return jax.lax.fori_loop(0, count, lambda i, _: function(_tied(index, i)), zeros)
+    return jax.lax.fori_loop(0, count, lambda i, _: function(tied(index, i)), zeros)
 
 
 def _take(tree: Any, index: Array, single: bool) -> Any:
@@ -530,7 +534,7 @@ def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool)
     return jax.lax.fori_loop(0, gossip.source_count[0], add, zeros)
 
 
-def _put(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
+def put_rows(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
     """Write the ``valid`` rows into the tree; their indices differ."""
     if single:
         return jax.tree.map(
@@ -562,4 +566,4 @@ def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Lay
     valid = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
     # A slot that is freed within the piece may be written twice: only its last read stays.
     is_overwritten = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & valid, 1), axis=1)
-    return _put(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)
+    return put_rows(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)

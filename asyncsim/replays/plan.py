@@ -159,13 +159,9 @@ class Plan:
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
         # A power of two, so that short traces that differ by a few pieces share a program.
         self._chunk = min(self._tuning.chunk, 1 << (int(between.max()) - 1).bit_length())
-        seeds = [seed] if isinstance(seed, int) else seed
         self.members = None if isinstance(seed, int) else len(seed)
-        self._batches = [problem.batch_indices(member_seed, trace.workers) for member_seed in seeds]
-        self._keys: Array | None = None
-        if needs_key:
-            keys = [method_key(member_seed) for member_seed in seeds]
-            self._keys = keys[0] if isinstance(seed, int) else jnp.stack(keys)
+        self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
+        self._keys = method_keys(seed) if needs_key else None
         self._columns = {
             name: trace.frame[name].to_numpy()
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
@@ -187,9 +183,16 @@ class Plan:
         self._window = trace.window
         self._windows_differ = trace.windows_differ
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of the replay's state."""
+        waves = self.waves
+        sizes = {"slots": waves.slots, "push_slots": waves.push_slots, "workers": self._workers}
+        return sizes if waves.gossip is None else {**sizes, "message_slots": waves.gossip.slots + 1}
+
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self.waves)
+        require_replies(method, self.waves.reads, self.waves.has_old_replies)
         return Layout(
             form=self._form,
             piece_size=self.piece_size,
@@ -325,23 +328,8 @@ class Plan:
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""
-        commits = member[valid]
-        worker, job, steps = (
-            self._columns[name][commits] for name in ("worker", "job", "local_steps")
-        )
-        no_rows = np.zeros((len(commits), self._window, 0), np.int32)
-        rows = np.stack(
-            [
-                no_rows if batch is None else batch.rows(worker, job, self._window, steps)
-                for batch in self._batches
-            ],
-            1,
-        )
-        if self.members is None:
-            rows = rows[:, 0]
-        padded = np.zeros((*member.shape, *rows.shape[1:]), np.int32)
-        padded[valid] = rows
-        return padded
+        jobs = [self._columns[name][member] for name in ("worker", "job", "local_steps")]
+        return self._minibatches.rows(jobs, valid)
 
 
 def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -377,6 +365,36 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
     return ReadsOfPiece(count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32))
 
 
+class Minibatches:
+    """The examples of jobs, of one run or of the members of an ensemble."""
+
+    def __init__(self, problem: Problem, seed: int | Sequence[int], workers: int, window: int):
+        self._is_single, self._window = isinstance(seed, int), window
+        seeds = [seed] if isinstance(seed, int) else seed
+        self._batches = [problem.batch_indices(member_seed, workers) for member_seed in seeds]
+
+    def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
+        """Return the examples of the ``valid`` jobs, ``[*valid.shape, members, window, batch]``.
+
+        ``jobs``: their workers, numbers and local steps, each of the shape of ``valid``. A single
+        run has no axis of members.
+        """
+        worker, job, steps = (values[valid] for values in jobs)
+        no_rows = np.zeros((len(worker), self._window, 0), np.int32)
+        rows = np.stack(
+            [
+                no_rows if batch is None else batch.rows(worker, job, self._window, steps)
+                for batch in self._batches
+            ],
+            1,
+        )
+        if self._is_single:
+            rows = rows[:, 0]
+        padded = np.zeros((*valid.shape, *rows.shape[1:]), np.int32)
+        padded[valid] = rows
+        return padded
+
+
 def purpose_key(seed: int, purpose: str) -> Array:
     """Return the key of a purpose's random numbers, see `asyncsim.base.streams`."""
     return jax.random.wrap_key_data(
@@ -387,6 +405,11 @@ def purpose_key(seed: int, purpose: str) -> Array:
 def method_key(seed: int) -> Array:
     """Return the key of a run's visits, see `visit_key`."""
     return purpose_key(seed, "method")
+
+
+def method_keys(seed: int | Sequence[int]) -> Array:
+    """Return `method_key` of a run; of the members of an ensemble ``[members]``."""
+    return method_key(seed) if isinstance(seed, int) else jnp.stack([*map(method_key, seed)])
 
 
 def visit_key(key: Array, worker: Any, worker_step: Any) -> Array:

@@ -21,6 +21,7 @@ from asyncsim.replays.look import FirstCommit, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
 from asyncsim.replays.recorders import Recorder
+from asyncsim.replays.shards import InShards
 from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
 from asyncsim.replays.tuning import writes_slices
 
@@ -30,8 +31,8 @@ class Program(NamedTuple):
 
     Attributes
     ----------
-    engine : InPieces
-        Computes commits.
+    engine : InPieces or InShards
+        Computes commits; the latter those of several servers.
     first, look : function
         The inputs of the first commit of some pieces, and the recorders' values of it; see
         `asyncsim.replays.look`.
@@ -51,7 +52,7 @@ class Program(NamedTuple):
     devices : tuple of jax.Device
     """
 
-    engine: InPieces
+    engine: Any
     first: Callable[[Any, Pieces], FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
@@ -210,7 +211,12 @@ def _build(
     recorders = tuple(key.value for key in recorder_keys)
     flat, evaluate, evaluate_each = _of_problem(problem_key, dtype, devices[0])
     parts = _parts(family, problem, layout, flat, dtype)
-    engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat, layout))
+    engine: Any
+    if layout.shards is None:
+        initial = _initial(parts, recorders, flat, layout)
+        engine = InPieces(parts, recorders, layout, devices, initial)
+    else:
+        engine = InShards(parts, recorders, layout, devices, flat)
     first, look = build_first(family.method, layout), build_look(parts, recorders, flat, layout)
     replicas = _build_replicas(parts, family.method, layout)
     return Program(engine, first, look, evaluate, *replicas, evaluate_each, flat, devices)

@@ -115,6 +115,10 @@ class Recorder(NamedTuple):
         over each tensor are rows of `Run.diagnostics`.
     every : int
         Worker steps between two looks, plus one commit if there are several workers.
+    additive : bool
+        Whether each number is a sum over parameters. Then it is also recorded where servers commit
+        the parts of a message at different times: ``observe`` sees each part, with states of its
+        shard, and the numbers of a message are the sums over its parts.
 
     Notes
     -----
@@ -127,6 +131,7 @@ class Recorder(NamedTuple):
     shared: bool = False
     look: Callable[[State, Commit], Mapping[str, Array]] | None = None
     every: int = 5
+    additive: bool = False
 
 
 def half_square(vector: Array) -> Array:
@@ -182,7 +187,14 @@ def _energy(mu: float, tensors: int) -> Recorder:
         opposite = (commit.before - commit.origin) * commit.update < 0
         return dict(zip(ENERGIES, values, strict=True)) | {"opposite_sign": opposite}
 
-    return Recorder(ENERGIES, observe, init, look=look if tensors else None, every=max(tensors, 1))
+    return Recorder(
+        ENERGIES,
+        observe,
+        init,
+        look=look if tensors else None,
+        every=max(tensors, 1),
+        additive=True,
+    )
 
 
 def chosen() -> Recorder:

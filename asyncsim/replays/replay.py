@@ -22,7 +22,8 @@ from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.local import Constants
-from asyncsim.replays.observing import columns, require_recorders
+from asyncsim.replays.observing import columns, require_additive, require_recorders
+from asyncsim.replays.parts import ShardedPlan
 from asyncsim.replays.plan import Plan, runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
 from asyncsim.replays.programs import compiled
@@ -33,8 +34,8 @@ from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
 from asyncsim.replays.suitable import (
     require_arrived,
-    require_one_server,
     require_server,
+    require_shards,
     require_timing,
 )
 from asyncsim.replays.tensors import on_vectors
@@ -216,6 +217,7 @@ class Replay:
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         attack = parse_attack(attack)
+        require_shards(trace.servers, problem.parameter_count, method, attack)
         self._config = {
             "seed": seed,
             "precision": precision,
@@ -229,8 +231,13 @@ class Replay:
             recorders = check_replay(trace, method, problem, record)
         method = among_the_living(method, trace, attack)
         if devices is None:
-            devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
-        elif len(require_devices(devices)) > 1 and method.meet:
+            one_by_one = method.meet is not None or trace.servers > 1
+            devices = default_devices(problem.parameter_count)[: 1 if one_by_one else None]
+        elif len(require_devices(devices)) > 1 and trace.servers > 1:
+            raise InputError(
+                f"devices: a replay of several servers ({trace.servers}) has one device; give one"
+            )
+        elif len(devices) > 1 and method.meet:
             raise InputError(
                 f"devices: {method.name} has one commit at a time, which touches two workers; give "
                 "one device"
@@ -238,18 +245,11 @@ class Replay:
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(problem, devices)
-        plan = Plan(
-            trace,
-            problem,
-            seed,
-            stops,
-            look_every(recorders),
-            dtype,
-            devices,
-            form,
-            method.needs_key,
-            method.same_reply,
-        )
+        arguments = trace, problem, seed, stops, look_every(recorders), dtype, devices, form
+        if trace.servers > 1:
+            plan: Any = ShardedPlan(*arguments, method.needs_key)
+        else:
+            plan = Plan(*arguments, method.needs_key, method.same_reply)
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         initial, key = start(problem, seed, dtype, trace.workers)
         recording = Recording(trace, tensor_names(initial.params), columns(recorders))
@@ -367,7 +367,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     recorders = require_recorders(record)
     params = jax.eval_shape(problem.init, jax.random.key(0))
     has_diagnostics = check_method(method, params, trace.workers)
-    require_one_server(trace.servers, problem.parameter_count)
+    require_shards(trace.servers, problem.parameter_count, method)
     runs_of(trace, problem)
     require_server(method, trace)
     require_timing(method, trace)
@@ -377,11 +377,14 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     _check_outcomes(trace)
     # Without diagnostics a look shows nothing, but begins a chunk, which costs as much as hundreds
     # of a small problem's commits.
-    return tuple(
+    recorders = tuple(
         recorder
         for recorder in recorders
         if has_diagnostics or recorder.look is not show_diagnostics
     )
+    if trace.servers > 1:
+        require_additive(recorders, trace.servers)
+    return recorders
 
 
 def look_every(recorders: Sequence[Recorder]) -> list[int]:

@@ -58,16 +58,12 @@ class Running:
         self._kept: dict[int, Any] = {}
         self._train, self._test = on_devices(problem, dtype, program.devices)
         self._batched = plan.members is not None
-        waves = plan.waves
-        slots = {"slots": waves.slots, "push_slots": waves.push_slots}
-        if waves.gossip is not None:
-            slots["message_slots"] = waves.gossip.slots + 1
         self._honest = np.zeros(self.trace.workers, bool)
         self._honest[program.honest] = True
         self._counted = self._honest.copy()  # the living among them
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
-            constants.numbers, start, of_problem, **slots, workers=self.trace.workers
+            constants.numbers, start, of_problem, **plan.sizes
         )
         #: The initial replicas, from which workers without a neighbour return.
         self._initial: Any = None
@@ -82,6 +78,9 @@ class Running:
                 "replay: was interrupted amid its commits, and cannot go on; make a new one"
             )
         return self._state
+
+    def _central(self) -> Any:
+        return self._program.engine.central(self.state)
 
     @property
     def over(self) -> bool:
@@ -151,7 +150,7 @@ class Running:
         first = self._program.devices[0]
         # On one device, so that the number of devices does not change the program.
         central, state, train, test = jax.device_put(
-            (self.state.central, self._mean_problem_state(), self._train, self._test), first
+            (self._central(), self._mean_problem_state(), self._train, self._test), first
         )
         values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
@@ -166,7 +165,7 @@ class Running:
 
     def params(self) -> list[Any]:
         """Return the members' central variables as trees of the problem with numpy arrays."""
-        central = jax.device_put(self.state.central, self._program.devices[0])
+        central = jax.device_put(self._central(), self._program.devices[0])
         return [
             jax.tree.map(np.asarray, self._program.flat.unravel(member))
             for member in self._of_members(central)
@@ -188,7 +187,7 @@ class Running:
         if not self._plan.changes or not self._counted.any():
             return spread(self.state, self._constants.numbers)
         replicas = replicas_of(self.state, self._constants.numbers)[self._counted]
-        return jnp.mean(jnp.sum((replicas - self.state.central) ** 2, -1), 0)
+        return jnp.mean(jnp.sum((replicas - self._central()) ** 2, -1), 0)
 
     def wait(self) -> None:
         """Wait until the devices have computed all commits so far."""

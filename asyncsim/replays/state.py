@@ -48,6 +48,8 @@ class Layout(NamedTuple):
         Whether there is no server: workers take up each other's messages, or meet.
     restarts : bool
         Whether workers lose their state and restart.
+    shards : asyncsim.problems.partition.Partition or None
+        With several servers, the partition of the vector among them.
     """
 
     form: str
@@ -66,6 +68,7 @@ class Layout(NamedTuple):
     unrolled: int = 1
     restarts: bool = False
     version_messages: int = 1
+    shards: Any = None
 
     @property
     def keeps_history(self) -> bool:

@@ -7,22 +7,26 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
+from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.policy import Policy, handshake
 from asyncsim.methods.check import inbox_kinds, visit_kinds
 from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
-from asyncsim.replays.waves import Waves
 from asyncsim.traces.trace import Trace
 
 
-def require_replies(method: Method, waves: Waves) -> None:
-    """Raise InputError if a method's replies are not known where a trace's reads need them."""
-    if method.same_reply and (waves.separate_pushes or waves.restores is not None):
+def require_replies(method: Method, reads: str, has_old_replies: bool) -> None:
+    """Raise InputError if a method's replies are not known where a trace's reads need them.
+
+    ``reads``: as of `Waves`. ``has_old_replies``: whether messages are formed with an earlier
+    read, or the server is restored.
+    """
+    if method.same_reply and has_old_replies:
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, and this trace has messages formed with an earlier read, or a restored "
             "server; simulate one with Cluster(protocol='exchange') and no outage"
         )
-    if method.reply is not None and not method.same_reply and waves.reads == "separate":
+    if method.reply is not None and not method.same_reply and reads == "separate":
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, and not every read "
@@ -112,19 +116,26 @@ def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
     return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
 
-def require_one_server(servers: int, parameters: int) -> None:
-    """Raise InputError for several servers: replays have one central variable."""
+def require_shards(
+    servers: int, parameters: int, method: Method, attack: Attack | None = None
+) -> None:
+    """Raise InputError unless servers that each hold a shard can compute a method and an attack."""
     if servers > parameters:
         raise InputError(
             f"servers = {servers}: each holds a part of the parameters, and there are "
-            f"{parameters}; "
-            "give at most as many servers"
+            f"{parameters}; give at most as many servers"
         )
-    if servers > 1:
+    if servers > 1 and not method.coordinatewise:
         raise InputError(
-            f"servers = {servers}: a replay of several servers is not built yet, only their "
-            "simulation; "
-            "give servers = 1, or run the study plan, which measures times alone"
+            f"method = {method.name!r}: needs all parameters at one instant, and with servers = "
+            f"{servers} each commits its shard at another time; give servers = 1, or a "
+            "coordinate-wise method such as downpour"
+        )
+    if servers > 1 and attack is not None and not attack.coordinatewise:
+        raise InputError(
+            f"attack = {attack.text!r}: needs whole messages, and with servers = {servers} each "
+            "gets its part at another time; give servers = 1, or a coordinate-wise attack such as "
+            "alie"
         )
 
 

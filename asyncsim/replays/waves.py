@@ -18,7 +18,7 @@ messages it takes up. Where methods mix nothing, a worker reads its own message
 
 import heapq
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -70,6 +70,11 @@ class Waves(NamedTuple):
     separate_commits: np.ndarray | None = None
     fresh: np.ndarray | None = None
     restores: "Restores | None" = None
+
+    @property
+    def has_old_replies(self) -> bool:
+        """Whether messages are formed with an earlier read, or the server is restored."""
+        return self.separate_pushes or self.restores is not None
 
 
 class Restores(NamedTuple):
@@ -180,7 +185,7 @@ def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
     push = _first_position(columns["push_version"], columns["version"])
     before = columns["read_version"] + trace.frame["staleness"].to_numpy()
     separate_pushes = bool(np.any(columns["push_version"] != before))
-    previous = _previous_commit(columns["worker"])
+    previous = previous_commit(columns["worker"])
     if trace.has_failures:
         return _with_failures(trace, read, push, separate_pushes, previous, before)
     blocks = None
@@ -265,7 +270,7 @@ def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) 
 
 
 def cut(
-    waves: Waves,
+    waves: Any,
     piece_size: int,
     reads: tuple[Reads, ...],
     reads_size: int,
@@ -275,6 +280,8 @@ def cut(
 
     Parameters
     ----------
+    waves : Waves
+        Or other dependencies with ``depends_on``.
     piece_size : int
         Most commits of a piece.
     reads : tuple of Reads
@@ -317,7 +324,7 @@ def _first_position(version: np.ndarray, version_after: np.ndarray) -> np.ndarra
     return np.where(version > 0, np.searchsorted(version_after, version, side="left") + 1, 0)
 
 
-def _previous_commit(worker: np.ndarray) -> np.ndarray:
+def previous_commit(worker: np.ndarray) -> np.ndarray:
     """Return the position of the same worker's previous commit, -1 for its first."""
     order = np.argsort(worker, kind="stable")
     is_same_worker = worker[order][1:] == worker[order][:-1]
@@ -346,11 +353,11 @@ def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
     last = np.zeros(len(distinct), int)
     commit = np.arange(len(read)).reshape(-1, *[1] * (read.ndim - 1))
     np.maximum.at(last, group, np.broadcast_to(commit, read.shape))
-    slot, slots = _allocate(distinct // scale, last)
+    slot, slots = allocate(distinct // scale, last)
     return slot[group], slots
 
 
-def _allocate(begin_at: np.ndarray, end_at: np.ndarray) -> tuple[np.ndarray, int]:
+def allocate(begin_at: np.ndarray, end_at: np.ndarray) -> tuple[np.ndarray, int]:
     """Assign slots to intervals, using as few as possible; ``begin_at`` never decreases."""
     slot = np.empty(len(begin_at), int)
     busy: list[tuple[int, int]] = []  # (when the slot is freed, slot)
@@ -381,7 +388,7 @@ def _find_gossip(trace: Trace) -> Waves:
     lost_at = np.maximum(lost_at, lost_row + 1)
     np.maximum.at(last, lost_row, lost_at - 1)
     sent = np.flatnonzero(last >= 0)
-    slot, slots = _allocate(sent, last[sent])
+    slot, slots = allocate(sent, last[sent])
     message_slot = np.full(commits, -1)
     message_slot[sent] = slot
     in_use = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
@@ -395,7 +402,7 @@ def _find_gossip(trace: Trace) -> Waves:
     senders[in_use] = worker[flat]
     weights[in_use] = np.concatenate([*frame["weights"], np.empty(0)])
     np.maximum.at(newest, rows, flat)
-    previous = _previous_commit(worker)
+    previous = previous_commit(worker)
     own_read = previous + 1
     kept_share, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
     messages = zip(lost_at.tolist(), message_slot[lost_row].tolist(), lost["weight"], strict=True)

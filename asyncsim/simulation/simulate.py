@@ -58,7 +58,7 @@ def simulate(
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    memory = (commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES) * cluster.servers
+    memory = (commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES) * cluster.server_count
     require_memory(
         f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory
     )
@@ -71,7 +71,7 @@ def simulate(
     commits_made, absences = world.steps.table(), None
     shards = (
         [(shard.steps.table(), shard.reads.table()) for shard in world.shards]
-        if cluster.servers > 1
+        if cluster.server_count > 1
         else []
     )
     if world.absences is not None:

@@ -71,8 +71,10 @@ class World:
         self.weather = Weather(failures, n, cluster.sites, seed) if failures else None
         present = [True] * n if self.weather is None else self.weather.present
         self.first = [index for index in range(n) if present[index]]
-        self.shards = [Shard(self, number) for number in range(cluster.servers)]
-        self._split = SplitMessages(self, cluster.servers) if cluster.servers > 1 else None
+        self.shards = [Shard(self, number) for number in range(cluster.server_count)]
+        self._split = (
+            SplitMessages(self, cluster.server_count) if cluster.server_count > 1 else None
+        )
         messages = self._split or self.shards[0]
         self.gate, self.steps, self.reads = messages.gate, messages.steps, messages.reads
         self._last_read, self._read_version = messages.last_read, messages.read_version

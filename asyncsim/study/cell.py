@@ -29,9 +29,10 @@ from asyncsim.methods.robust_gossip import note_few_replicas
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable, weakness_text
+from asyncsim.replays.parts import find_parts
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
-from asyncsim.replays.suitable import require_enough, require_one_server, require_replies
+from asyncsim.replays.suitable import require_enough, require_replies, require_shards
 from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
@@ -190,7 +191,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
             for method in cell.methods:
                 cluster, commits = cell.cluster_of(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
-                require_one_server(cluster.servers, cell.problem.parameter_count)
+                attack = parse_attack(cell.config.attack)
+                require_shards(cluster.server_count, cell.problem.parameter_count, method, attack)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"
@@ -213,13 +215,18 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     method.rounds.require(cluster.workers, cluster.policy)
                 if seed == 0 and method.sees_messages and cluster.topology is not None:
                     note_few_replicas(method, cluster.topology, cluster.workers)
-                if seed == 0 and (attack := parse_attack(cell.config.attack)) is not None:
+                if seed == 0 and attack is not None:
                     require_attackable(method, cell.problem, attack, cluster.workers)
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
                 if method.reply and seed == 0:
                     trace = _trace(cluster, commits, seed).accepted
-                    require_replies(method, find_waves(trace, method.same_reply))
+                    if cluster.server_count > 1:
+                        parts = find_parts(trace)
+                        require_replies(method, parts.reads, parts.separate_pushes)
+                    else:
+                        waves = find_waves(trace, method.same_reply)
+                        require_replies(method, waves.reads, waves.has_old_replies)
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 
@@ -438,12 +445,13 @@ def _replayed(
 ) -> tuple[Run, Trace]:
     """Return a run and its trace."""
     diagnose_every, tensors_every, momentum, animate, directions_every = looks
-    record = [recorders.energy(momentum, tensors_every)]
-    if diagnose_every:
+    is_split = cluster.server_count > 1  # then no recorder sees all parameters at one instant
+    record = [recorders.energy(momentum, 0 if is_split else tensors_every)]
+    if diagnose_every and not is_split:
         record.append(recorders.diagnostics(diagnose_every))
     if animate:
         record.append(recorders.positions())
-    if method.rounds is not None:
+    if method.rounds is not None and not is_split:
         record.append(recorders.chosen())
     with computing_device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run

@@ -281,7 +281,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     discipline: Discipline = "fifo"
     """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
     servers: int = 1
-    """Servers that share the parameters; above 1 only in plan."""
+    """Servers that share the parameters equally."""
     read_blocks: int = 1
     """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
 

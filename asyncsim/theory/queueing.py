@@ -139,7 +139,7 @@ def waits_for_parts(cluster: Cluster) -> bool:
         cluster.service,
         *(law for way in (*cluster.ways, *cluster.near_ways) for law in way.latency),
     )
-    return cluster.servers > 1 and not all(isinstance(law, Constant) for law in laws)
+    return cluster.server_count > 1 and not all(isinstance(law, Constant) for law in laws)
 
 
 def pulls(cluster: Cluster) -> bool:
@@ -187,7 +187,7 @@ def think_time(cluster: Cluster) -> float | None:
     require_cluster(cluster)
     if (
         cluster.topology is not None
-        or cluster.servers > 1
+        or cluster.server_count > 1
         or not alike(cluster)
         or cluster.shared_bandwidth
         or cluster.policy.chooses_when_to_reply

@@ -187,7 +187,7 @@ class Source:
     @property
     def servers(self) -> int:
         """Number of servers, each with a shard of the parameters; 1 without a cluster."""
-        return 1 if self.cluster is None else self.cluster.servers
+        return 1 if self.cluster is None else self.cluster.server_count
 
     @property
     def policy(self) -> Policy:

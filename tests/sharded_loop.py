@@ -1,0 +1,109 @@
+"""The loop over the parts of messages that a replay of several servers must agree with: one part
+after the other, every version of every shard kept.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from coordinates import Side
+from event_loop import EventLoop
+
+from asyncsim.methods import Visit
+
+_LOCAL = {}
+
+
+class ShardedLoop(EventLoop):
+    """Replays a trace from its parts and reads alone; ``entries`` are those of each shard."""
+
+    def __init__(self, trace, method, problem, entries, momentum=0.9):
+        super().__init__(trace, method, problem)
+        self.entries, self.momentum = entries, momentum
+        self.sides = [Side(method, self.central[where], trace.workers) for where in entries]
+        key = id(method), id(problem), trace.window
+        self.local, *_ = _LOCAL.setdefault(
+            key, (jax.jit(self._local, static_argnums=6), method, problem)
+        )
+
+    def run(self):
+        """Return the loss, the step's length and the two energies of each message; and the final
+        central variable.
+        """
+        trace, method, sides = self.trace, self.method, self.sides
+        shards = range(len(sides))
+        reads = trace.reads[trace.reads["shard"] >= 0].itertuples()
+        version_of = {(read.worker, read.job, read.shard): read.version for read in reads}
+        parts = [row for row in trace.parts.itertuples() if row.outcome in ("applied", "buffered")]
+        of_shard = [[row for row in parts if row.shard == shard] for shard in shards]
+        places = {}  # of each part: its number at the server, in its version, and the version's
+        for rows in of_shard:
+            begin = 0
+            for number, row in enumerate(rows):
+                if row.outcome == "applied" or number == len(rows) - 1:
+                    for place in range(begin, number + 1):
+                        places[rows[place].part] = place, place - begin, number + 1 - begin
+                    begin = number + 1
+        versions = [{0: side.central} for side in sides]
+        replies, updates, steps, numbers = {}, {}, {}, {}
+        proxies = [[jnp.zeros_like(side.central)] * trace.workers for side in sides]
+
+        def read(worker, job, shard):
+            if method.reply is not None and job:
+                return replies[worker, shard]
+            return versions[shard][version_of[worker, job, shard]]
+
+        for row in parts:
+            job, side, worker = (row.worker, row.job), sides[row.shard], row.worker
+            steps.setdefault(job, sum(other[0] == worker for other in steps))
+            commit, place, messages = places[row.part]
+            window = trace.cluster.windows[worker]
+            visit = Visit(
+                *(np.int32(value) for value in (row.staleness, worker, steps[job], commit)),
+                time=np.asarray(row.commit_time),
+                local_steps=np.int32(window),
+                completes=np.bool_(row.outcome == "applied"),
+                place=np.int32(place),
+                messages=np.int32(messages),
+                workers=np.int32(trace.workers),
+                key=self._key(worker, steps[job]),
+            )
+            if job not in updates:
+                starts = [sides[k].start(worker, read(*job, k)) for k in shards]
+                vector = jnp.zeros_like(self.central)
+                for where, part in zip(self.entries, starts, strict=True):
+                    vector = vector.at[where].set(part)
+                batch = ()
+                if self.batches is not None:
+                    rows = self.batches.rows([worker], [row.job], trace.window, [window])[0]
+                    batch = jax.tree.map(lambda array, rows=rows: array[rows], self.data)
+                update, optimizer, state, loss = self.local(
+                    self.key, vector, batch, self.workers[worker], visit, np.int32(row.job), window
+                )
+                own = self.workers[worker]
+                self.workers[worker] = own._replace(optimizer=optimizer, problem=state)
+                updates[job], numbers[job] = update, np.array([float(loss), 0.0, 0.0, 0.0])
+            if method.sees_loss:
+                visit = visit._replace(loss=jnp.asarray(numbers[job][0]))
+            update = updates[job][self.entries[row.shard]]
+            seen, before = read(*job, row.shard), side.central
+            origin = method.origin(side.workers[worker], seen) if method.origin else seen
+            form = before
+            if trace.source.separate_reads and trace.protocol == "read_then_write":
+                form = versions[row.shard][row.push_version]
+            side.commit(visit, update, seen, form)
+            if row.outcome == "applied":
+                versions[row.shard][row.version] = side.central
+            replies[worker, row.shard] = side.reply(visit)
+            proxy = self.momentum * proxies[row.shard][worker] + update
+            proxies[row.shard][worker] = proxy
+            energy = method.proxy(side.workers[worker]) if method.proxy else proxy
+            moved = side.central - before, side.central - origin, energy
+            numbers[job][1:] += [float(jnp.sum(vector**2)) for vector in moved]
+        central = jnp.zeros_like(self.central)
+        for where, side in zip(self.entries, sides, strict=True):
+            central = central.at[where].set(side.central)
+        frame = trace.accepted.frame
+        table = np.array([numbers[job] for job in zip(frame["worker"], frame["job"], strict=True)])
+        table[:, 1] **= 0.5
+        table[:, 2:] /= 2
+        return table, np.asarray(central)
