@@ -29,7 +29,7 @@ from asyncsim.base.files import write_text
 from asyncsim.claims import LISTS, ClaimList, claims_of
 from asyncsim.claims.claim import Claim, measured, verdict
 from asyncsim.study import configure, results
-from asyncsim.study.config import JobOptions, StudyOptions
+from asyncsim.study.config import JobOptions, StudyConfig
 from asyncsim.study.executor import Local
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
@@ -92,7 +92,7 @@ def run(config: Config) -> Result:
 def _require_data(commands: Iterable[str]) -> None:
     """Raise InputError if the data of a command's problem cannot be loaded."""
     configs = [_configured(command)[1] for command in commands]
-    problems = {config.problem: config for config in configs if isinstance(config, StudyOptions)}
+    problems = {config.problem: config for config in configs if isinstance(config, StudyConfig)}
     for config in problems.values():
         config.at().make_problem()
 
@@ -125,7 +125,7 @@ def _tested(folder: Path, command: str, device: str) -> Tables:
     unfinished = (place / results.CONFIG).exists()
     study, config = _configured(command, "--resume" if unfinished else "--out", str(place))
     if isinstance(config, JobOptions):
-        typed, config = config.command, replace(config, device=device)
+        typed, config = config.command, replace(config, device=device)  # type: ignore[arg-type]
         object.__setattr__(config, "command", typed)
     with contextlib.redirect_stdout(io.StringIO()):
         study.run(config)

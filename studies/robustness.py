@@ -163,7 +163,7 @@ def _attacks(config: Config) -> dict[str, Callable[[int], Attack]]:
     for entry in config.attacks:
         if isinstance(entry, str):
             attacks[own_file(entry)[1]] = functools.partial(_attack_of_text, entry)
-        elif callable(entry):
+        elif callable(entry) and not isinstance(entry, Attack):
             attacks[entry.__name__] = functools.cache(entry)
         else:
             raise InputError(

@@ -594,10 +594,9 @@ def _require_alike(call: str, description: str, result: Any, expected: Any) -> N
 
 def _is_alike(result: Any, expected: Any) -> bool:
     """Return whether two trees have equal structures, shapes and types."""
-    (leaves, structure), (expected_leaves, expected_structure) = map(
-        jax.tree.flatten, (result, expected)
-    )
-    return structure == expected_structure and all(
+    leaves, expected_leaves = jax.tree.leaves(result), jax.tree.leaves(expected)
+    structures = {jax.tree.structure(result), jax.tree.structure(expected)}
+    return len(structures) == 1 and all(
         hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype)
         for a, b in zip(leaves, expected_leaves, strict=True)
     )

@@ -40,7 +40,10 @@ def init_tuner(params: Any, learning_rate: Any, momentum: Any, window: int) -> Y
         zero,
         zero,
         jax.tree.map(jnp.zeros_like, params),
-        *[zero] * 4,
+        norm=zero,
+        squared_norm=zero,
+        distance=zero,
+        density=zero,
         momentum=zero + momentum,
         learning_rate=zero + learning_rate,
     )

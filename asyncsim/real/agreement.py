@@ -113,7 +113,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
 
         return shifted_init
 
-    starts = {"init": shifted(problem.init)}
+    starts: dict[str, Any] = {"init": shifted(problem.init)}
     if problem.init_replica is not None:
         starts["init_replica"] = shifted(problem.init_replica)
 
@@ -176,14 +176,15 @@ def evaluate(recorded: Recorded, method: Method, problem: Problem) -> dict[str, 
     header, data = recorded.header, {"train": problem.train, "test": problem.test}
     with jax.enable_x64(header.precision == "float64"):
         computing = Computing(method, problem, header)
-        like = Parameters(method, header.processes, computing).state
+        like = Parameters(header.processes, computing).state
         state, _ = load_state(recorded.folder / CHECKPOINT, like)
         own_state = jax.tree.map(
             lambda *leaves: np.mean(leaves, axis=0).astype(leaves[0].dtype),
             *(row.learner.problem for row in state.workers),
         )
         params = computing.flat.unravel(jnp.asarray(state.central))
-        dtype, values = jnp.dtype(header.precision), {}
+        dtype = jnp.dtype(header.precision)
+        values: dict[str, float] = {}
         for part, examples in data.items():
             if examples is not None:
                 of_part = problem.evaluate(params, own_state, as_data(examples, dtype))

@@ -479,9 +479,9 @@ def _delays(layout: Layout, visit: Visit) -> Array:
     if not layout.bounds:
         return visit.staleness
     runs = zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
+    delays = jnp.asarray(visit.delays)
     of_runs = [
-        jnp.broadcast_to(visit.delays[:, owner, None], (len(visit.delays), width))
-        for width, owner in runs
+        jnp.broadcast_to(delays[:, owner, None], (len(delays), width)) for width, owner in runs
     ]
     return jnp.concatenate(of_runs, axis=-1)
 

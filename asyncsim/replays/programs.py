@@ -22,7 +22,7 @@ from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.shards import InShards
-from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
+from asyncsim.replays.state import Layout, Pieces, ReplayState, Start, initial_state, of_workers
 from asyncsim.replays.tuning import writes_slices
 
 
@@ -250,9 +250,10 @@ def _initial(
 ) -> Callable[..., ReplayState]:
     """Return the function from numbers, start, problem state and sizes to the first state."""
 
-    def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
+    def initial(numbers: Any, start: Start, problem_state: Any, **sizes: int) -> ReplayState:
         sizes["version_messages"] = layout.version_messages
-        return initial_state(parts(numbers).method, recorders, flat, *arguments, **sizes)
+        method = parts(numbers).method
+        return initial_state(method, recorders, flat, start, problem_state, **sizes)
 
     return initial
 

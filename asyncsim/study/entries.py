@@ -243,7 +243,8 @@ def from_file(option: str, value: Any, kind: type[Product], workers: int | None 
     if not isinstance(value, str) or not own_file(value)[0]:
         return value
     function = entry_of(option, value, {}, kind.__name__).function
-    return _from_file(function, option, value, kind, workers if kind is Topology else None)
+    of_kind = workers if kind is Topology else None
+    return _from_file(function, option, value, kind, of_kind)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(64)  # compiled programs are cached by the identity of rules and attacks
@@ -258,7 +259,7 @@ def _from_file(
     options = types.SimpleNamespace(workers=workers)
     product = _build(option, entry, options, ("workers",), ("workers",), bool, kind)
     if isinstance(product, Topology) and product.matrix is not None and product.label is None:
-        product = dataclasses.replace(product, label=function.__name__)
+        return dataclasses.replace(product, label=function.__name__)  # type: ignore[call-arg]
     return product
 
 
