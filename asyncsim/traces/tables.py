@@ -55,7 +55,7 @@ def messages_to_server(
     completed_by[version[applied]] = applied
     # A version may be completed between two rows, by a death, a cut trial or a grace window: its
     # last message has completed it. A restore makes a version, too, without messages.
-    last = np.concatenate([[0], version[:-1]])
+    last = np.r_[0, version][:-1]
     made = version - (outcome == APPLIED) - last
     rows = np.flatnonzero(made > _restores(absences, len(steps)))
     completed_by[last[rows] + 1] = step[np.searchsorted(step, rows) - 1]
@@ -142,7 +142,7 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
     steps = trace.steps
     version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
     between = trace.has_failures or trace.policy.completes_between_messages
-    before = version - (outcome == APPLIED) if between else np.r_[0, version[:-1]]
+    before = version - (outcome == APPLIED) if between else np.r_[0, version][:-1]
     counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
     columns: Columns = {name: counted.get(name, steps.get(name)) for name in COLUMNS}
     if not trace.has_failures:
