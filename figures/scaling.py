@@ -10,7 +10,11 @@ fitted to one published point; and each layer's computation and communication on
 cluster.
 """
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
@@ -28,16 +32,63 @@ def scaling(finished: Finished) -> Figure:
     """
     config, summary = finished.config, finished.summary
     layers = finished.table("layers.csv", ("nodes", "way", "layer", "computing", "communicating"))
-    published, implied = (
-        finished.table("published.csv", ("speed_up",)),
-        finished.table("implied.csv", ("overhead", "nodes", "speed_up")),
-    )
+    is_published = (finished.folder / "published.csv").exists()  # of VGG-A alone
+    published = finished.table("published.csv", ("speed_up",)) if is_published else None
     figure, (efficiency_axes, layer_axes) = look.new_figure(look.DOUBLE, 3.3, 2)
     for way, (color, line) in _LOOKS.items():
         rows = summary[summary["way"] == way].sort_values("nodes")
+        if rows.empty:
+            continue
         efficiency_axes.plot(
             rows["nodes"], rows["efficiency"], color=color, linestyle=line, label=f"{way}, computed"
         )
+    nodes = set(summary["nodes"])
+    if published is not None:
+        nodes |= _draw_published(efficiency_axes, finished, published)
+    efficiency_axes.set_xscale("log", base=2)
+    efficiency_axes.set_xticks(sorted(nodes))
+    efficiency_axes.xaxis.set_major_formatter("{x:.0f}")
+    efficiency_axes.set_ylim(0, 1.05)
+    efficiency_axes.set_xlabel("nodes")
+    efficiency_axes.set_ylabel("speed-up / nodes")
+    largest = int(summary["nodes"].max())
+    names = list(dict.fromkeys(layers["layer"].str.partition(".")[0]))
+    place = np.arange(len(names))
+    whole = layers[(layers["nodes"] == largest) & (layers["way"] == "data parallel")]
+    computing = whole.groupby(whole["layer"].str.partition(".")[0])["computing"].sum()[names] * 1e3
+    for way, (color, _) in _LOOKS.items():
+        rows = layers[(layers["nodes"] == largest) & (layers["way"] == way)]
+        if rows.empty:
+            continue
+        stage = rows["layer"].str.partition(".")[0]
+        spent = rows.groupby(stage)[["computing", "communicating"]].sum().loc[names] * 1e3
+        offset = -0.2 if way == "data parallel" else 0.2
+        layer_axes.plot(
+            spent["communicating"],
+            place + offset,
+            "D",
+            color=color,
+            markersize=3,
+            label=f"communicating, {way}",
+        )
+    layer_axes.barh(place, computing, color="#d9d9d9", label="computing")
+    layer_axes.set_xscale("log")
+    layout.plain_logs(layer_axes.xaxis)
+    layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
+    layer_axes.set_ylim(len(names) - 0.4, -0.6)
+    layer_axes.set_xlabel(f"milliseconds of an iteration on {largest} nodes")
+    handles, labels = efficiency_axes.get_legend_handles_labels()
+    layer_handles, layer_labels = layer_axes.get_legend_handles_labels()
+    layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
+    name = config["network"] if config.get("layers") is None else Path(config["layers"]).name
+    assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
+    layout.title(figure, f"{name}, {config['examples']} examples a node; {assumed}", look.DOUBLE)
+    return figure
+
+
+def _draw_published(efficiency_axes: Axes, finished: Finished, published: pd.DataFrame) -> set[int]:
+    """Draw the published points and the fitted overheads; return the overheads' nodes."""
+    implied = finished.table("implied.csv", ("overhead", "nodes", "speed_up"))
     vgg = published["network"] == "VGG-A"
     for rows, marker, label in (
         (published[vgg], "o", "VGG-A, published"),
@@ -58,42 +109,7 @@ def scaling(finished: Finished) -> Figure:
             linewidth=0.8,
             label=name,
         )
-    efficiency_axes.set_xscale("log", base=2)
-    efficiency_axes.set_xticks(sorted({*summary["nodes"], *implied["nodes"]}))
-    efficiency_axes.xaxis.set_major_formatter("{x:.0f}")
-    efficiency_axes.set_ylim(0, 1.05)
-    efficiency_axes.set_xlabel("nodes")
-    efficiency_axes.set_ylabel("speed-up / nodes")
-    largest = int(summary["nodes"].max())
-    names = list(dict.fromkeys(layers["layer"].str.partition(".")[0]))
-    place = np.arange(len(names))
-    for way, (color, _) in _LOOKS.items():
-        rows = layers[(layers["nodes"] == largest) & (layers["way"] == way)]
-        stage = rows["layer"].str.partition(".")[0]
-        spent = rows.groupby(stage)[["computing", "communicating"]].sum().loc[names] * 1e3
-        offset = -0.2 if way == "data parallel" else 0.2
-        layer_axes.plot(
-            spent["communicating"],
-            place + offset,
-            "D",
-            color=color,
-            markersize=3,
-            label=f"communicating, {way}",
-        )
-    layer_axes.barh(place, spent["computing"], color="#d9d9d9", label="computing")
-    layer_axes.set_xscale("log")
-    layout.plain_logs(layer_axes.xaxis)
-    layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
-    layer_axes.set_ylim(len(names) - 0.4, -0.6)
-    layer_axes.set_xlabel(f"milliseconds of an iteration on {largest} nodes")
-    handles, labels = efficiency_axes.get_legend_handles_labels()
-    layer_handles, layer_labels = layer_axes.get_legend_handles_labels()
-    layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
-    assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
-    layout.title(
-        figure, f"{config['network']}, {config['examples']} examples a node; {assumed}", look.DOUBLE
-    )
-    return figure
+    return set(implied["nodes"])
 
 
 draw = drawer("scaling", _COLUMNS, scaling=scaling)

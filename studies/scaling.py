@@ -17,14 +17,23 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, number_text, table_text
-from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
-from asyncsim.base.files import write_csv, write_json
-from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles, hybrid_bytes
+from asyncsim.base.errors import InputError, require_count, require_nonnegative
+from asyncsim.base.files import read_rows, write_csv, write_json
+from asyncsim.base.units import BYTES, RATES, SECONDS, SPEEDS, positive, quantity
+from asyncsim.clusters.collectives import (
+    NETWORKS,
+    Layer,
+    best_groups,
+    bubbles,
+    exposed_time,
+    hybrid_bytes,
+)
 from asyncsim.clusters.laws import Gamma
 from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
@@ -52,31 +61,56 @@ _MOST_NODES = 10**12
 #: Passes of a gradient: forward, backward by inputs and backward by weights.
 _PASSES = 3
 
+if TYPE_CHECKING:  # texts with units are numbers once they are checked
+    Speed: TypeAlias = float
+    Rate: TypeAlias = float
+    Seconds: TypeAlias = float
+    Size: TypeAlias = float
+else:
+    Speed, Rate = Annotated[float | str, "operations/s"], Annotated[float | str, "bytes/s"]
+    Seconds, Size = Annotated[float | str, "seconds"], Annotated[float | str, "bytes"]
+
 
 @dataclass(frozen=True)
 class Config:
     """Options of the study of scaling."""
 
-    network: Literal["vgg_a", "resnet50"] = "vgg_a"
-    """Network whose layers are analysed."""
+    network: Literal["vgg_a", "resnet50", "gpt2_small", "llama_7b"] = "vgg_a"
+    """Network whose layers are analysed; an example of a transformer is a sequence."""
+    layers: Path | None = None
+    """File with your own layers in the order of the forward pass, instead of a network: a CSV with
+    the columns layer, parameters, operations (of the forward pass of one example) and, if fully
+    connected layers may be divided, activations (input values of one example).
+    """
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     """Nodes of the clusters, one after the other."""
     examples: int = 4
     """Examples of a minibatch on each node; 4 at both published points of VGG-A."""
-    flops: float = 1.7e12
-    """Floating-point operations that a node computes a second; an assumption."""
-    bandwidth: float = 5e9
-    """Bytes per second of a node's link, each way; an assumption."""
-    latency: float = 0.0
-    """Seconds of a message; a layer's all-reduce between G groups has 2 (G - 1) one after the
+    flops: Speed = 1.7e12
+    """Floating-point operations that a node computes a second, 300 TFLOP/s say; an assumption."""
+    bandwidth: Rate = 5e9
+    """Of a node's link, each way, 100 Gbit/s say; an assumption."""
+    latency: Seconds = 0.0
+    """Of a message; a layer's all-reduce between G groups has 2 (G - 1) one after the
     other.
     """
     overlap: float = 0.0
     """Part of the sending that overlaps with receiving sums, 0 to 1."""
+    value_bytes: int = 4
+    """Bytes of a value: 2 for gradients in bfloat16."""
+    bucket: Size | None = None
+    """Limit of buckets as in PyTorch, 25 MB say: gradients are sent in buckets, and the next
+    forward pass waits for all of them; data parallel alone. By default each layer is a message.
+    """
     out: Path | None = None
     """Folder for the results, new or empty. By default results/scaling, then results/scaling-2,
     ...
     """
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the published speed-ups are of this network."""
+        return self.network == "vgg_a" and self.layers is None
 
     def check(self) -> None:
         """Check the options."""
@@ -85,9 +119,12 @@ class Config:
             if require_count("nodes", count) > _MOST_NODES:
                 raise InputError(f"nodes = {count}: must be at most {_MOST_NODES:,}")
         require_count("examples", self.examples)
-        require_positive("flops", self.flops, "operations/s")
-        require_positive("bandwidth", self.bandwidth, "bytes/s")
-        require_nonnegative("latency", self.latency)
+        require_count("value_bytes", self.value_bytes)
+        for name, units in (("flops", SPEEDS), ("bandwidth", RATES), ("bucket", BYTES)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, positive(name, value, units))
+        latency = quantity("latency", self.latency, SECONDS)
+        object.__setattr__(self, "latency", require_nonnegative("latency", latency))
         if require_nonnegative("overlap", self.overlap) > 1:
             raise InputError(f"overlap = {self.overlap:g}: is a part; give at most 1")
 
@@ -95,25 +132,22 @@ class Config:
 def run(config: Config) -> pd.DataFrame:
     """Run the study; return its summary, a row per number of nodes and way to divide the work."""
     config.check()
-    layers = NETWORKS[config.network]
+    layers = NETWORKS[config.network] if config.layers is None else read_layers(config.layers)
+    ways = ("data parallel", "hybrid") if config.bucket is None else ("data parallel",)
     with results.new_folder(config.out, "scaling") as folder:
-        options = asdict(config)
+        options = asdict(config) | {"layers": None if config.layers is None else str(config.layers)}
         del options["out"]
-        write_json(folder / results.CONFIG, {"study": "scaling", **options})
-        tables = [
-            layer_table(config, layers, nodes, way)
-            for way in ("data parallel", "hybrid")
-            for nodes in config.nodes
-        ]
+        command = {results.COMMAND: getattr(config, results.COMMAND, None)}  # on the command line
+        write_json(folder / results.CONFIG, {"study": "scaling", **command, **options})
+        tables = [layer_table(config, layers, nodes, way) for way in ways for nodes in config.nodes]
         summary = pd.DataFrame([_iteration(config, table) for table in tables])
-        published = pd.DataFrame(SPEED_UPS, columns=["network", "examples", "nodes", "speed_up"])
-        published["efficiency"] = published["speed_up"] / published["nodes"]
-        for name, table in (
-            (LAYERS, pd.concat(tables, ignore_index=True)),
-            (PUBLISHED, published),
-            (IMPLIED, explanations()),
-            (results.SUMMARY, summary),
-        ):
+        tables_of_study = {
+            LAYERS: pd.concat(tables, ignore_index=True),
+            results.SUMMARY: summary,
+        }
+        if config.is_published:
+            tables_of_study |= {PUBLISHED: _published(), IMPLIED: explanations()}
+        for name, table in tables_of_study.items():
             write_csv(folder / name, table)
         results.write_origin(folder)
         results.remember(folder)
@@ -121,7 +155,7 @@ def run(config: Config) -> pd.DataFrame:
             present(
                 folder,
                 {},
-                _text(config, tables[-1], summary, published),
+                _text(config, tables[-1], summary),
                 verdict=_verdict(summary),
             )
     results.say_written(folder)
@@ -139,6 +173,45 @@ def _verdict(summary: pd.DataFrame) -> str:
     return f"{counted(int(summary['nodes'].max()), 'node')} are {', '.join(ways)}"
 
 
+def read_layers(file: Path) -> tuple[Layer, ...]:
+    """Read layers from a CSV file with the columns of ``--layers``.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, lacks a column, or has a row without a number.
+    """
+    rows = read_rows(file)
+    missing = {"layer", "parameters", "operations"} - set(rows[0] if rows else ())
+    if missing:
+        raise InputError(
+            f"layers = {str(file)!r}: lacks the column{'s' * (len(missing) > 1)} "
+            f"{', '.join(sorted(missing))}; give layer, parameters, operations"
+        )
+    layers = []
+    for number, row in enumerate(rows, start=2):
+        values = []
+        for column in ("parameters", "operations", "activations"):
+            text = row.get(column) or "0"
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if not 0 <= value < math.inf:
+                raise InputError(
+                    f"layers = {str(file)!r}: {column} in line {number} is {text!r}; give a "
+                    "number from zero on"
+                )
+            values.append(value)
+        layers.append(Layer(row["layer"], *values))
+    totals = [sum(values) for values in zip(*(layer[1:3] for layer in layers), strict=True)]
+    if not all(totals):
+        raise InputError(
+            f"layers = {str(file)!r}: no layer has parameters, or none has operations; give both"
+        )
+    return tuple(layers)
+
+
 def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
     """Tabulate the layers in the order of the forward pass.
 
@@ -150,18 +223,28 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
     seconds = [_PASSES * layer.operations * config.examples / config.flops for layer in layers]
     groups = [
         best_groups(layer, nodes, minibatch, config.overlap)
-        if way == "hybrid" and layer.is_dense
+        if way == "hybrid" and layer.is_dense and layer.activations
         else nodes
         for layer in layers
     ]
     divided = list(zip(layers, groups, strict=True))
     moved = [
-        hybrid_bytes(layer, nodes, count, minibatch, config.overlap) for layer, count in divided
+        hybrid_bytes(layer, nodes, count, minibatch, config.overlap, config.value_bytes)
+        for layer, count in divided
     ]
     spent = [
         size / config.bandwidth + 2 * (count - 1) * config.latency
         for size, count in zip(moved, groups, strict=True)
     ]
+    if config.bucket is None:
+        bubble = bubbles(layers, math.fsum(seconds), spent)
+    else:  # the next forward pass waits for all buckets
+
+        def seconds_of(size: float) -> float:
+            return size / config.bandwidth + 2 * (nodes - 1) * config.latency
+
+        waits = exposed_time(layers, math.fsum(seconds), sum(moved), seconds_of, config.bucket)
+        bubble = np.r_[waits if nodes > 1 else 0.0, np.zeros(len(layers) - 1)]
     return pd.DataFrame(
         {
             "nodes": nodes,
@@ -171,7 +254,7 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
             "computing": seconds,
             "bytes": moved,
             "communicating": spent,
-            "bubble": bubbles(layers, math.fsum(seconds), spent),
+            "bubble": bubble,
         }
     )
 
@@ -234,9 +317,7 @@ def explanations() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
-def _text(
-    config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame
-) -> str:
+def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> str:
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
     by_stage = merged.groupby("stage", sort=False)[
@@ -257,9 +338,27 @@ def _text(
     wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
     ratios = {
         f"{ratio.replace('_', '-')}, {way}": wide[ratio, way]
-        for ratio, way in itertools.product(("efficiency", "speed_up"), ("data parallel", "hybrid"))
+        for ratio, way in itertools.product(("efficiency", "speed_up"), summary["way"].unique())
     }
     table = pd.DataFrame(ratios).reset_index()
+    name = config.network if config.layers is None else config.layers.name
+    text = (
+        f"{name}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
+        f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, {layers['way'].iloc[0]}\n"
+        f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}"
+    )
+    return f"{text}\n\n{_published_text()}" if config.is_published else text
+
+
+def _published() -> pd.DataFrame:
+    """Tabulate the published speed-ups."""
+    table = pd.DataFrame(SPEED_UPS, columns=["network", "examples", "nodes", "speed_up"])
+    return table.assign(efficiency=table["speed_up"] / table["nodes"])
+
+
+def _published_text() -> str:
+    """Format the published points, and their implications."""
+    published = _published()
     implied = explanations()
     implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[
         [64, 128]
@@ -271,10 +370,6 @@ def _text(
     points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
     return (
-        f"{config.network}, {config.examples} examples a node, assumed {config.flops:g} "
-        "operations/s and "
-        f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, hybrid\n"
-        f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}\n\n"
         f"published (Das et al. 2016)\n{text_of(published, points)}\n\n"
         "implications of the two points of VGG-A: both have 4 examples a node, so that a node "
         "computes and moves the "

@@ -69,7 +69,8 @@ def run(config: Config) -> pd.DataFrame:
     with results.new_folder(config.out, "throughput") as folder:
         options = {**asdict(config), "tasks": tasks, "workers": workers, "methods": methods}
         options.pop("out")
-        write_json(folder / results.CONFIG, {"study": "throughput", **options})
+        command = {results.COMMAND: getattr(config, results.COMMAND, None)}  # on the command line
+        write_json(folder / results.CONFIG, {"study": "throughput", **command, **options})
         parts: list[pd.DataFrame] = []
         # Written after each case, so that Ctrl-C keeps the finished ones.
         for part in _measure(tasks, workers, methods, config):

@@ -52,8 +52,66 @@ def test_what_the_published_points_imply():
 
 
 def test_the_figure_shows_what_is_computed_and_published():
-    scaling.run(scaling.Config(network="resnet50", nodes=(4, 16), latency=1e-4))
+    scaling.run(scaling.Config(nodes=(4, 16), latency=1e-4))
     left, right = figures("scaling").scaling(read("results/scaling", "scaling")).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in left.lines}
     assert [64.0, 53 / 64] in drawn["VGG-A, published"] and len(drawn["hybrid, computed"]) == 2
-    assert right.get_yticklabels()[-1].get_text() == "fc" and math.isfinite(right.get_xlim()[1])
+    assert right.get_yticklabels()[-1].get_text() == "fc3" and math.isfinite(right.get_xlim()[1])
+
+
+@pytest.mark.parametrize("gigabits", [100, 400])
+def test_the_scaling_of_a_transformer_by_hand(gigabits):
+    """Llama 7B on 64 nodes: 6.74e9 values of 2 bytes, sent and received over one link."""
+    config = scaling.Config(
+        network="llama_7b",
+        nodes=(64,),
+        examples=1,
+        flops="300 TFLOP/s",
+        bandwidth=f"{gigabits} Gbit/s",
+        value_bytes=2,
+    )
+    row = scaling.run(config).set_index("way").loc["data parallel"]
+    tokens, width, blocks = 2048, 4096, 32
+    products = 6_738_415_616 - 32_000 * width  # the table of embeddings is looked up
+    forward = 2 * tokens * products + 4 * tokens**2 * width * blocks
+    computing, communicating = 3 * forward / 300e12, 2 * 2 * 6_738_415_616 / (gigabits / 8 * 1e9)
+    assert row["computing"] == pytest.approx(computing, rel=0.02)
+    assert row["communicating"] == pytest.approx(communicating, rel=0.02)
+    # All but the last messages hide behind the passes: what is longer than these is waited for.
+    waited = max(0.0, communicating - computing)
+    assert row["efficiency"] == pytest.approx(computing / (computing + waited), rel=0.02)
+
+
+def test_parameters_of_published_networks():
+    counts = {name: sum(layer.parameters for layer in NETWORKS[name]) for name in NETWORKS}
+    assert counts["gpt2_small"] == 124_439_808 and counts["llama_7b"] == 6_738_415_616
+
+
+def test_own_layers(tmp_path):
+    file = tmp_path / "layers.csv"
+    file.write_text("layer,parameters,operations\nfirst,1e6,2e9\nlast,4e6,8e6\n")
+    summary = scaling.run(scaling.Config(layers=file, nodes=(8,), flops=1e12, bandwidth="1 GB/s"))
+    row = summary.set_index("way").loc["data parallel"]
+    assert row["bytes"] == 2 * 4 * 5e6 and row["computing"] == pytest.approx(4 * 3 * 2.008e-3)
+    results = read("results/scaling", "scaling")
+    assert not (results.folder / scaling.PUBLISHED).exists()
+    buckets = scaling.Config(layers=file, nodes=(8,), flops=1e12, bandwidth=1e9, bucket="25 MB")
+    # The last layer's gradient is there after the forward pass and its own backward passes.
+    computing = 3 * 2.008e9 * 4 / 1e12
+    ready = computing / 3 + 2 * 8e6 * 4 / 1e12
+    waited = ready + 32e-3 + 8e-3 - computing
+    assert scaling.run(buckets)["bubble"].iloc[0] == pytest.approx(waited)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer,parameters\na,1\n", "lacks the column operations"),
+        ("layer,parameters,operations\na,1,2\nb,x,3\n", "parameters in line 3 is 'x'"),
+        ("layer,parameters,operations\na,0,2\n", "no layer has parameters"),
+    ],
+)
+def test_layers_that_cannot_be_read(text, message, tmp_path, capsys):
+    (tmp_path / "layers.csv").write_text(text)
+    assert study.main(["scaling", "--layers", str(tmp_path / "layers.csv")]) == 2
+    assert message in capsys.readouterr().err

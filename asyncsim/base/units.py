@@ -36,6 +36,11 @@ _SECONDS = {
 }
 SECONDS = Units("seconds", "40 ms", {unit: Decimal(factor) for unit, factor in _SECONDS.items()})
 BYTES = Units("bytes", "25 MB", _BYTES)
+SPEEDS = Units(
+    "operations/s",
+    "300 TFLOP/s",
+    {f"{prefix}FLOP/s": Decimal(factor) for prefix, factor in _PREFIXES.items()},
+)
 RATES = Units("bytes/s", "100 Mbit/s", {f"{unit}/s": factor for unit, factor in _BYTES.items()})
 _NUMBER = r"-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][^\s\d,()\[\]]*)?\s*")
@@ -73,7 +78,7 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
             raise InputError(f"{subject}: must be finite; give a number below 1e308 {units.base}")
         return amount
     hint, per = "", "/s" if units is RATES else ""
-    if (unclear := _BITS_OR_BYTES.fullmatch(unit)) and units is not SECONDS:
+    if (unclear := _BITS_OR_BYTES.fullmatch(unit)) and units in (BYTES, RATES):
         prefix = {"K": "k", "m": "M", "g": "G", "t": "T"}.get(unclear[1], unclear[1])
         hint = f"bits or bytes? write {prefix}bit{per} or {prefix}B{per}; "
     elif per and unit in BYTES.factors:

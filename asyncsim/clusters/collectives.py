@@ -408,5 +408,63 @@ def _resnet50() -> tuple[Layer, ...]:
     return (*layers, _dense("fc", inputs, 1000))
 
 
+def _transformer(
+    blocks: int,
+    width: int,
+    tokens: int,
+    embedding: float,
+    attention: float,
+    feed_forward: float,
+    head: float,
+    vocabulary: int,
+) -> tuple[Layer, ...]:
+    """Return the layers of a decoder; an example is a sequence of ``tokens`` tokens.
+
+    ``embedding``, ``attention``, ``feed_forward``, ``head``: parameters, of which a product with
+    each weight costs two operations a token. Scores and weighted values cost ``4 tokens width``
+    operations a token and block more, over the whole sequence, as programs compute them.
+    """
+    activations = float(tokens * width)
+    layers = [Layer("embedding", embedding, 0.0, activations)]
+    for block in range(1, blocks + 1):
+        scores = 4.0 * tokens * tokens * width
+        operations = 2.0 * tokens * attention + scores
+        layers += [
+            Layer(f"block{block}.attention", attention, operations, activations),
+            Layer(f"block{block}.mlp", feed_forward, 2.0 * tokens * feed_forward, activations),
+        ]
+    return (*layers, Layer("head", head, 2.0 * tokens * width * vocabulary, activations))
+
+
+def _gpt2_small() -> tuple[Layer, ...]:
+    """Return GPT-2 small, 124,439,808 parameters, with 1,024 tokens: Radford et al. 2019, table 2.
+
+    The head is the embedding's matrix, whose gradient is complete after the backward pass of the
+    embedding; scales and shifts of the last normalization count with it.
+    """
+    width, vocabulary = 768, 50_257
+    normalization = 2 * width
+    attention = normalization + width * 3 * width + 3 * width + width * width + width
+    feed_forward = normalization + 2 * 4 * width * width + 5 * width
+    embedding = (vocabulary + 1024) * width + normalization
+    return _transformer(12, width, 1024, embedding, attention, feed_forward, 0.0, vocabulary)
+
+
+def _llama_7b() -> tuple[Layer, ...]:
+    """Return Llama 7B, 6,738,415,616 parameters, with 2,048 tokens: Touvron et al. 2023, arXiv
+    2302.13971, table 2; the width of its feed-forward layers, 11,008, is that of the published
+    program.
+    """
+    width, vocabulary = 4096, 32_000
+    table = vocabulary * width
+    attention, feed_forward = width + 4 * width * width, width + 3 * width * 11_008
+    return _transformer(32, width, 2048, table, attention, feed_forward, table + width, vocabulary)
+
+
 #: Layers of published networks, in the order of the forward pass.
-NETWORKS: dict[str, tuple[Layer, ...]] = {"vgg_a": _vgg_a(), "resnet50": _resnet50()}
+NETWORKS: dict[str, tuple[Layer, ...]] = {
+    "vgg_a": _vgg_a(),
+    "resnet50": _resnet50(),
+    "gpt2_small": _gpt2_small(),
+    "llama_7b": _llama_7b(),
+}

@@ -173,9 +173,9 @@ def configure(
     if recorded_options:
         of_folder = {field.name for field in dataclasses.fields(config)} - overridden
         require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
+    # A frozen dataclass; no field, as it is no option.
+    object.__setattr__(config, results.COMMAND, tuple(_without(options, ELSEWHERE)))
     if isinstance(config, JobOptions):
-        # A frozen dataclass; no fields, as they are no options.
-        object.__setattr__(config, "command", tuple(_without(options, ELSEWHERE)))
         file = studies()[name]
         if file.parent != shipped("studies"):
             current = {os.path.relpath(file): sha256(file.read_bytes())}
