@@ -253,7 +253,7 @@ class Cluster:
             _check_rollouts(self)
         slots = None if self.rollouts is None else self.rollouts.slots
         store("failures", as_failures(self.failures, self.workers, self.sites, slots))
-        if self.read_blocks > 1 and any(failure.name == "outage" for failure in self.failures):
+        if self.read_blocks > 1 and any(failure.restores for failure in self.failures):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between "
                 "what was lost and "
@@ -261,12 +261,13 @@ class Cluster:
             )
         if self.policy.completes_between_messages:
             for failure in self.failures:
-                if failure.name == "outage":
+                if failure.restores:
                     raise InputError(
                         f"failures = {failure}: a server that is down cannot complete a version at "
                         f"the times of policy = {self.policy}; leave the outage out, or choose "
                         "another policy"
                     )
+        _check_job(self)
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
@@ -604,6 +605,19 @@ def _check_policy(cluster: Cluster) -> None:
         )
 
 
+def _check_job(cluster: Cluster) -> None:
+    """Raise InputError for a job's crash on a cluster whose workers are not in rounds."""
+    for failure in (failure for failure in cluster.failures if failure.is_of_job):
+        subject = f"failures = {failure}: ends a round of all workers"
+        if cluster.topology is not None or cluster.policy.name != "barrier":
+            raise InputError(f"{subject}; choose policy = barrier(), or crash workers")
+        for name, usual in (("protocol", "exchange"), ("discipline", "fifo"), ("rollouts", None)):
+            if (value := getattr(cluster, name)) != usual:
+                raise InputError(
+                    f"{subject}, and {name} = {value!r} is not simulated with it; leave {name} out"
+                )
+
+
 def _check_trials(cluster: Cluster) -> None:
     """Raise InputError for trials that are not of the workers, and for outages between messages."""
     policy = cluster.policy
@@ -724,7 +738,7 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
                 f"{name} = {_quoted(value)}: {why}, and an edge has one way; give one and not a "
                 "pair"
             )
-    outages = [failure for failure in cluster.failures if failure.name == "outage"]
+    outages = [failure for failure in cluster.failures if failure.restores]
     if outages:
         raise InputError(
             f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash"

@@ -6,6 +6,7 @@ policy treats absent workers.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,10 @@ from asyncsim.clusters.laws import Law, LawLike, as_law
 
 #: The parameters of each failure.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
-    "crash": ("every", "lasts", "detect", "workers", "site", "together", "on"),
+    "crash": (
+        *("every", "lasts", "detect", "workers", "site", "together", "on"),
+        *("scope", "checkpoint", "saving"),
+    ),
     "pause": ("every", "lasts", "workers", "site", "together", "on"),
     "slow": ("every", "lasts", "speed", "workers", "site", "together", "on"),
     "outage": ("every", "lasts", "checkpoint_every", "checkpoint_time"),
@@ -35,6 +39,8 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 #: Parameters that are times, which may have a unit.
 _TIMES = ("detect", "checkpoint_time", "timeout", "at")
+#: A number of versions between checkpoints, as a text.
+_VERSIONS = re.compile(r"\s*(\d+)\s+versions?\s*")
 #: Failures after which a worker is away.
 TAKES_AWAY = ("crash", "leave", "join")
 
@@ -61,6 +67,9 @@ class Failure:
     site: int | None = None
     together: bool = False
     on: str | None = None
+    scope: str = "worker"
+    checkpoint: float | str | None = None
+    saving: float = 0.0
 
     def __post_init__(self) -> None:
         names = _PARAMETERS[require_choice("failure", self.name, _PARAMETERS)]
@@ -87,6 +96,7 @@ class Failure:
         if "resend" in names:
             require_switch(f"{subject}: resend", self.resend)
         require_switch(f"{subject}: together", self.together)
+        self._check_job(subject)
         if self.on is not None:
             require_choice(f"{subject}: on", self.on, ("slots", "learners"))
         if self.workers is not None:
@@ -107,12 +117,65 @@ class Failure:
     def __str__(self) -> str:
         values = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
         usual = {"workers": None, "site": None, "together": False, "on": None}
+        usual |= {"scope": "worker", "checkpoint": None, "saving": 0.0}
+        if self.is_of_job:
+            usual["detect"] = self.detect
         texts = (
             f"{name}={str(value) if isinstance(value, Law) else write(value)}"
             for name, value in values.items()
             if value is not usual.get(name, ...)
         )
         return f"{self.name}({', '.join(texts)})"
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether it ends a round of all workers, and restores a checkpoint of the job."""
+        return self.scope == "job"
+
+    @property
+    def restores(self) -> bool:
+        """Whether a checkpoint is restored afterwards: of the server, or of the job."""
+        return self.name == "outage" or self.is_of_job
+
+    def is_due(self, versions: int, seconds: float) -> bool:
+        """Return whether a checkpoint is due so many versions and seconds after the last one."""
+        if not self.is_of_job:
+            return bool(self.checkpoint_every) and versions >= (self.checkpoint_every or 0)
+        if isinstance(self.checkpoint, str):
+            return versions >= int(self.checkpoint.split()[0])
+        return self.checkpoint is not None and seconds >= self.checkpoint
+
+    def _check_job(self, subject: str) -> None:
+        """Check the parameters of a crash of a whole job; raise InputError for others."""
+        require_choice(f"{subject}: scope", self.scope, ("worker", "job"))
+        saving = quantity(f"{subject}: saving", self.saving, SECONDS)
+        object.__setattr__(self, "saving", require_nonnegative(f"{subject}: saving", saving))
+        if not self.is_of_job:
+            if self.checkpoint is not None or self.saving:
+                raise InputError(
+                    f"{subject}: checkpoint and saving are of a job's crash; give scope='job', or "
+                    "leave them out"
+                )
+            return
+        if self.workers is not None or self.site is not None or self.together or self.detect:
+            raise InputError(
+                f"{subject}: scope = 'job': hits all workers at once; leave workers, site, "
+                "together and detect out"
+            )
+        checkpoint = self.checkpoint
+        if isinstance(checkpoint, str) and (match := _VERSIONS.fullmatch(checkpoint)):
+            count = require_count(f"{subject}: checkpoint", int(match[1]))
+            checkpoint = f"{count} versions"
+        elif checkpoint is not None:
+            try:
+                seconds = quantity(f"{subject}: checkpoint", checkpoint, SECONDS)
+            except InputError:
+                raise InputError(
+                    f"{subject}: checkpoint = {checkpoint!r}: must be a time, such as '10 min', or "
+                    "'200 versions'"
+                ) from None
+            checkpoint = require_positive(f"{subject}: checkpoint", seconds)
+        object.__setattr__(self, "checkpoint", checkpoint)
 
     def groups(self, workers: int, sites: Sequence[int] | None = None) -> list[list[int]]:
         """Return the workers that it hits, in groups that fail at the same times.
@@ -148,6 +211,9 @@ def crash(
     site: int | None = None,
     together: bool = False,
     on: str | None = None,
+    scope: str = "worker",
+    checkpoint: float | str | None = None,
+    saving: float | str = 0.0,
 ) -> Failure:
     """Return crashes: a worker disappears with its state, and returns after a while without it.
 
@@ -176,6 +242,16 @@ def crash(
     on : {"slots", "learners"}, optional
         On a cluster with rollouts, whether it hits slots, which ``workers`` then numbers, or
         learners.
+    scope : {"worker", "job"}
+        With ``"job"`` the job crashes: all workers lose the round, and the messages on their way;
+        after ``lasts`` all begin anew from the job's last checkpoint. For a `barrier`, with a
+        server or an all-reduce.
+    checkpoint : float or str, optional
+        Of a job: the seconds, ``"10 min"``, or ``"200 versions"``, from a checkpoint, or the
+        restart, to the first version that is saved next. By default nothing is saved: the job
+        begins from version 0.
+    saving : float or str
+        Seconds of saving a checkpoint, in which the workers wait. A crash meanwhile loses it.
     """
     return Failure("crash", **locals())
 
@@ -308,7 +384,11 @@ def as_failures(
         failures.append(
             called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry
         )
-    if sum(failure.name == "outage" for failure in failures) > 1:
+    if sum(failure.restores for failure in failures) > 1:
+        if any(failure.is_of_job for failure in failures):
+            raise InputError(
+                "failures: a job's crash restores its checkpoint; give one, and no outage"
+            )
         raise InputError("failures: two outages of one server; give one, with a mixture of laws")
     if not failures:  # with any number of workers, which was not checked against the memory yet
         return ()

@@ -218,8 +218,11 @@ class ServerAbsences(Absences):
         self.under_way = [False] * n
         self.incarnation_of_job = list(self.incarnation)
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
+        self._saved_at = 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
         self._outages_begun = 0
+        #: Whether checkpoints are the job's, for which its workers wait.
+        self._saves_job = weather.outages is not None and weather.outages.failure.is_of_job
         # Outages and checkpoints prolong the service, so that its end is known at its begin.
         if weather.outages is not None:
             world.server.busy = self._service_time(world.server.busy, weather.outages)
@@ -254,9 +257,11 @@ class ServerAbsences(Absences):
             gate.forget(index)
             self._end_life(index)
             released = [peer for peer in released if peer is not worker]
+        if outcome == APPLIED and self._saves_job:
+            self._after_version()
         for peer in released:
             resume(peer)
-        if outcome == APPLIED:
+        if outcome == APPLIED and not self._saves_job:
             self._after_version()
 
     def after_release(self, workers: Sequence[Worker], is_new_version: bool) -> None:
@@ -279,7 +284,15 @@ class ServerAbsences(Absences):
         self.under_way[worker.index] = (
             world.cluster.protocol == "write_then_read"
         )  # to ask for its read
-        world.resume(worker)
+        if self._saves_job and self._writing_until > self._clock._now:
+            self.at(self._writing_until, functools.partial(self._resume_living, worker))
+        else:
+            world.resume(worker)
+
+    def _resume_living(self, worker: Worker) -> None:
+        """Let a worker continue after a checkpoint, unless the job has crashed."""
+        if self._world.lives[worker.index] is worker:
+            self._world.resume(worker)
 
     def enter(self, index: int) -> None:
         """Begin a new life of a worker, once the server is up, if the worker is present and has
@@ -354,6 +367,8 @@ class ServerAbsences(Absences):
         def go_down() -> None:
             self.count_row(is_accepted=False)
             self._down = True
+            if outages.failure.is_of_job:
+                self._end_round()
             self.at(end, restore)
 
         def restore() -> None:
@@ -362,17 +377,28 @@ class ServerAbsences(Absences):
                 [-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, *restored]
             )
             self._down = False
-            self._since_checkpoint = 0
+            self._since_checkpoint, self._saved_at = 0, end
             self._next_outage(outages, number + 1)
             for worker in self._world.gate.restore():
                 self.resume(worker)
             self._world.stop_outdated()
+            if outages.failure.is_of_job:
+                for index in range(len(self.away)):
+                    self._readmit(index)
             # In the order in which they came during the outage.
             waiting, self._when_up = self._when_up, []
             for action in waiting:
                 action()
 
         self.at(begin, go_down)
+
+    def _end_round(self) -> None:
+        """End the lives of all workers, and drop their messages."""
+        self._world.close()
+        for index in range(len(self.away)):
+            self.under_way[index] = False
+            # The job's crash is known at once: nobody is counted out.
+            self._remove(index, CRASH, detect=0.0)
 
     def _after_version(self) -> None:
         """Write a checkpoint if one is due, and stop computations that are now too stale."""
@@ -382,14 +408,14 @@ class ServerAbsences(Absences):
         self._world.stop_outdated()
 
     def _write_checkpoint(self, outages: Incidents) -> None:
-        outage = outages.failure
+        outage, now = outages.failure, self._clock._now
         self._since_checkpoint += 1
-        if not outage.checkpoint_every or self._since_checkpoint < outage.checkpoint_every:
+        if not outage.is_due(self._since_checkpoint, now - self._saved_at):
             return
-        self._since_checkpoint = 0
+        self._since_checkpoint, self._saved_at = 0, now
         # An outage that begins during the writing loses the checkpoint, and ends the writing.
         outage_begin = outages.spells.at(self._outages_begun)[0]
-        write_end = self._clock._now + (outage.checkpoint_time or 0.0)
+        write_end = now + (outage.saving if outage.is_of_job else outage.checkpoint_time or 0.0)
         self._writing_until = min(write_end, outage_begin)
         if write_end <= outage_begin:
             self._checkpoint = self._world.gate.version

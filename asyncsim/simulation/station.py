@@ -88,6 +88,11 @@ class Station:
 
         return arrive
 
+    def close(self) -> None:
+        """Send all workers away, without a service; events on their way do nothing."""
+        self.serving = None
+        self.waiting.clear()
+
     def _admit_next(self, event: simpy.Event | None = None) -> None:
         if self.serving is None and self.waiting:
             self._admit(self.waiting.popleft())
@@ -103,6 +108,8 @@ class Station:
             self._begin(worker)
 
     def _begin(self, worker: Worker) -> None:
+        if self.serving is not worker:  # closed meanwhile
+            return
         env = self.env
         index = worker.index
         self.serve_time[index] = env._now
@@ -110,6 +117,8 @@ class Station:
         env.schedule(worker, NORMAL, self.busy(index))
 
     def _end(self, worker: Worker) -> None:
+        if self.serving is not worker:
+            return
         env = self.env
         self.serving = None
         waiting = self.waiting

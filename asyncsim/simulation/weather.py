@@ -157,7 +157,9 @@ class Weather:
         return None
 
     def _draw(self, failure: Failure, purpose: str) -> None:
-        groups = failure.groups(self._workers, self._sites) if failure.name != "outage" else [[0]]
+        groups = [[0]]
+        if not failure.restores:
+            groups = failure.groups(self._workers, self._sites)
         if failure.name == "loss":
             chance = self._delays(Uniform(0.0, 1.0), purpose)
             for index in itertools.chain.from_iterable(groups):
@@ -175,7 +177,7 @@ class Weather:
             for index in group:
                 self._speeds[index].append((spells, failure.speed or 0.0))
                 self._passed[index].append(0)
-        if failure.name == "outage":
+        if failure.restores:
             self.outages = self.incidents[-1]
 
     def _delays(self, law: Law, purpose: str) -> Callable[[int], float]:

@@ -183,7 +183,12 @@ class World:
         commit, read = functools.partial(self._commit, shard), functools.partial(self._read, shard)
         if cluster.protocol == "exchange":
             self.resume = self.enter = read(way_down(compute))
-            return up(visit(commit(self.resume)))
+            take = visit(commit(self.resume))
+            if any(failure.is_of_job for failure in cluster.failures):
+                # A job begins anew with its parameters on the workers; messages of before are lost.
+                self.enter = read(compute)
+                return up(lambda worker: take(worker) if self._exists(worker) else None)
+            return up(take)
         if cluster.protocol == "write_then_read":
             self.resume = self.enter = visit(read(way_down(compute), ends_visit=True))
             return up(visit(commit(self.resume)))
@@ -448,6 +453,11 @@ class World:
             return
         for worker in workers:
             self.resume(worker)
+
+    def close(self) -> None:
+        """Drop all messages at the servers."""
+        for shard in self.shards:
+            shard.station.close()
 
     def begin_life(self, index: int) -> Worker:
         """Begin a life of a worker at this instant, as if it had just been served."""
