@@ -116,7 +116,7 @@ class Failure:
 
     def __str__(self) -> str:
         values = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
-        usual = {"workers": None, "site": None, "together": False, "on": None}
+        usual: dict[str, Any] = {"workers": None, "site": None, "together": False, "on": None}
         usual |= {"scope": "worker", "checkpoint": None, "saving": 0.0}
         if self.is_of_job:
             usual["detect"] = self.detect
@@ -247,8 +247,8 @@ def crash(
         after ``lasts`` all begin anew from the job's last checkpoint. For a `barrier`, with a
         server or an all-reduce.
     checkpoint : float or str, optional
-        Of a job: the seconds, ``"10 min"``, or ``"200 versions"``, from a checkpoint, or the
-        restart, to the first version that is saved next. By default nothing is saved: the job
+        Of a job: the seconds, ``"10 min"``, or ``"200 versions"``, from the end of a checkpoint, or
+        the restart, to the first version that is saved next. By default nothing is saved: the job
         begins from version 0.
     saving : float or str
         Seconds of saving a checkpoint, in which the workers wait. A crash meanwhile loses it.

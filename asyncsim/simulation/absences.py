@@ -412,11 +412,11 @@ class ServerAbsences(Absences):
         self._since_checkpoint += 1
         if not outage.is_due(self._since_checkpoint, now - self._saved_at):
             return
-        self._since_checkpoint, self._saved_at = 0, now
+        self._since_checkpoint = 0
         # An outage that begins during the writing loses the checkpoint, and ends the writing.
         outage_begin = outages.spells.at(self._outages_begun)[0]
         write_end = now + (outage.saving if outage.is_of_job else outage.checkpoint_time or 0.0)
-        self._writing_until = min(write_end, outage_begin)
+        self._writing_until, self._saved_at = min(write_end, outage_begin), write_end
         if write_end <= outage_begin:
             self._checkpoint = self._world.gate.version
 

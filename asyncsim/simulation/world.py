@@ -32,7 +32,7 @@ from asyncsim.simulation.gates import Batches, Trials
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
 from asyncsim.simulation.rollouts import Slots
 from asyncsim.simulation.shards import Shard, SplitMessages
-from asyncsim.simulation.station import Step, Worker
+from asyncsim.simulation.station import Station, Step, Worker
 from asyncsim.simulation.weather import Weather
 from asyncsim.traces.bookkeeping import FAILURE_RECORD
 from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, LOSS, LOST, NOTHING, RESENT
@@ -457,6 +457,7 @@ class World:
     def close(self) -> None:
         """Drop all messages at the servers."""
         for shard in self.shards:
+            assert isinstance(shard.station, Station)
             shard.station.close()
 
     def begin_life(self, index: int) -> Worker:

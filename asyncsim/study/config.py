@@ -223,7 +223,8 @@ trials(2 s, count=1), buffered(count, grace=200 ms), first_of(count, grace),
 barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
 asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
 
-Failures: crash(every, lasts, detect=0), pause(every, lasts), slow(every, lasts, speed),
+Failures: crash(every, lasts, detect=0), crash(every, lasts, scope=job, checkpoint=10 min,
+saving=20 s) of a barrier's job, pause(every, lasts), slow(every, lasts, speed),
 outage(every, lasts, checkpoint_every=100, checkpoint_time=0), loss(probability, timeout,
 resend=True), leave(at), join(at), also with workers=[0, 3] or site=1.
 

@@ -1,0 +1,213 @@
+"""How often a job should save: goodput by the interval between checkpoints, and Daly's optimum.
+
+A synchronous job crashes at exponential times, loses the round and the work since its last
+checkpoint, and begins anew from there. Saving takes time in which its workers wait. Prints the
+goodput of each interval, the share of the time whose work is not lost, beside its law, with the
+optimum of a parabola through the points and those of Young and Daly. Writes the table and a figure.
+No gradients are computed.
+"""
+
+import bisect
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.units import SECONDS, positive
+from asyncsim.clusters import failures
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.cluster_text import describe
+from asyncsim.simulation.simulate import simulate
+from asyncsim.study import results
+from asyncsim.study.columns import Column, text_of
+from asyncsim.study.config import JobOptions, LawLike
+from asyncsim.study.finished import present
+from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.sweep import check_values
+from asyncsim.theory import checkpoint_efficiency, daly_interval, young_interval
+from asyncsim.traces.trace import Trace
+
+TABLE = "intervals.csv"
+
+
+@dataclass(frozen=True)
+class Config(JobOptions):
+    """Options of the study of checkpoints."""
+
+    workers: int = 16
+    """Workers of the job, which compute in rounds."""
+    compute: LawLike = "gamma(mean=10, cv=0.1)"
+    """Time of a gradient."""
+    every: str = "30 min"
+    """Mean time from a start to the next crash, exponential."""
+    lasts: str = "2 min"
+    """Time until the job is back."""
+    saving: str = "20 s"
+    """Time of saving a checkpoint."""
+    intervals: tuple[float, ...] = (0.25, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.5, 4.0)
+    """Intervals between checkpoints, as multiples of Daly's."""
+    crashes: int = 100
+    """Crashes to simulate in each run, about."""
+    seeds: int = 3
+    """Number of seeds: 0, 1, ..."""
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """The seconds of ``every``, ``lasts`` and ``saving``."""
+        every, lasts, saving = (
+            positive(name, getattr(self, name), SECONDS) for name in ("every", "lasts", "saving")
+        )
+        return every, lasts, saving
+
+    def check(self) -> None:
+        """Check the options."""
+        super().check()
+        for name in ("workers", "crashes", "seeds"):
+            require_count(name, getattr(self, name))
+        check_values("intervals", self.intervals)
+        for multiple in self.intervals:
+            require_positive("intervals", multiple)
+        every, _, saving = self.seconds
+        if saving >= every:
+            raise InputError(
+                f"saving = {self.saving!r}: is as long as every = {self.every!r}, so that hardly a "
+                "checkpoint is completed; give a shorter time, or a larger every"
+            )
+        self.cluster(min(self.intervals) * daly_interval(saving, every))
+
+    def cluster(self, interval: float) -> Cluster:
+        """Return the job with a checkpoint each ``interval`` seconds."""
+        every, lasts, saving = self.seconds
+        crash = failures.crash(
+            f"exponential({every})", lasts, scope="job", checkpoint=interval, saving=saving
+        )
+        return Cluster(self.workers, self.compute, policy="barrier()", failures=[crash])  # type: ignore[arg-type]
+
+
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.jobs.run_jobs`. Its summary has a row per interval and
+    seed.
+    """
+    config.check()
+    every, _, saving = config.seconds
+    jobs = [
+        measurement(
+            f"interval {multiple:g}, seed {seed}",
+            _measured,
+            *(config, multiple, seed),
+            labels={"multiple": multiple, "seed": seed},
+        )
+        for multiple in config.intervals
+        for seed in range(config.seeds)
+    ]
+
+    def conclude(folder: Path, summary: pd.DataFrame) -> None:
+        table = intervals_table(config, summary)
+        best = parabola_optimum(table["interval"], table["goodput"])
+        text = (
+            f"{describe(config.cluster(daly_interval(saving, every)))}, at Daly's interval\n"
+            f"{over_seeds(summary['seed'].nunique(), 'means over')}; goodput: share of the time "
+            "whose work is kept; law: Daly's equation 20\n"
+            f"{text_of(table, _COLUMNS)}\n"
+            f"optimum by the law of Young {number_text(young_interval(saving, every))} s, of Daly "
+            f"{number_text(daly_interval(saving, every))} s"
+        )
+        present(folder, {TABLE: table}, text, verdict=_verdict(table, best))
+
+    record = config.options_record("checkpoint")
+    return run_jobs("checkpoint", config, record, jobs, executor_of(config, ()), conclude)
+
+
+_COLUMNS = (
+    Column("interval", "interval (s)"),
+    Column("multiple", "of Daly's"),
+    Column("goodput", axis="share of the time whose work is kept"),
+    Column("goodput_sd", "\u00b1"),
+    "law",
+    Column("lost", "versions lost"),
+)
+
+
+def intervals_table(config: Config, summary: pd.DataFrame) -> pd.DataFrame:
+    """Tabulate goodput, its standard deviation and its law, and the share of lost versions."""
+    every, lasts, saving = config.seconds
+    groups = summary.groupby("interval", sort=True)
+    table = groups[["multiple", "goodput", "lost"]].mean().reset_index()
+    spread = groups["goodput"].std().to_numpy()
+    law = [checkpoint_efficiency(interval, saving, every, lasts) for interval in table["interval"]]
+    return table.assign(goodput_sd=spread, law=law)
+
+
+def parabola_optimum(intervals: pd.Series, goodput: pd.Series) -> float:
+    """Return the interval (s) at the top of a parabola in its logarithm, near the best point.
+
+    The parabola fits the five points around the best one by least squares; the best interval
+    itself where it has no top.
+    """
+    place = int(np.argmax(goodput))
+    near = slice(max(0, place - 2), place + 3)
+    logs = np.log(np.asarray(intervals))[near]
+    if len(logs) < 3:
+        return float(np.asarray(intervals)[place])
+    square, slope, _ = np.polyfit(logs, np.asarray(goodput)[near], 2)
+    top = -slope / (2 * square) if square < 0 else np.log(np.asarray(intervals)[place])
+    return float(np.exp(np.clip(top, logs[0], logs[-1])))
+
+
+def kept_versions(trace: Trace) -> int:
+    """Return the versions of a trace that no crash of the job has undone."""
+    rows = trace.frame["version"].to_numpy()
+    restores = trace.absences[trace.absences["worker"] < 0].sort_values("end")
+    restores = restores[restores["to_row"] < len(rows)]
+    # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
+    first, kept_at_first = [0], [0]
+
+    def kept(version: int) -> int:
+        place = bisect.bisect_right(first, version) - 1
+        return kept_at_first[place] + version - first[place]
+
+    for row, checkpoint in zip(restores["to_row"].astype(int), restores["version"], strict=True):
+        before = int(rows[row - 1]) if row else 0
+        of_copy = kept(int(checkpoint))
+        first.append(max(before, first[-1]) + 1)
+        kept_at_first.append(of_copy)
+    return kept(int(rows[-1]))
+
+
+def _measured(config: Config, multiple: float, seed: int) -> Tables:
+    """Simulate a job; return the row of its goodput."""
+    every, _, saving = config.seconds
+    interval = multiple * daly_interval(saving, every)
+    cluster = config.cluster(interval)
+    free = dataclasses.replace(cluster, failures=())
+    # Enough rounds for the crashes, from the length of a round without any.
+    round_time = 1 / simulate(free, 200 * config.workers, seed).summary()["throughput"]
+    rounds = int(config.crashes * every / (round_time * config.workers))
+    trace = simulate(cluster, rounds * config.workers, seed)
+    end = float(trace.frame["commit_time"].iloc[-1])
+    versions = int((trace.frame["outcome"] == "applied").sum())
+    kept = kept_versions(trace)
+    row = {
+        "multiple": multiple,
+        "seed": seed,
+        "interval": interval,
+        "goodput": kept * round_time * config.workers / end,
+        "lost": 1 - kept / versions,
+        "status": "finished",
+    }
+    return {results.SUMMARY: [row]}
+
+
+def _verdict(table: pd.DataFrame, best: float) -> str:
+    """Say where the best interval is, and what Daly's costs beside the best."""
+    daly = table.iloc[(table["multiple"] - 1).abs().argmin()]
+    cost = 1 - daly["goodput"] / table["goodput"].max()
+    share = number_text(best * daly["multiple"] / daly["interval"])
+    return (
+        f"the best interval is {number_text(best)} s, {share} of Daly's; with Daly's the goodput "
+        f"is {daly['goodput']:.1%}, {cost:.1%} below the best of {counted(len(table), 'interval')}"
+    )

@@ -1,0 +1,96 @@
+"""Crashes of whole jobs: rounds, checkpoints and restarts against a loop over rounds."""
+
+import numpy as np
+import pytest
+
+from asyncsim import Cluster, failures, methods, problems, replay, simulate, study
+from asyncsim.base.errors import InputError
+from asyncsim.study.finished import read
+
+checkpoint = study.load("checkpoint")
+
+
+def loop(commits: int, every: float, lasts: float, interval: float, saving: float) -> tuple:
+    """Simulate rounds of one second: the times of versions, and the restored versions."""
+    now, begin, crash, version = 0.0, 0.0, every, 0
+    saved, saved_at, times, restored = 0, 0.0, [], []
+    while len(times) < commits:
+        end = now + 1.0
+        if crash < end:
+            now = crash + lasts
+            restored.append(saved)
+            version += 1
+            saved_at, crash = now, now + every
+            continue
+        now, version = end, version + 1
+        times.append(now)
+        if now - saved_at >= interval:
+            if now + saving <= crash:
+                saved = version
+            saved_at = now + saving
+            now = min(saved_at, crash)
+    return np.array(times), restored
+
+
+@pytest.mark.parametrize(("interval", "saving"), [(10.0, 1.5), (30.0, 0.25), (3.0, 0.0)])
+def test_rounds_and_checkpoints_are_those_of_a_loop(interval, saving):
+    crash = failures.crash(50.3, 5.0, scope="job", checkpoint=interval, saving=saving)
+    cluster = Cluster(16, 1.0, policy="barrier()", failures=[crash])
+    trace = simulate(cluster, commits=16 * 300)
+    versions = trace.frame[trace.frame["outcome"] == "applied"]
+    times, restored = loop(300, 50.3, 5.0, interval, saving)
+    np.testing.assert_allclose(versions["commit_time"], times)
+    restores = trace.absences[trace.absences["worker"] < 0]
+    assert restores["version"].to_list() == restored[: len(restores)]
+    assert (trace.accepted.frame["staleness"] == 0).all()
+
+
+def test_a_replay_goes_on_from_the_checkpoint():
+    """Gradient descent with unit noise-free steps: the error grows back by the lost rounds."""
+    crash = failures.crash(20.5, 2.0, scope="job", checkpoint="5 versions")
+    cluster = Cluster(4, 1.0, policy="barrier()", failures=[crash])
+    trace = simulate(cluster, commits=4 * 60)
+    run = replay(
+        trace,
+        methods.batch_sgd(0.1),
+        problems.quadratic([1.0], start=1.0),
+        precision="float64",
+        evaluate_every=1,
+    )
+    kept = checkpoint.kept_versions(trace)
+    expected = 0.5 * (0.9**kept) ** 2
+    assert run.evaluations["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_goodput_by_interval(tmp_path):
+    options = checkpoint.Config(
+        workers=4, crashes=30, seeds=1, intervals=(0.5, 1.0, 2.0), out=tmp_path / "out"
+    )
+    checkpoint.run(options)
+    table = read(tmp_path / "out", "checkpoint").table(checkpoint.TABLE)
+    np.testing.assert_allclose(table["goodput"], table["law"], rtol=0.08)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"checkpoint": "10 apples"}, "must be a time, such as '10 min', or '200 versions'"),
+        ({"workers": 1}, "hits all workers at once"),
+        ({"scope": "worker", "checkpoint": 10}, "are of a job's crash"),
+    ],
+)
+def test_refused_crashes(values, message):
+    with pytest.raises(InputError, match=message):
+        failures.crash(10.0, 1.0, **{"scope": "job", **values})
+
+
+def test_a_job_needs_rounds():
+    crash = failures.crash(10.0, 1.0, scope="job")
+    with pytest.raises(InputError, match="choose policy = barrier"):
+        Cluster(4, 1.0, failures=[crash])
+
+
+def test_a_job_that_never_finishes_a_round_ends_with_a_sentence():
+    crash = failures.crash(0.5, 1.0, scope="job")
+    with pytest.raises(InputError, match="so often that the server got no message"):
+        simulate(Cluster(4, 1.0, policy="barrier()", failures=[crash]), commits=8)
