@@ -12,7 +12,7 @@ checkpoint = study.load("checkpoint")
 
 def loop(commits: int, every: float, lasts: float, interval: float, saving: float) -> tuple:
     """Simulate rounds of one second: the times of versions, and the restored versions."""
-    now, begin, crash, version = 0.0, 0.0, every, 0
+    now, crash, version = 0.0, every, 0
     saved, saved_at, times, restored = 0, 0.0, [], []
     while len(times) < commits:
         end = now + 1.0
