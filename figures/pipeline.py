@@ -9,7 +9,6 @@ The data come from ``asyncsim study pipeline``, which draws it itself. To draw i
 best rate; a row for each method.
 """
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,13 +33,12 @@ def pipeline(finished: Finished) -> Figure:
     names = list(dict.fromkeys(summary["profile"]))
     looks = look.category_looks(names) | {"none": Look(look.GREY, "-", "none")}
     figure, axes = look.new_figure(look.DOUBLE, 2.6 * len(methods), 2, rows=len(methods))
-    panels = np.reshape(axes, (len(methods), 2))
-    for method, (rates, best) in zip(methods, panels, strict=True):
+    for method, rates, best in zip(methods, axes[::2], axes[1::2], strict=True):
         runs = summary[summary["method"] == method]
         _against_rate(rates, runs[runs["status"] == "finished"], looks)
         _at_best_rate(best, table[table["method"] == method], runs, names, looks)
         layout.panel_title(rates, method)
-    layout.legend_below(figure, *panels[0, 0].get_legend_handles_labels(), 4)
+    layout.legend_below(figure, *axes[0].get_legend_handles_labels(), 4)
     config = finished.config
     about = f"{config['problem']}, mean staleness {config['staleness']}"
     layout.title(figure, f"{about}, {over_seeds(int(config['seeds']))}", look.DOUBLE)

@@ -473,12 +473,8 @@ def _delays(layout: Layout, visit: Visit) -> Array:
     """Return the staleness of each parameter of reads; where they are whole, of each read."""
     if not layout.bounds:
         return visit.staleness
-    runs = zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
-    of_runs = [
-        jnp.broadcast_to(visit.delays[:, owner, None], (len(visit.delays), width))
-        for width, owner in runs
-    ]
-    return jnp.concatenate(of_runs, axis=-1)
+    delays: Any = visit.delays  # [piece_size, blocks]
+    return jnp.repeat(delays[:, np.array(layout.owners)], np.diff(layout.bounds), axis=-1)
 
 
 def _take_read(read: Array, slot: Array, layout: Layout) -> Array:
