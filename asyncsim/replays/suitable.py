@@ -14,15 +14,19 @@ from asyncsim.replays.waves import Waves
 from asyncsim.traces.trace import Trace
 
 
-def require_replies(method: Method, waves: Waves) -> None:
-    """Raise InputError if a method's replies are not known where a trace's reads need them."""
+def require_formed(method: Method, waves: Waves) -> None:
+    """Raise InputError if reads of a trace need a `Method.same_reply` that no commit has formed."""
     if method.same_reply and (waves.separate_pushes or waves.restores is not None):
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, and this trace has messages formed with an earlier read, or a restored "
             "server; simulate one with Cluster(protocol='exchange') and no outage"
         )
-    if method.reply is not None and not method.same_reply and waves.reads == "separate":
+
+
+def require_replies(method: Method, reads: str) -> None:
+    """Raise InputError if a method replies to each worker, and `Waves.reads` are separate."""
+    if method.reply is not None and not method.same_reply and reads == "separate":
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, and not every read "

@@ -217,8 +217,9 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
                 if method.reply and seed == 0:
-                    trace = _trace(cluster, commits, seed).accepted
-                    require_replies(method, find_waves(trace, method.same_reply))
+                    require_replies(
+                        method, find_waves(_trace(cluster, commits, seed).accepted).reads
+                    )
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 
