@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from event_loop import deviation
+from event_loop import deviation, forced_deviation
 
 from asyncsim import (
     Cluster,
@@ -18,6 +18,7 @@ from asyncsim import (
     pipeline,
     prescribed,
     problems,
+    recorders,
     replay,
     replay_ensemble,
     simulate,
@@ -129,6 +130,22 @@ def test_a_replay_equals_a_loop_that_keeps_all_versions(name, form):
     assert np.array_equal(
         trace.block_versions().min(1), np.arange(COMMITS) - run.commits["staleness"]
     )
+
+
+@pytest.mark.parametrize("name", ["gem", "dc_asgd", "weight_prediction", "async_nesterov"])
+def test_methods_with_states_equal_the_loop_over_events(name):
+    trace, stops = VECTORS["split"][0], np.arange(30, COMMITS + 1, 30)
+    method = methods.METHODS[name](0.02)
+    replayed = Replay(
+        trace,
+        method,
+        perceptron("single"),
+        precision="float64",
+        stops=stops,
+        record=[recorders.energy()],
+    )
+    deviations = forced_deviation(replayed, every=30)
+    assert max(deviations.values()) < 1e-11, deviations
 
 
 # Methods: on a quadratic whose layers are coupled, in NumPy alone.
