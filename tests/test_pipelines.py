@@ -271,6 +271,8 @@ def test_a_damaged_trace_of_groups_is_refused(tmp_path):
     path = write_trace(damaged, tmp_path / "damaged.parquet")
     with pytest.raises(InputError, match="must be one that there was before the commit"):
         Trace.load(path)
+    with pytest.raises(InputError, match="one row for each of 3 shards"):
+        Trace.of(trace.frame, trace.source)
 
 
 @pytest.mark.parametrize(
