@@ -474,7 +474,11 @@ def _delays(layout: Layout, visit: Visit) -> Array:
     if not layout.bounds:
         return visit.staleness
     delays: Any = visit.delays  # [piece_size, blocks]
-    return jnp.repeat(delays[:, np.array(layout.owners)], np.diff(layout.bounds), axis=-1)
+    of_runs = [
+        jnp.broadcast_to(delays[:, owner, None], (len(delays), width))
+        for width, owner in zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
+    ]
+    return jnp.concatenate(of_runs, axis=-1)
 
 
 def _take_read(read: Array, slot: Array, layout: Layout) -> Array:
