@@ -21,7 +21,7 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "profile", "learning_rate", "seed", "train_loss", "status")
-#: A loss above that of the start by this factor leaves the panel of rates.
+#: Largest loss in view, above that of a guess (2.3 for ten classes).
 _MOST = 3.0
 
 
