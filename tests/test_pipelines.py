@@ -5,8 +5,9 @@ import functools
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
-from event_loop import deviation
+from event_loop import deviation, forced_deviation
 
 from asyncsim import (
     Cluster,
@@ -17,13 +18,16 @@ from asyncsim import (
     pipeline,
     prescribed,
     problems,
+    recorders,
     replay,
     replay_ensemble,
     simulate,
+    study,
 )
 from asyncsim.problems.partition import partition
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.running import start
+from asyncsim.study import finished
 from asyncsim.traces.archive import write_trace
 
 
@@ -128,6 +132,22 @@ def test_a_replay_equals_a_loop_that_keeps_all_versions(name, form):
     )
 
 
+@pytest.mark.parametrize("name", ["gem", "dc_asgd", "weight_prediction", "async_nesterov"])
+def test_methods_with_states_equal_the_loop_over_events(name):
+    trace, stops = VECTORS["split"][0], np.arange(30, COMMITS + 1, 30)
+    method = methods.METHODS[name](0.02)
+    replayed = Replay(
+        trace,
+        method,
+        perceptron("single"),
+        precision="float64",
+        stops=stops,
+        record=[recorders.energy()],
+    )
+    deviations = forced_deviation(replayed, every=30)
+    assert max(deviations.values()) < 1e-11, deviations
+
+
 # Methods: on a quadratic whose layers are coupled, in NumPy alone.
 
 MU = 0.8
@@ -217,7 +237,7 @@ def test_members_of_an_ensemble_equal_their_runs():
 
 
 def test_replies_of_earlier_messages_are_refused():
-    cluster = Cluster(3, Gamma(1.0, 0.5), protocol="read_then_write", latency=0.1)
+    cluster = Cluster(3, Gamma(1.0, 0.5), protocol="read_then_write", exclusive=False, service=0.1)
     with pytest.raises(InputError, match="messages formed with an earlier read"):
         replay(simulate(cluster, 30), methods.weight_prediction(), coupled())
 
@@ -251,6 +271,8 @@ def test_a_damaged_trace_of_groups_is_refused(tmp_path):
     path = write_trace(damaged, tmp_path / "damaged.parquet")
     with pytest.raises(InputError, match="must be one that there was before the commit"):
         Trace.load(path)
+    with pytest.raises(InputError, match="one row for each of 3 shards"):
+        Trace.of(trace.frame, trace.source)
 
 
 @pytest.mark.parametrize(
@@ -284,3 +306,82 @@ def test_what_is_no_pipeline_is_refused(make, message):
     with pytest.raises(InputError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+# The study.
+
+
+@pytest.mark.full
+def test_the_study_compares_profiles_with_each_method(tmp_path, capsys):
+    pipeline_study = study.load("pipeline")
+    config = pipeline_study.Config(
+        out=tmp_path / "out",
+        stages=2,
+        staleness=3,
+        problem="digits(hidden=[32])",
+        methods=("downpour", "async_nesterov(momentum=0.5)"),
+        tune=(0.1, 0.3),
+        commits=60,
+        seeds=2,
+    )
+    result = pipeline_study.run(config)
+    assert len(result.summary) == 2 * 6 * 2 * 2  # methods, profiles, rates, seeds
+    table = pd.read_csv(result.folder / "profiles.csv")
+    of_none = table[table["profile"] == "none"]
+    assert of_none["relative"].tolist() == pytest.approx([1, 1]) and len(table) == 12
+    assert capsys.readouterr().out.count("bears staleness worst") == 2
+
+
+def test_the_study_names_the_stage_that_bears_staleness_worst(tmp_path):
+    pipeline_study = study.load("pipeline")
+    cost = {"none": 1, "stage 0": 9, "stage 1": 1.01, "all": 20, "pipeline": 15, "reversed": 3}
+    summary = pd.DataFrame(
+        {
+            "method": "downpour",
+            "profile": profile,
+            "learning_rate": rate,
+            "seed": seed,
+            "status": "finished",
+            "train_loss": 0.01 * times * (1 + rate) * (1 + 0.1 * (seed * len(profile) % 3)),
+        }
+        for profile, times in cost.items()
+        for rate in (0.1, 0.2)
+        for seed in range(4)
+    )
+    table = pipeline_study.profile_table(summary)
+    assert set(table["learning_rate"]) == {0.1}
+    sentence = pipeline_study.answer(table)
+    assert sentence.startswith("Stage 0 bears staleness worst: ")
+    assert sentence.endswith("best: none, not distinguishable from it: stage 1.")
+    table.to_csv(tmp_path / "profiles.csv", index=False)
+    config = {"problem": "digits", "staleness": 6, "seeds": 4, "study": "pipeline"}
+    rates, best = (
+        finished.figures("pipeline").pipeline(finished.Finished(tmp_path, config, summary)).axes
+    )
+    assert len(rates.lines) == len(best.get_xticks()) == len(cost)
+
+
+def test_profiles_have_one_mean():
+    profiles = study.load("pipeline").profiles(4, 6)
+    assert profiles.pop("none") == [0] * 4
+    assert profiles["pipeline"] == [12, 8, 4, 0] and profiles["stage 1"] == [0, 24, 0, 0]
+    assert {sum(delays) for delays in profiles.values()} == {24}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 1}, "stages = 1: one stage"),
+        ({"stages": 5}, "stages = 5: must be from 1 to 4"),
+        ({"staleness": 4}, "give a multiple of 3"),
+        ({"stages": 3, "staleness": 0}, "staleness = 0: must be at least 1"),
+        ({"methods": ("downpour(learning_rate=0.1)",)}, "its rate is tuned"),
+        ({"problem": "characters"}, "the order of the problem's layers is unknown"),
+        ({"groups": ("0", "1")}, "groups: the tensor 2.bias is in no group"),
+    ],
+)
+def test_the_study_refuses_what_it_cannot_compare(options, message, tmp_path):
+    pipeline_study = study.load("pipeline")
+    with pytest.raises(InputError, match=message):
+        pipeline_study.run(pipeline_study.Config(out=tmp_path / "out", **options))
+    assert not (tmp_path / "out").exists()

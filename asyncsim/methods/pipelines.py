@@ -65,7 +65,7 @@ def weight_prediction(
 @shares_programs
 def async_nesterov(
     learning_rate: float | Schedule = LEARNING_RATE,
-    momentum: float = 0.99,
+    momentum: float = 0.9,
     look_ahead: bool = True,
 ) -> Method:
     """Return AsyncPP's Nesterov momentum, whose look-ahead makes up for the delay of gradients.
@@ -83,9 +83,9 @@ def async_nesterov(
 
     Notes
     -----
-    The authors' program is torch's NAdam with ``beta1 = 0.99`` on stashed weights: it also divides
-    by the root of the second moment, changes the momentum at the start, and keeps the weights
-    ahead, as ``look_ahead`` does. The factor ``1 - momentum`` is theirs: without it, stale
+    The authors' program is torch's NAdam with a momentum of 0.99 on stashed weights: it
+    also divides by the root of the second moment, changes the momentum at the start, and keeps the
+    weights ahead, as ``look_ahead`` does. The factor ``1 - momentum`` is theirs: without it, stale
     gradients are added up ``1 / (1 - momentum)`` times.
 
     References

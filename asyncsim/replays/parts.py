@@ -265,7 +265,7 @@ class ShardedPlan:
 
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self._parts.reads, self._parts.separate_pushes)
+        require_replies(method, self._parts.reads)
         return Layout(
             form=self._form,
             piece_size=self.piece_size,

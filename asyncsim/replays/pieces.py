@@ -478,10 +478,10 @@ def _delays(layout: Layout, visit: Visit) -> Array:
     """Return the staleness of each parameter of reads; where they are whole, of each read."""
     if not layout.bounds:
         return visit.staleness
-    runs = zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
-    delays = jnp.asarray(visit.delays)
+    delays: Any = visit.delays  # [piece_size, blocks]
     of_runs = [
-        jnp.broadcast_to(delays[:, owner, None], (len(delays), width)) for width, owner in runs
+        jnp.broadcast_to(delays[:, owner, None], (len(delays), width))
+        for width, owner in zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
     ]
     return jnp.concatenate(of_runs, axis=-1)
 

@@ -13,7 +13,7 @@ from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.partition import partition
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
-from asyncsim.replays.suitable import require_replies
+from asyncsim.replays.suitable import require_formed, require_replies
 from asyncsim.replays.tuning import Form, tuning
 from asyncsim.replays.waves import (
     Change,
@@ -192,7 +192,8 @@ class Plan:
 
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self.waves.reads, self.waves.has_old_replies)
+        require_replies(method, self.waves.reads)
+        require_formed(method, self.waves)
         return Layout(
             form=self._form,
             piece_size=self.piece_size,

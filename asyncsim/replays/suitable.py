@@ -11,21 +11,22 @@ from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.policy import Policy, handshake
 from asyncsim.methods.check import inbox_kinds, visit_kinds
 from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
+from asyncsim.replays.waves import Waves
 from asyncsim.traces.trace import Trace
 
 
-def require_replies(method: Method, reads: str, has_old_replies: bool) -> None:
-    """Raise InputError if a method's replies are not known where a trace's reads need them.
-
-    ``reads``: as of `Waves`. ``has_old_replies``: whether messages are formed with an earlier
-    read, or the server is restored.
-    """
-    if method.same_reply and has_old_replies:
+def require_formed(method: Method, waves: Waves) -> None:
+    """Raise InputError if reads of a trace need a `Method.same_reply` that no commit has formed."""
+    if method.same_reply and (waves.separate_pushes or waves.restores is not None):
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "
             "variable, and this trace has messages formed with an earlier read, or a restored "
             "server; simulate one with Cluster(protocol='exchange') and no outage"
         )
+
+
+def require_replies(method: Method, reads: str) -> None:
+    """Raise InputError if a method replies to each worker, and `Waves.reads` are separate."""
     if method.reply is not None and not method.same_reply and reads == "separate":
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central "

@@ -71,11 +71,6 @@ class Waves(NamedTuple):
     fresh: np.ndarray | None = None
     restores: "Restores | None" = None
 
-    @property
-    def has_old_replies(self) -> bool:
-        """Whether messages are formed with an earlier read, or the server is restored."""
-        return self.separate_pushes or self.restores is not None
-
 
 class Restores(NamedTuple):
     """The restores of checkpoints by the server.

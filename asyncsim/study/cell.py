@@ -220,13 +220,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
                 if method.reply and seed == 0:
-                    trace = _trace(cluster, commits, seed).accepted
-                    if cluster.server_count > 1:
-                        parts = find_parts(trace)
-                        require_replies(method, parts.reads, parts.separate_pushes)
-                    else:
-                        waves = find_waves(trace, method.same_reply)
-                        require_replies(method, waves.reads, waves.has_old_replies)
+                    find = find_parts if cluster.server_count > 1 else find_waves
+                    require_replies(method, find(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 

@@ -25,6 +25,7 @@ from asyncsim.traces.columns import (
     READ_COLUMNS,
     Source,
 )
+from asyncsim.traces.rules import require_shards
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
 from asyncsim.traces.tables import SIDE_TABLES, frame_of, parts_of, tables_of
 from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
@@ -192,7 +193,8 @@ class Trace:
         Raises
         ------
         InputError
-            A column is missing, or rows contradict each other.
+            A column is missing, or rows contradict each other; or the source has groups of
+            tensors, whose versions a frame lacks.
         """
         side_tables = {
             "open_reads": open_reads,
@@ -201,7 +203,9 @@ class Trace:
             "spells": spells,
         }
         side_tables |= {"parts": parts, "open_parts": open_parts}
-        return cls(source, **tables_of(frame, source, side_tables))
+        trace = cls(source, **tables_of(frame, source, side_tables))
+        require_shards(trace)
+        return trace
 
     def __len__(self) -> int:
         return len(self.steps)
