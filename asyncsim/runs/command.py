@@ -221,6 +221,28 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
+def calibrate(arguments: Sequence[str]) -> int:
+    """Fit a cluster to the log of a parameter server and predict another number of workers.
+
+    The log is CSV named .csv, or parquet, with a row per commit and the columns worker, start_time,
+    arrive_time, serve_time and commit_time, optionally send_time: when the worker began to compute,
+    when its message reached the queue, when its service began, when it was applied. Or a trace that
+    Trace.save wrote. The folder gets cluster.json, prediction.csv, and the fit as fit.png and .pdf.
+    """
+    parser = _parser(calibrate)
+    parser.add_argument("path", metavar="FILE", help="the log")
+    parser.add_argument("--workers", type=int, help="workers to predict; by default the log's")
+    parser.add_argument("--unit", default="s", help="of the times in the log: s, ms, us or ns")
+    parser.add_argument("--law", default="best", help="best, empirical, or a family such as gamma")
+    parser.add_argument("--runs", type=int, default=199, help="simulated runs of the prediction")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the simulated runs")
+    parser.add_argument("--out", help="a new folder; by default NAME-calibrated")
+    from asyncsim.calibration.command import report  # which loads SciPy and matplotlib
+
+    report(**vars(parser.parse_args(arguments)))
+    return 0
+
+
 def check_lag(arguments: Sequence[str]) -> int:
     """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is
     violated.
@@ -321,5 +343,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "animate": animate,
     "cite": cite,
     "export": export,
+    "calibrate": calibrate,
     "check-lag": check_lag,
 }
