@@ -54,16 +54,18 @@ PHASES = {
     "returning": "#d9d9d9",
 } | {"away": VERMILLION}
 
+#: Of axis labels and titles (points).
+_FONT_SIZE = 8.0
 _STYLE = {
     "axes.axisbelow": True,
-    "axes.labelsize": 8,
+    "axes.labelsize": _FONT_SIZE,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 8,
     "figure.dpi": 150,
-    "font.size": 8,
+    "font.size": _FONT_SIZE,
     "legend.borderaxespad": 0.2,
     "legend.fontsize": 7,
     "legend.frameon": False,
@@ -271,7 +273,7 @@ def appearance(
             raise InputError(f"{name} = {value:g}: must be from {least} to {most} {unit}")
     chosen = Appearance(
         outer.width if width is None else width,
-        outer.scale if font_size is None else font_size / _STYLE["font.size"],
+        outer.scale if font_size is None else font_size / _FONT_SIZE,
         dict(outer.labels if labels is None else labels),
         set(),
     )
@@ -321,14 +323,14 @@ class LiteralFigure(Figure):
             names, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
             in_ticks.update(names)
             if names:  # ticks that are added later have the size, too
-                axis.set_tick_params("both", labelsize=scale * names[0].get_fontsize())
+                axis.set_tick_params("both", labelsize=scale * float(names[0].get_fontsize()))
             if isinstance(formatter, FuncFormatter):  # as set_yticks writes names
                 texts |= {name.get_text() for name in names}
                 formatter.func = functools.partial(_replaced, formatter.func, labels)
         for text in self.findobj(Text):
             if text not in in_ticks:
                 texts |= {text.get_text()}
-                text.set_fontsize(scale * text.get_fontsize())
+                text.set_fontsize(scale * float(text.get_fontsize()))
                 text.set_text(labels.get(text.get_text(), text.get_text()))
 
 
@@ -452,7 +454,7 @@ def _room_for_axes() -> Iterator[None]:
         try:
             yield
         except UserWarning:
-            size = _STYLE["font.size"] * chosen.scale
+            size = _FONT_SIZE * chosen.scale
             width = "" if chosen.width is None else f"width = {chosen.width:g}, "
             raise InputError(
                 f"{width}font_size = {size:g}: the text leaves the axes no room; give a larger "

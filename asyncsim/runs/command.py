@@ -1,6 +1,5 @@
 """The commands for finished studies: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
-import argparse
 import re
 import shutil
 import sys
@@ -8,9 +7,9 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from asyncsim.base.console import counted, note, tell_error
+from asyncsim.base.console import Parser, counted, note, tell_error
 from asyncsim.base.errors import InputError, choices_like
 from asyncsim.pages.trust import is_trusted, page_of
 from asyncsim.runs import index
@@ -19,14 +18,6 @@ from asyncsim.study.results import PAGE
 
 #: Rows of a table without --all.
 _ROWS = 40
-
-
-class Parser(argparse.ArgumentParser):
-    """Reads options; raises InputError where argparse would end the program."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InputError with argparse's message and a hint."""
-        raise InputError(f"{message}; {self.prog} --help lists the options")
 
 
 def _parser(command: Callable[..., Any]) -> Parser:
