@@ -269,8 +269,8 @@ def forecast(
 ) -> Forecast:
     """Predict a recorded system with another number of workers; laws of single workers repeat.
 
-    Each run has as many commits per worker as the recording, at least 20, of which a third is left
-    out at the start.
+    Each run has the recording's number of commits per worker, at least 20; the first third is left
+    out.
 
     Parameters
     ----------
