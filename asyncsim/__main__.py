@@ -16,6 +16,7 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
        asyncsim train METHOD           train with real worker processes around a server
        asyncsim post-training          the study of asynchronous RL post-training
+       asyncsim calibrate FILE         fit a cluster to a server's log; predict more workers
        asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
        asyncsim --version              print the version
 """

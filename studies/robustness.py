@@ -160,7 +160,8 @@ def _attacks(config: Config) -> dict[str, Callable[[int], Attack]]:
     workers.
     """
     attacks: dict[str, Callable[[int], Attack]] = {}
-    for entry in config.attacks:
+    entries: Sequence[Any] = config.attacks
+    for entry in entries:
         if isinstance(entry, str):
             attacks[own_file(entry)[1]] = functools.partial(_attack_of_text, entry)
         elif callable(entry) and not isinstance(entry, Attack):

@@ -1,5 +1,6 @@
 """Notices on standard error; counts, numbers, tables and lines as text."""
 
+import argparse
 import contextlib
 import io
 import os
@@ -9,14 +10,22 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from asyncsim.base.errors import error_lines, printable
+from asyncsim.base.errors import InputError, error_lines, printable
 
 #: Joins a number and its noun while lines are broken, at plain spaces only.
 _GLUE = "\u2007"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads options; raises InputError where argparse would end the program."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InputError with argparse's message and a hint."""
+        raise InputError(f"{message}; {self.prog} --help lists the options")
 
 
 def counted(count: int, noun: str) -> str:

@@ -32,11 +32,13 @@ from asyncsim.traces.durations import Durations, attended, durations, require_as
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
-__all__ = ["Prediction", "extrapolate", "predict"]
+__all__ = ["Forecast", "Prediction", "extrapolate", "forecast", "predict"]
 
 #: Simulated runs of a prediction: another run of the cluster lies outside all of them once in a
 #: hundred.
 RUNS = 199
+#: Fewest commits per worker of a forecast.
+_FEWEST_STEPS = 20
 #: Runs with the laws of the predicted recording.
 _OWN_RUNS = 10
 #: Tolerance for the predicted throughput, relative.
@@ -223,21 +225,111 @@ class _Target(NamedTuple):
     first: int
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """A prediction without a measurement."""
+
+    title: str
+    #: One row per quantity: ``quantity``, ``predicted`` (the mean of the runs), ``low`` and
+    #: ``high`` (between them lie 95 % of the runs).
+    table: pd.DataFrame
+    calibration: Calibration
+    cluster: Cluster  #: the simulated cluster
+    runs: tuple[Measurements, ...]  #: of each simulated run
+
+    @property
+    def text(self) -> str:
+        """The fit, the table and the notes, for printing."""
+        tables = [
+            table.to_string(index=False, float_format="{:.4g}".format, na_rep="-")
+            for table in (self.calibration.table, self.table)
+        ]
+        return "\n".join(
+            [
+                tables[0],
+                *(f"  note: {note}" for note in self.calibration.notes),
+                f"\n{self.title}; low to high: 95 % of {len(self.runs)} runs with laws fitted to "
+                "resampled times",
+                f"simulated: {describe(self.cluster)}",
+                tables[1],
+                "the workers are taken to share nothing but the server: processors or links that "
+                "they contend for make it slower",
+            ]
+        )
+
+    def draw(self, path: str | os.PathLike) -> list[Path]:
+        """Write the recorded times with their laws, and the predicted staleness: a PNG and a
+        PDF.
+        """
+        return _draw_forecast(self, path)
+
+
+def forecast(
+    recorded: Trace, workers: int, seed: int = 0, *, runs: int = RUNS, **options: Any
+) -> Forecast:
+    """Predict a recorded system with another number of workers; laws of single workers repeat.
+
+    Each run has the recording's number of commits per worker, at least 20; the first third is left
+    out.
+
+    Parameters
+    ----------
+    recorded : Trace
+        Of an asynchronous server.
+    workers : int
+    seed : int
+        Seed of the simulated runs.
+    runs : int
+        Simulated runs, each with laws fitted to resampled durations.
+    **options
+        For `asyncsim.calibrate`.
+
+    Raises
+    ------
+    InputError
+        As of `asyncsim.calibrate`.
+    """
+    require_asynchronous("recorded", recorded)
+    calibration = examine(recorded, **options)
+    steps = max(_FEWEST_STEPS, len(recorded.accepted) // recorded.workers)
+    commits = steps * require_count("workers", workers)
+    simulated = _simulated(calibration, workers, commits, commits // 3, seed, runs)
+    rows = []
+    for name, quantity in {"throughput": THROUGHPUT, **_MEANS}.items():
+        values = [run.values[name] for run in simulated]
+        low, high = np.quantile(values, [0.025, 0.975])
+        rows.append({"quantity": quantity, "predicted": np.mean(values), "low": low, "high": high})
+    return Forecast(
+        f"predicted for {counted(workers, 'worker')}, from {counted(len(recorded), 'commit')} by "
+        f"{recorded.workers}",
+        pd.DataFrame(rows),
+        calibration,
+        with_workers(calibration.cluster, workers),
+        tuple(simulated),
+    )
+
+
+def _simulated(
+    calibration: Calibration, workers: int, commits: int, first: int, seed: int, runs: int
+) -> list[Measurements]:
+    """Simulate clusters that were fitted to resampled durations; measure them from a commit on."""
+    streams = Streams(require_count("seed", seed, minimum=0), "prediction")
+    measurements = []
+    for run in range(require_count("runs", runs, minimum=2)):
+        generator = streams.generator(run)
+        drawn = int(generator.integers(2**31))
+        cluster = with_workers(calibration.resampled(generator), workers)
+        measurements.append(_measure(simulate(cluster, commits, drawn, progress=False), first))
+    return measurements
+
+
 def _prediction(
     calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]
 ) -> Prediction:
     """Simulate, compare, and explain differences."""
     trace, first = target.trace, target.first
     predicted = durations(trace, first)
-    streams = Streams(require_count("seed", seed, minimum=0), "prediction")
-    simulated = []
-    for run in range(require_count("runs", runs, minimum=2)):
-        generator = streams.generator(run)
-        drawn = int(generator.integers(2**31))
-        cluster = with_workers(calibration.resampled(generator), trace.workers)
-        simulated.append(
-            _measure(simulate(cluster, len(trace.accepted), drawn, progress=False), first)
-        )
+    simulated = _simulated(calibration, trace.workers, len(trace.accepted), first, seed, runs)
     measured = _measure(attended(trace), first)
 
     # Durations that are longer or shorter than in the calibrated recording.
@@ -395,6 +487,44 @@ def _draw(prediction: Prediction, path: str | os.PathLike) -> list[Path]:
         return look.save(figure, path)
 
 
+def _draw_forecast(forecast: Forecast, path: str | os.PathLike) -> list[Path]:
+    """Write the figure of a forecast as ``path.png`` and ``path.pdf``."""
+    calibration = forecast.calibration
+    compute = [part for part in calibration.parts if part.name.startswith("compute")]
+    panels = {
+        "compute time" if compute[0].steps == 1 else "compute time of a window": compute,
+        **{
+            f"{part.name} time" if part.name == "service" else part.name: [part]
+            for part in calibration.parts
+            if part not in compute and len(part.durations) and part.durations.any()
+        },
+    }
+    with look.style():
+        figure, axes = look.new_grid(len(panels) + 1, 2.3, 0.4)
+        layout.title(figure, f"recorded times and their laws; {forecast.title}")
+        for panel, (label, parts) in zip(axes, panels.items(), strict=False):
+            times = [part.uncensored for part in parts]
+            scale = _durations(panel, label, np.concatenate(times))
+            if parts[0].steps == 1:  # else the law describes one step
+                _law(panel, scale, [part.fit.law for part in parts], list(map(len, times)))
+            panel.set_ylim(-0.02, 1.5)
+            panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
+            panel.legend(loc="upper left")
+        everything = np.concatenate([run.staleness for run in forecast.runs])
+        edges = np.arange(-0.5, np.quantile(everything, 1 - _TAIL) + 1.5)
+        shares = np.array(
+            [np.histogram(run.staleness, edges, density=True)[0] for run in forecast.runs]
+        )
+        low, high = np.quantile(shares, [0.025, 0.975], axis=0)
+        axes[-1].stairs(shares.mean(axis=0), edges, color=look.BLACK, label="predicted")
+        axes[-1].stairs(
+            high, edges, baseline=low, fill=True, color=look.BLACK, alpha=0.15, label="95 % of runs"
+        )
+        axes[-1].set(xlabel="staleness (versions)", ylabel="share of commits")
+        axes[-1].legend(loc="upper right")
+        return look.save(figure, path)
+
+
 def _staleness(axes: Axes, prediction: Prediction) -> None:
     measured, runs = prediction.measured.staleness, [run.staleness for run in prediction.runs]
     everything = np.concatenate(runs)
@@ -461,24 +591,28 @@ def _waits(axes: Axes, prediction: Prediction) -> None:
     axes.legend(loc="lower right")
 
 
-def _durations(axes: Axes, label: str, fitted: np.ndarray, predicted: np.ndarray) -> float:
+def _durations(
+    axes: Axes, label: str, fitted: np.ndarray, predicted: np.ndarray | None = None
+) -> float:
     """Draw the distribution functions of the fitted durations and of those to be predicted.
 
     Returns the factor from seconds to the unit of the axis.
     """
-    pooled = np.concatenate([fitted, predicted])
+    pooled = fitted if predicted is None else np.concatenate([fitted, predicted])
     low, high = np.quantile(pooled, [0, 1 - _TAIL])
     room = max(0.05 * (high - low), 0.01 * high, 1e-12)
     points = np.linspace(max(0.0, low - room), high + room, _CURVE_POINTS)
     scale, unit = _unit(float(high))
-    axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label="fitted")
-    axes.plot(
-        points * scale,
-        _share(predicted, points),
-        color=look.VERMILLION,
-        linestyle="-.",
-        label="to be predicted",
-    )
+    name = "recorded" if predicted is None else "fitted"
+    axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label=name)
+    if predicted is not None:
+        axes.plot(
+            points * scale,
+            _share(predicted, points),
+            color=look.VERMILLION,
+            linestyle="-.",
+            label="to be predicted",
+        )
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set(
         xlabel=f"{label} ({unit})",

@@ -22,7 +22,7 @@ from asyncsim.base.errors import (
 from asyncsim.base.markup import card
 from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
 from asyncsim.clusters.failures import Failure, as_failures
-from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
+from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
 from asyncsim.clusters.network import (
     PerWorker,
     SizeLike,
@@ -67,6 +67,8 @@ _LATER = (
 _SLOW = 100
 #: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
 WORKER_BYTES = 1_000
+#: Characters of an argument in `Cluster.__repr__`.
+_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -440,15 +442,24 @@ class Cluster:
         )
 
     def __repr__(self) -> str:
-        """Show the arguments that differ from the defaults; laws and policies as texts."""
-        texts = {
-            name: as_text(getattr(self, name)) for name in ("compute", "latency", "far_latency")
-        }
+        """Show the arguments that differ from the defaults; long ones in a few words."""
         changed = [
             entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default
         ]
-        shown = (f"{name}={texts.get(name, getattr(self, name))}" for name in changed)
-        return f"Cluster({', '.join(shown)})"
+        return f"Cluster({', '.join(f'{name}={self._shown(name)}' for name in changed)})"
+
+    def _shown(self, name: str) -> str:
+        """Write an argument: laws and policies as texts, long ones in a few words."""
+        value = getattr(self, name)
+        text = as_text(value) if name in ("compute", "latency", "far_latency") else str(value)
+        if len(text) <= _LONGEST_SHOWN:
+            return text
+        if isinstance(value, Law):
+            return brief(value)
+        if isinstance(value, tuple) and all(isinstance(law, Law) for law in value):
+            means = [law.mean for law in value]
+            return f"<{len(value)} laws of means {min(means):.3g} to {max(means):.3g} s>"
+        return f"{text[:_LONGEST_SHOWN]}..."
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to values for JSON; laws as text, which `asyncsim.clusters.laws.parse` reads."""

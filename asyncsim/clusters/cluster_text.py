@@ -5,15 +5,13 @@ from typing import Any
 from asyncsim.base.console import counted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
-from asyncsim.clusters.laws import Constant, Law
+from asyncsim.clusters.laws import Constant, Law, brief
 from asyncsim.clusters.network import PerWorker
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.clusters.rollouts import Rollouts
 
 #: With more different laws, their number and the range of their means are printed.
 _MOST_LAWS = 3
-#: Of a longer law, the family and the mean are printed.
-_LONGEST_LAW = 40
 
 
 def describe(cluster: Cluster, attack: Any = None) -> str:
@@ -145,15 +143,3 @@ def _failure(failure: Failure) -> str:
     for law in (failure.every, failure.lasts):
         text = text if law is None else text.replace(str(law), brief(law))
     return text
-
-
-def brief(law: Law) -> str:
-    """Write a law in a few words: in full, or if that is long by its family and its mean."""
-    if isinstance(law, Constant):
-        return f"{law.value:g} s"
-    text = str(law)
-    return (
-        text
-        if len(text) <= _LONGEST_LAW
-        else f"{text.partition('(')[0]}(...) of mean {law.mean:.3g} s"
-    )

@@ -24,6 +24,9 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.units import SECONDS, quantity
 
+#: Of a longer law `brief` writes the family and the mean.
+_LONGEST_LAW = 40
+
 
 class Law(ABC):
     """The law of a duration in seconds, zero or above.
@@ -546,3 +549,15 @@ def scaled(law: Law, factor: float) -> Law:
         case Exponential() | Gamma() | LogNormal() | Weibull() | Pareto():
             return replace(law, mean=factor * law.mean)
     raise AssertionError(f"unknown law {law!r}")
+
+
+def brief(law: Law) -> str:
+    """Write a law in a few words: in full, or if that is long by its family and its mean."""
+    if isinstance(law, Constant):
+        return f"{law.value:g} s"
+    text = str(law)
+    return (
+        text
+        if len(text) <= _LONGEST_LAW
+        else f"{text.partition('(')[0]}(...) of mean {law.mean:.3g} s"
+    )

@@ -55,10 +55,11 @@ PHASES = {
     "returning": "#d9d9d9",
 } | {"away": VERMILLION}
 
-_FONT_SIZE = 8.0  #: of labels (points)
+#: Of axis labels and titles (points).
+_FONT_SIZE = 8.0
 _STYLE = {
     "axes.axisbelow": True,
-    "axes.labelsize": 8,
+    "axes.labelsize": _FONT_SIZE,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,

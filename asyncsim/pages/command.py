@@ -4,12 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncsim.base.console import tell_error
+from asyncsim.base.console import Parser, tell_error
 from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.drawing.look import appearance, collecting
 from asyncsim.drawing.paper import report
 from asyncsim.pages.page import write_page
-from asyncsim.runs.command import Parser
 from asyncsim.study import finished
 from asyncsim.study.finished import PAPERS, figures, study_of
 from asyncsim.study.results import unfinished

@@ -1,6 +1,5 @@
 """The commands for finished studies: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
-import argparse
 import re
 import shutil
 import sys
@@ -8,9 +7,9 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from asyncsim.base.console import counted, note, tell_error
+from asyncsim.base.console import Parser, counted, note, tell_error
 from asyncsim.base.errors import InputError, choices_like
 from asyncsim.pages.contents import write_contents
 from asyncsim.pages.trust import is_trusted, page_of
@@ -20,14 +19,6 @@ from asyncsim.study.results import PAGE
 
 #: Rows of a table without --all.
 _ROWS = 40
-
-
-class Parser(argparse.ArgumentParser):
-    """Reads options; raises InputError where argparse would end the program."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InputError with argparse's message and a hint."""
-        raise InputError(f"{message}; {self.prog} --help lists the options")
 
 
 def _parser(command: Callable[..., Any]) -> Parser:
@@ -228,6 +219,28 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
+def calibrate(arguments: Sequence[str]) -> int:
+    """Fit a cluster to the log of a parameter server and predict another number of workers.
+
+    The log is CSV named .csv, or parquet, with a row per commit and the columns worker, start_time,
+    arrive_time, serve_time and commit_time, optionally send_time: when the worker began to compute,
+    when its message reached the queue, when its service began, when it was applied. Or a trace that
+    Trace.save wrote. The folder gets cluster.json, prediction.csv, and the fit as fit.png and .pdf.
+    """
+    parser = _parser(calibrate)
+    parser.add_argument("path", metavar="FILE", help="the log")
+    parser.add_argument("--workers", type=int, help="workers to predict; by default the log's")
+    parser.add_argument("--unit", default="s", help="of the times in the log: s, ms, us or ns")
+    parser.add_argument("--law", default="best", help="best, empirical, or a family such as gamma")
+    parser.add_argument("--runs", type=int, default=199, help="simulated runs of the prediction")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the simulated runs")
+    parser.add_argument("--out", help="a new folder; by default NAME-calibrated")
+    from asyncsim.calibration.command import report  # which loads SciPy and matplotlib
+
+    report(**vars(parser.parse_args(arguments)))
+    return 0
+
+
 def check_lag(arguments: Sequence[str]) -> int:
     """Print the staleness in a log of rollouts and which limit binds; exit with 1 if a bound is
     violated.
@@ -333,5 +346,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "animate": animate,
     "cite": cite,
     "export": export,
+    "calibrate": calibrate,
     "check-lag": check_lag,
 }

@@ -229,7 +229,7 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
     return problem
 
 
-def from_file(option: str, value: Any, kind: type[Product], workers: int | None = None) -> Any:
+def from_file(option: str, value: Any, kind: Any, workers: int | None = None) -> Any:
     """Call the user's function that an option's text names; return any other value unchanged.
 
     ``kind``: the type of its result. A parameter ``workers`` of a topology's function is the
@@ -249,17 +249,13 @@ def from_file(option: str, value: Any, kind: type[Product], workers: int | None 
 
 @functools.lru_cache(64)  # compiled programs are cached by the identity of rules and attacks
 def _from_file(
-    function: Callable[..., Any],
-    option: str,
-    text: str,
-    kind: type[Product],
-    workers: int | None,
-) -> Product:
+    function: Callable[..., Any], option: str, text: str, kind: Any, workers: int | None
+) -> Any:
     entry = entry_of(option, text, {}, kind.__name__)
     options = types.SimpleNamespace(workers=workers)
-    product = _build(option, entry, options, ("workers",), ("workers",), bool, kind)
-    if isinstance(product, Topology) and product.matrix is not None and product.label is None:
-        return dataclasses.replace(product, label=function.__name__)  # type: ignore[call-arg]
+    product: Any = _build(option, entry, options, ("workers",), ("workers",), bool, kind)
+    if kind is Topology and product.matrix is not None and product.label is None:
+        product = dataclasses.replace(product, label=function.__name__)
     return product
 
 

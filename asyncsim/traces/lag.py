@@ -19,6 +19,7 @@ One log, one statement of its columns, for `check_lag` and for calibration:
 """
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,30 +127,14 @@ def read_log(path: str | Path) -> pd.DataFrame:
         learner's version at the end of a sample, if the log has it.
     """
     file = require_path("path", path)
-    if not file.is_file():
-        raise InputError(f"path = {str(file)!r}: no such file; give a log, parquet or CSV")
-    try:
-        log = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
-    except Exception as error:  # of whatever wrote the file
-        raise InputError(
-            f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
-        ) from error
-    missing = [name for name in REQUIRED if name not in log]
-    if missing:
-        raise InputError(
-            f"path = {str(file)!r}: has no column {' and '.join(missing)}; it must have "
-            f"{' and '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}"
-        )
-    if log.empty:
-        raise InputError(f"path = {str(file)!r}: has no rows; log each sample")
-    log = log.reset_index(drop=True)
+    log = log_table(file, REQUIRED, OPTIONAL, "sample")
 
     def require(holds: pd.Series, column: str, rule: str) -> None:
         if not holds.all():
             row = int(np.argmin(holds.to_numpy()))
             value = log[column].iloc[row]
             text = f"{value:g}" if isinstance(value, float) else str(value)
-            raise InputError(f"{_row_text(file, row)}: {column} = {text}: {rule}")
+            raise InputError(f"{row_text(file, row)}: {column} = {text}: {rule}")
 
     for name in (*REQUIRED, *TIMES):
         if name in log:
@@ -160,7 +145,7 @@ def read_log(path: str | Path) -> pd.DataFrame:
             log[name] = numbers
     empty = log["read_version"].isna()
     if empty.any():
-        row = _row_text(file, int(np.argmax(empty)))
+        row = row_text(file, int(np.argmax(empty)))
         raise InputError(f"{row}: read_version is empty; {_MEANINGS['read_version']}")
     for name, meaning in _MEANINGS.items():
         whole = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
@@ -180,6 +165,31 @@ def read_log(path: str | Path) -> pd.DataFrame:
         require(log["outcome"].isin(SAMPLE_OUTCOMES), "outcome", rule)
         log["version"] = log["version"].where(log["outcome"] == "trained")
     return log
+
+
+def log_table(
+    file: Path, required: Sequence[str], optional: Sequence[str], noun: str
+) -> pd.DataFrame:
+    """Read a log with a row for each ``noun``, parquet or CSV; raise InputError without a column or
+    row.
+    """
+    if not file.is_file():
+        raise InputError(f"path = {str(file)!r}: no such file; give a log, parquet or CSV")
+    try:
+        log = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
+    except Exception as error:  # of whatever wrote the file
+        raise InputError(
+            f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
+        ) from error
+    missing = [name for name in required if name not in log]
+    if missing:
+        raise InputError(
+            f"path = {str(file)!r}: has no column {' and '.join(missing)}; it must have "
+            f"{' and '.join(required)}, and may have {', '.join(optional)}"
+        )
+    if log.empty:
+        raise InputError(f"path = {str(file)!r}: has no rows; log each {noun}")
+    return log.reset_index(drop=True)
 
 
 def check_lag(path: str | Path, bound: int | None = None) -> LagReport:
@@ -203,7 +213,7 @@ def check_lag(path: str | Path, bound: int | None = None) -> LagReport:
         first = late.iloc[0]
         violation = (
             f"{len(late):,} of {counted(len(trained), 'sample')}, first by "
-            f"{_row_text(Path(path), int(late.index[0]))}, which read {first['read_version']:.0f} "
+            f"{row_text(Path(path), int(late.index[0]))}, which read {first['read_version']:.0f} "
             f"and was trained at {first['version']:.0f}; rows count from 0"
         )
     versions = np.sort(trained["version"].unique())
@@ -257,11 +267,11 @@ def _require_separate(log: pd.DataFrame, file: Path) -> None:
         running = (slots == slot) & (spans["start_time"] <= start) & (spans["end_time"] > start)
         earlier = running.index[running & (running.index != row)].min()
         raise InputError(
-            f"{_row_text(file, row)}: overlaps {_row_text(file, earlier)} in slot {slot}; give "
+            f"{row_text(file, row)}: overlaps {row_text(file, earlier)} in slot {slot}; give "
             "each concurrent sample of an engine a slot, or leave out the column slot"
         )
 
 
-def _row_text(file: Path, row: int) -> str:
+def row_text(file: Path, row: int) -> str:
     """Name a row, counted from 0, and the line of a CSV file, whose first line has the columns."""
     return f"row {row} (line {row + 2})" if file.suffix == ".csv" else f"row {row}"

@@ -1,0 +1,49 @@
+"""The command ``asyncsim calibrate``: from the log of a server to a cluster and a prediction."""
+
+import shutil
+from pathlib import Path
+
+from asyncsim.base.errors import require_count, require_free
+from asyncsim.base.files import make_folder, partial_of, put_in_place, write_csv, write_json
+from asyncsim.calibration.log import read_visits
+from asyncsim.calibration.prediction import forecast
+
+
+def report(
+    path: str,
+    workers: int | None,
+    unit: str = "s",
+    law: str = "best",
+    runs: int = 199,
+    seed: int = 0,
+    out: str | None = None,
+) -> Path:
+    """Print the fit and the prediction, and write them into a new folder; return the folder.
+
+    The arguments are the options of ``asyncsim calibrate``.
+
+    Raises
+    ------
+    InputError
+        See `read_visits` and `asyncsim.calibrate`; the folder exists; a number is out of range.
+    """
+    target = require_free("out", out or f"{Path(path).stem}-calibrated")
+    if workers is not None:
+        require_count("workers", workers)
+    trace = read_visits(path, unit)
+    predicted = forecast(trace, workers or trace.workers, seed, runs=runs, law=law)
+    partial = partial_of(target)
+    make_folder(target.parent)
+    partial.mkdir()
+    try:
+        write_json(partial / "cluster.json", predicted.cluster.to_dict())
+        write_csv(partial / "prediction.csv", predicted.table)
+        predicted.draw(partial / "fit")
+        names = sorted(file.name for file in partial.iterdir())
+        put_in_place(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    print(predicted.text)
+    print(f"\nwrote {target}: {', '.join(names)}")
+    return target

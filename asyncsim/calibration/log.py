@@ -1,0 +1,94 @@
+"""Read the log of a parameter server, a row for each commit, as a trace.
+
+========================  =========================================================================
+``worker``                from 0
+``start_time``            when the worker began to compute
+``send_time``             optional: when its message left; else the way up counts as computing
+``arrive_time``           when the message reached the server's queue
+``serve_time``            when its service began
+``commit_time``           when it was applied, and the reply left
+========================  =========================================================================
+"""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.errors import InputError, require_choice, require_path
+from asyncsim.traces.lag import log_table, row_text
+from asyncsim.traces.trace import Trace
+from asyncsim.traces.visits import recorded
+
+TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+#: Seconds in the units of times.
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+#: Medians of a computation (s) outside which its unit is taken for a mistake.
+_SHORTEST, _LONGEST = 1e-6, 86_400.0
+
+
+def read_visits(path: str | Path, unit: str = "s") -> Trace:
+    """Read a log of visits, parquet or CSV, or a trace that `Trace.save` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+    unit : {"s", "ms", "us", "ns"}
+        Of the times in the log.
+
+    Raises
+    ------
+    InputError
+        There is no such file; a column is missing; a value is no number; a time goes back, in its
+        row, at its worker or at the server; or the median computation is shorter than a microsecond
+        or longer than a day, as in another unit. The error names column, row (from 0) and line.
+    """
+    require_choice("unit", unit, UNITS)
+    file = require_path("path", path)
+    if file.suffix == ".parquet" and file.is_file():
+        columns = pd.read_parquet(file).columns
+        if "worker" not in columns:
+            return Trace.load(file)
+    optional = ("send_time",)
+    required = ("worker", *(name for name in TIMES if name not in optional))
+    log = log_table(file, required, optional, "commit")
+    names = [name for name in TIMES if name in log]
+    for name in ("worker", *names):
+        numbers = pd.to_numeric(log[name], errors="coerce").astype(float)
+        rule = "a worker, from 0" if name == "worker" else f"a number, in {unit}"
+        valid = np.isfinite(numbers)
+        if name == "worker":
+            valid &= (numbers >= 0) & (numbers % 1 == 0)
+        _require(file, log, valid, name, f"must be {rule}")
+        log[name] = numbers
+    for earlier, later in itertools.pairwise(names):
+        rule = f"must not be before {earlier}"
+        _require(
+            file, log, log[later] >= log[earlier], later, f"{rule}; log one clock and one unit"
+        )
+    by_service = log.sort_values("serve_time", kind="stable")
+    ends = by_service.groupby("worker")["commit_time"].shift().reindex(log.index)
+    rule = "must not be before the worker's last commit_time"
+    _require(
+        file, log, ~(log["start_time"] < ends), "start_time", f"{rule}; log one clock and one unit"
+    )
+    ends = by_service["commit_time"].cummax().shift().reindex(log.index)
+    rule = "must not be before the commit_time of the visit before: services overlap"
+    _require(file, log, ~(log["serve_time"] < ends), "serve_time", f"{rule}; log it under the lock")
+    log[names] *= UNITS[unit]
+    seconds = float((log[names[1]] - log["start_time"]).median())
+    if not _SHORTEST <= seconds <= _LONGEST:
+        row = int((log[names[1]] - log["start_time"] - seconds).abs().argmin())
+        raise InputError(
+            f"{row_text(file, row)}: {names[1]} is {seconds:.3g} s after start_time, as in half of "
+            f"the rows, with unit = {unit!r}; give the unit of the times: {', '.join(UNITS)}"
+        )
+    return recorded(log[["worker", *names]])
+
+
+def _require(file: Path, log: pd.DataFrame, holds: pd.Series, column: str, rule: str) -> None:
+    """Raise InputError for the first row for which a rule does not hold."""
+    if not holds.all():
+        row = int(np.argmin(holds.to_numpy()))
+        raise InputError(f"{row_text(file, row)}: {column} = {log[column].iloc[row]}: {rule}")

@@ -1,0 +1,138 @@
+"""The command calibrate: a log becomes a cluster, its fit and a prediction; bad logs are named."""
+
+import heapq
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import Cluster, calibrate, recorded
+from asyncsim.__main__ import main
+from asyncsim.calibration.log import read_visits
+
+pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
+
+
+def record(workers, commits, seed):
+    """Run a server of one queue and its workers, written with a heap and nothing else.
+
+    Worker w computes for a lognormal time of median 1 s, workers with odd numbers half as long
+    again; a service takes 0.04 s and an exponential time of mean 0.06 s.
+    """
+    generator = np.random.default_rng(seed)
+
+    def compute(worker):
+        return float(generator.lognormal(0.0, 0.3)) * (1.5 if worker % 2 else 1.0)
+
+    arrivals = [(compute(worker), worker, 0.0) for worker in range(workers)]
+    heapq.heapify(arrivals)
+    free, log = 0.0, []
+    while len(log) < commits:
+        arrive, worker, start = heapq.heappop(arrivals)
+        serve = max(arrive, free)
+        free = serve + 0.04 + float(generator.exponential(0.06))
+        log.append((worker, start, arrive, serve, free))
+        heapq.heappush(arrivals, (free + compute(worker), worker, free))
+    names = ("worker", "start_time", "arrive_time", "serve_time", "commit_time")
+    return pd.DataFrame(log, columns=names)
+
+
+def rate(log):
+    times = log["commit_time"].to_numpy()[len(log) // 3 :]
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def test_eight_workers_predict_sixteen(capsys):
+    record(8, 800, seed=1).to_csv("log.csv", index=False)
+    assert main(["calibrate", "log.csv", "--workers", "16", "--runs", "20"]) == 0
+    printed = capsys.readouterr().out
+    table = pd.read_csv("log-calibrated/prediction.csv").set_index("quantity")
+    measured = np.mean([rate(record(16, 4_000, seed)) for seed in (2, 3, 4)])
+    row = table.loc["throughput (commits/s)"]
+    assert row["predicted"] == pytest.approx(measured, rel=0.1)
+    assert 0.8 * measured < row["low"] < row["predicted"] < row["high"] < 1.2 * measured
+    # Not trivial: the server is nearer its limit than twice the rate of eight would have it.
+    assert measured < 0.9 * 2 * rate(record(8, 4_000, seed=5))
+    assert "predicted for 16 workers, from 800 commits by 8" in printed
+    assert max(map(len, printed.splitlines())) < 250
+    cluster = Cluster.from_dict(json.loads(Path("log-calibrated/cluster.json").read_text()))
+    assert cluster.workers == 16 and cluster.service.mean == pytest.approx(0.1, rel=0.1)
+    assert {"fit.png", "fit.pdf"} <= {path.name for path in Path("log-calibrated").iterdir()}
+
+
+def test_a_calibrated_cluster_prints_in_a_line():
+    trace = recorded(record(6, 400, seed=1))
+    for options in ({"law": "empirical"}, {"law": "empirical", "per_worker": True}, {}):
+        text = repr(calibrate(trace, **options))
+        assert text.startswith("Cluster(workers=6, compute=") and len(text) < 300, text
+
+
+def test_units_and_saved_traces():
+    log = record(3, 100, seed=1)
+    seconds = recorded(log)
+    (log.drop(columns="worker") * 1e3).assign(worker=log["worker"]).to_csv("ms.csv", index=False)
+    in_ms = read_visits("ms.csv", unit="ms")
+    np.testing.assert_allclose(in_ms.frame["commit_time"], seconds.frame["commit_time"], rtol=1e-12)
+    seconds.save("trace.parquet")
+    assert read_visits("trace.parquet").frame.equals(seconds.frame)
+    log.to_parquet("log.parquet")
+    assert read_visits("log.parquet").frame.equals(seconds.frame)
+
+
+def spoilt(row, column, value):
+    log = record(3, 100, seed=1).astype(object)
+    log.loc[row, column] = value
+    return log
+
+
+@pytest.mark.parametrize(
+    ("log", "options", "message"),
+    [
+        (
+            record(3, 100, 1).drop(columns=["serve_time", "start_time"]),
+            [],
+            "path = 'log.csv': has no column start_time and serve_time; it must have worker",
+        ),
+        (record(3, 100, 1).iloc[:0], [], "path = 'log.csv': has no rows; log each commit"),
+        (
+            spoilt(7, "arrive_time", "3 ms"),
+            [],
+            "row 7 (line 9): arrive_time = 3 ms: must be a num",
+        ),
+        (spoilt(4, "worker", 1.5), [], "row 4 (line 6): worker = 1.5: must be a worker, from 0"),
+        (
+            spoilt(9, "serve_time", 0.5),
+            [],
+            "row 9 (line 11): serve_time = 0.5: must not be before",
+        ),
+        (
+            spoilt(9, "start_time", 0.0),
+            [],
+            "start_time = 0.0: must not be before the worker's",
+        ),
+        (spoilt(5, "commit_time", 99.0), [], "must not be before the worker's last commit_time"),
+        (
+            record(3, 100, 1).assign(start_time=lambda log: log["start_time"] / 1000),
+            [],
+            "must not be before the worker's last commit_time; log one clock and one unit",
+        ),
+        (
+            record(3, 100, 1) * [1, 1e9, 1e9, 1e9, 1e9],
+            [],
+            "s after start_time, as in half of the rows, with unit = 's'; give the unit of the",
+        ),
+        (record(3, 100, 1), ["--unit", "h"], "unit = 'h': unknown; choose from s, ms, us, ns"),
+        (record(3, 100, 1), ["--workers", "0"], "workers = 0: must be at least 1"),
+        (record(3, 100, 1), ["--runs", "1"], "runs = 1: must be at least 2"),
+        (record(3, 100, 1), ["--law", "gama"], "law = 'gama': unknown; did you mean 'gamma'?"),
+        (record(3, 100, 1), ["--out", "."], "out = '.': exists already; give another"),
+    ],
+)
+def test_a_bad_log_or_option_is_named(log, options, message, capsys):
+    log.to_csv("log.csv", index=False)
+    assert main(["calibrate", "log.csv", *options]) == 2
+    error = capsys.readouterr().err.replace("\nhint: ", "; ")
+    assert message in error and "Traceback" not in error
+    assert [path.name for path in Path().iterdir()] == ["log.csv"]
