@@ -132,25 +132,29 @@ def test_the_declaration_of_each_attack_is_true(name):
         pytest.param({"window": 3}, methods.aeasgd, marks=pytest.mark.full),
         pytest.param({"policy": "barrier()"}, methods.easgd, marks=pytest.mark.full),
         pytest.param({"policy": "buffered(3)"}, methods.robust, marks=pytest.mark.full),
-        pytest.param({"protocol": "write_then_read"}, methods.lgd, marks=pytest.mark.full),
+        pytest.param(
+            {"protocol": "write_then_read", "policy": "rounds()"},
+            methods.malenia,
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_replay_equals_the_loop_over_parts(changes, method):
     if "policy" in changes and (policy := method().timing.policy) is not None:
-        changes = {"policy": str(policy)}
+        changes = {**changes, "policy": policy}
     trace = make_sharded(**changes)
     assert max(deviations(trace, method(), make_problem("quadratic"))) < ROUND_OFF
 
 
-RIGHT = [methods.gem, lambda: methods.softsync(policy=None), lambda: methods.dc_asgd()]
+ANY_TIMING = [methods.gem, methods.aeasgd, lambda: methods.softsync(policy=None)]
 
 
 @pytest.mark.full
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(cluster=sharded(), which=st.integers(0, len(RIGHT) - 1), seed=st.integers(0, 2**32))
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(cluster=sharded(), which=st.integers(0, len(ANY_TIMING) - 1), seed=st.integers(0, 2**32))
 def test_replays_of_drawn_clusters_equal_the_loop(cluster, which, seed):
     trace = simulate(cluster, 30, seed)
-    assert max(deviations(trace, RIGHT[which](), make_problem("quadratic"))) < ROUND_OFF
+    assert max(deviations(trace, ANY_TIMING[which](), make_problem("quadratic"))) < ROUND_OFF
 
 
 @pytest.mark.full
