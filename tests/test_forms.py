@@ -102,14 +102,14 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
     """Which an accelerator takes: no two may go to the same place, though one piece can use a slot
     again.
     """
-    in_order = pieces._put
+    in_order = pieces.put_rows
 
     def reversed_put(tree, rows, index, valid, single):
         return in_order(
             tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], valid[::-1], single
         )
 
-    monkeypatch.setattr(pieces, "_put", reversed_put)
+    monkeypatch.setattr(pieces, "put_rows", reversed_put)
     monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
     with jax.enable_x64(True):
