@@ -430,17 +430,8 @@ def test_impossible_clusters_are_refused(options, message):
         Cluster(3, 1.0, **{"servers": 2, **options})
 
 
-def test_replays_and_calibrations_are_of_one_server():
+def test_calibrations_are_of_one_server():
     trace = simulate(Cluster(3, 1.0, servers=2), 20)
-    method = asyncsim.methods.sgd()
-    with pytest.raises(
-        InputError, match="servers = 2: a replay of several servers is not built yet"
-    ):
-        asyncsim.replay(trace, method, asyncsim.problems.quadratic([1.0, 2.0]))
-    with pytest.raises(
-        InputError, match="servers = 2: each holds a part of the parameters, and there are 1"
-    ):
-        asyncsim.replay(trace, method, asyncsim.problems.quadratic([1.0]))
     with pytest.raises(
         InputError, match="servers = 2; only traces of one server can be calibrated"
     ):
@@ -477,7 +468,7 @@ def test_sharing_a_link_among_servers_is_quicker():
     assert rates[0] == pytest.approx(1.0, rel=0.01) and rates[1] == pytest.approx(4.0, rel=0.03)
 
 
-def test_plans_have_several_servers_and_replaying_studies_have_not(tmp_path):
+def test_studies_have_several_servers(tmp_path):
     """Four links carry a quarter of the bytes each; the all-reduce among the combinations has no
     server.
     """
@@ -505,11 +496,13 @@ def test_plans_have_several_servers_and_replaying_studies_have_not(tmp_path):
         servers=4,
     )
     assert asynchronous["seconds"] == simulate(cluster, 400).frame["commit_time"].iloc[-1]
-    with pytest.raises(
-        InputError, match=r"servers = 4: a replay of several servers .* run the study plan"
-    ):
-        compare = study.load("compare")
-        compare.run(
-            compare.Config(workers=2, steps=5, seeds=1, servers=4, out=tmp_path / "compare")
-        )
+    compare = study.load("compare")
+    options = {"workers": 2, "steps": 5, "seeds": 1, "servers": 4, "out": tmp_path / "compare"}
+    options["problem"] = "digits(hidden=(), batch_size=4)"
+    with pytest.raises(InputError, match="method = 'qsgd': needs all parameters at one instant"):
+        compare.run(compare.Config(**options, methods=("qsgd",)))
+    with pytest.raises(InputError, match="record: 'position_0' need all parameters"):
+        compare.run(compare.Config(**options, methods=("downpour",), animate=True))
     assert not (tmp_path / "compare").exists()
+    result = compare.run(compare.Config(**options, methods=("downpour",)))
+    assert result.summary["status"].tolist() == ["finished"]

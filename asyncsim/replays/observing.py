@@ -119,10 +119,11 @@ def require_additive(recorders: Sequence[Recorder], servers: int) -> None:
     """Raise InputError unless the numbers of a message are sums over its parts at all servers."""
     for recorder in recorders:
         if recorder.look is not None or (recorder.columns and not recorder.additive):
-            name = repr(recorder.columns[0]) if recorder.columns else "diagnostics"
+            name = "looks at weights" if recorder.look is not None else repr(recorder.columns[0])
             raise InputError(
-                f"record: {name} needs all parameters at one instant, and with servers = {servers} "
-                "each commits its shard at another time; leave it out, or give servers = 1"
+                f"record: {name} need all parameters at one instant, and with servers = {servers} "
+                "each commits its shard at another time; leave the recorder out, or give "
+                "servers = 1"
             )
 
 

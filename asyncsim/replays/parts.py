@@ -106,24 +106,24 @@ def find_parts(trace: Trace) -> Dependencies:
     read_slot, push_slot, write_slot = np.zeros_like(read_version), 0 * job, 0 * job
     need, slots, is_after = np.where(previous >= 0, last[previous] + 1, 0), [], True
     for server in range(servers):
-        here = np.flatnonzero(shard == server)
-        completes = here[parts["outcome"][here] == "applied"]
+        positions = np.flatnonzero(shard == server)
+        completes = positions[parts["outcome"][positions] == "applied"]
         exists_at = np.r_[0, completes + 1]
         versions = read_version[:, server]
         last_use = np.full(len(exists_at), -1)
         part_at = first.copy()  # a job whose part is discarded reads the shard for its gradient
-        part_at[job[here]] = here
+        part_at[job[positions]] = positions
         np.maximum.at(last_use, versions, np.maximum(first, part_at))
         if separate_pushes:
-            np.maximum.at(last_use, parts["push_version"][here], here)
+            np.maximum.at(last_use, parts["push_version"][positions], positions)
         is_used = last_use >= 0
         slot, count = allocate(exists_at[is_used], last_use[is_used])
         slot_of = np.full(len(exists_at), count)
         slot_of[is_used] = slot
         slots.append(count)
         read_slot[:, server] = slot_of[versions]
-        push_slot[here] = slot_of[parts["push_version"][here]]
-        write_slot[here] = count
+        push_slot[positions] = slot_of[parts["push_version"][positions]]
+        write_slot[positions] = count
         write_slot[completes] = slot_of[1:]
         read_at = exists_at[versions]
         np.maximum(need, read_at, out=need)
@@ -308,13 +308,15 @@ class ShardedPlan:
             **{name: np.zeros(count, int) for name in ("commit", "place", "messages")},
             "workers": np.full(count, trace.workers),
         }
-        for here in self._of_shard:
-            number = np.arange(len(here))
-            ends = np.unique(np.r_[0, 1 + np.flatnonzero(columns["completes"][here]), len(here)])
+        for positions in self._of_shard:
+            number = np.arange(len(positions))
+            ends = np.unique(
+                np.r_[0, 1 + np.flatnonzero(columns["completes"][positions]), len(positions)]
+            )
             size = np.diff(ends)
-            columns["commit"][here] = number
-            columns["place"][here] = number - np.repeat(ends[:-1], size)
-            columns["messages"][here] = np.repeat(size, size)
+            columns["commit"][positions] = number
+            columns["place"][positions] = number - np.repeat(ends[:-1], size)
+            columns["messages"][positions] = np.repeat(size, size)
         return columns
 
     def _visits(self, part: np.ndarray) -> Visit:
@@ -345,9 +347,9 @@ class ShardedPlan:
         size, job, valid = members(parts.first, self.piece_size)
         jobs = parts.worker[job], parts.number[job], self._columns["local_steps"][parts.first[job]]
         of_shards = []
-        for here in self._of_shard:
-            count, index, _ = members(here, self.piece_size)
-            part = here[index]
+        for positions in self._of_shard:
+            count, index, _ = members(positions, self.piece_size)
+            part = positions[index]
             slots = (
                 self._message_slot[parts.job[part]],
                 parts.read_slot[parts.job[part], parts.shard[part]],

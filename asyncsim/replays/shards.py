@@ -39,8 +39,8 @@ class ShardedState(NamedTuple):
     learners : Learner
         Leaves with a leading axis of workers.
     updates : Float[Array, "slots parameters"]
-        The sums of local steps of messages whose parts are not all committed; the last row is
-        written by padding.
+        The sums of local steps of messages whose parts are not all committed; padding
+        writes the last row.
     numbers : Float[Array, "slots columns"]
         Their numbers, summed over the parts so far; of the length of the step its square.
     """
@@ -207,11 +207,11 @@ def _build_piece(
             valid = jnp.arange(size, dtype=piece.size.dtype) < piece.size
             slots = piece.visit.worker, piece.message_slot, piece.message_slot
             tables = state.learners, state.updates, state.numbers
-            written = [
+            tables_after = [
                 put_rows(table, rows, index, valid, single=False)
                 for table, rows, index in zip(tables, results, slots, strict=True)
             ]
-            return ShardedState(state.shards, *written)
+            return ShardedState(state.shards, *tables_after)
 
         def turn(i: Array, state: ShardedState) -> ShardedState:
             job = _row(jobs, i)

@@ -441,7 +441,7 @@ def _replayed(
     """Return a run and its trace."""
     diagnose_every, tensors_every, momentum, animate, directions_every = looks
     is_split = cluster.server_count > 1  # then no recorder sees all parameters at one instant
-    record = [recorders.energy(momentum, 0 if is_split else tensors_every)]
+    record = [recorders.energy(momentum, tensors_every)]
     if diagnose_every and not is_split:
         record.append(recorders.diagnostics(diagnose_every))
     if animate:

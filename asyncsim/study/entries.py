@@ -243,8 +243,7 @@ def from_file(option: str, value: Any, kind: Any, workers: int | None = None) ->
     if not isinstance(value, str) or not own_file(value)[0]:
         return value
     function = entry_of(option, value, {}, kind.__name__).function
-    of_kind = workers if kind is Topology else None
-    return _from_file(function, option, value, kind, of_kind)  # type: ignore[arg-type]
+    return _from_file(function, option, value, kind, workers if kind is Topology else None)
 
 
 @functools.lru_cache(64)  # compiled programs are cached by the identity of rules and attacks
