@@ -113,7 +113,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
 
         return shifted_init
 
-    starts = {"init": shifted(problem.init)}
+    starts: dict[str, Any] = {"init": shifted(problem.init)}
     if problem.init_replica is not None:
         starts["init_replica"] = shifted(problem.init_replica)
 

@@ -244,7 +244,7 @@ def _initial(
 ) -> Callable[..., ReplayState]:
     """Return the function from numbers, start, problem state and sizes to the first state."""
 
-    def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
+    def initial(numbers: Any, *arguments: Any, **sizes: Any) -> ReplayState:
         sizes["version_messages"] = layout.version_messages
         return initial_state(parts(numbers).method, recorders, flat, *arguments, **sizes)
 
