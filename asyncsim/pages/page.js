@@ -206,7 +206,7 @@ function animate(show) {
       const along = name === "sending" ? 1 - done : name === "returning" ? done : null;
       const fresh = along === null && (name === "served" || (name === "computing" && done < 0.04));
       pen.strokeStyle = phase ? phase[1] : pale;
-      pen.globalAlpha = fresh ? 0.7 : 0.12;
+      pen.globalAlpha = fresh ? 0.7 : film.force === "spring" ? 0.4 : 0.12;
       pen.lineWidth = fresh ? 1.4 : 0.7;
       (film.force === "spring" ? spring : line)(pen, [0, 0], where);
       pen.globalAlpha = 1;
