@@ -22,6 +22,7 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
+from asyncsim.methods.leader import leaders
 from asyncsim.replays.run import Run
 from asyncsim.study import load
 from asyncsim.study.columns import axis_of
@@ -135,11 +136,10 @@ def leaderships(finished: Finished) -> Figure:
     workers = sorted(rows["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(workers))
     shades = look.shades(sorted(rows["window"].unique()))
-    leaders = load("leaders").leaders
     for axes, n in zip(panels, workers, strict=True):
         for row in rows[rows["workers"] == n].sort_values("window").itertuples():
             won = [
-                np.bincount(leaders(run, n), minlength=n) / len(run.commits)
+                np.bincount(leaders(run.commits, n), minlength=n) / len(run.commits)
                 for run in _runs(finished, row)
             ]
             # Sorted within each seed, because its workers are interchangeable.
@@ -167,6 +167,35 @@ def leaderships(finished: Finished) -> Figure:
         "kept: the leader stays"
     )
     layout.title(figure, f"LSGD's one leader; {remark}")
+    return figure
+
+
+def identities(finished: Finished) -> Figure:
+    """Draw LSGD's single leader over time, of the first seed, by workers and period."""
+    table = finished.table("leaders.csv")
+    rows = table[table["method"] == "lsgd"]
+    if rows.empty:
+        raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
+    counts, windows = (sorted(rows[name].unique()) for name in ("workers", "window"))
+    size = (look.DOUBLE, 0.7 + 1.5 * len(counts))
+    figure, panels = look.new_figure(*size, len(windows), len(counts))
+    for axes, row in zip(panels, rows.sort_values(["workers", "window"]).itertuples(), strict=True):
+        run = _runs(finished, row)[0]
+        axes.step(
+            run.commits["commit_time"],
+            leaders(run.commits, row.workers),
+            where="post",
+            color=look.METHOD_LOOKS["lsgd"].color,
+            linewidth=0.6,
+        )
+        axes.set_ylim(-0.5, row.workers - 0.5)
+        layout.whole_ticks(axes.yaxis)
+        axes.set_title(f"n = {row.workers}, period {row.window}", fontsize=8)
+    for axes in panels[-len(windows) :]:
+        axes.set_xlabel("simulated time (s)")
+    for axes in panels[:: len(windows)]:
+        axes.set_ylabel("leader")
+    layout.title(figure, f"LSGD's one leader over time; {finished.config['problem']}, first seed")
     return figure
 
 
@@ -232,6 +261,7 @@ FIGURES = {
     "time": Drawing("leaders", "error against simulated time, by workers and period", over_time),
     "periods": Drawing("leaders", "error at the end by communication period", periods),
     "leaders": Drawing("leaders", "how often each worker led", leaderships),
+    "identity": Drawing("leaders", "which worker led, over time", identities),
 }
 
 PAPER = Paper(

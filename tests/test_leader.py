@@ -16,30 +16,16 @@ from asyncsim.methods.check import check_method
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.study.cell import meet
 
-STARTS = np.array([-1.2, 1.3, 0.9, -0.8])
 ROUNDS = 1000
 
 
-def double_well():
-    """The loss (x^2 - 1)^2 + 0.3 x, whose wells are of different depth."""
-    return problems.custom(
-        lambda key: np.array([STARTS.mean()]), lambda x, batch, key: ((x**2 - 1) ** 2 + 0.3 * x)[0]
-    )
-
-
-def rest(method, replicas):
-    """Return where workers that start in both wells come to rest, and the central variable there.
-
-    ``replicas`` writes the starts into the workers' states.
-    """
-    count = len(STARTS)
+def rest(method):
+    """Return the resting points of workers that start in both wells, and the central variable."""
+    count = 4
     trace = prescribed([k % count for k in range(ROUNDS * count)], ROUNDS * count, count)
     trace = with_versions(trace, np.arange(1, len(trace) + 1) // count)
     with jax.enable_x64(True):
-        running = Replay(trace, method, double_well(), precision="float64")
-        workers = running.state.workers
-        written = workers._replace(method=replicas(workers.method, jnp.array(STARTS)[:, None]))
-        running.go_on_from(running.state._replace(workers=written))
+        running = Replay(trace, method, problems.wells(tilt=0.3), precision="float64")
         running.advance(len(trace))
         own = jax.vmap(method.resume, in_axes=(0, None))(
             running.state.workers.method, running.state.central
@@ -54,17 +40,22 @@ def gradient(x):
 @pytest.mark.full
 def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     """The authors' claim, with the resting points of a loop over both rules to five digits."""
-    pull, start = 0.005, STARTS.mean()
-    own, leader = rest(methods.lgd(0.01, pull, policy=None), lambda free, x: x - pull * start)
+    own, leader = rest(methods.lgd(0.01, 0.005, policy=None))
     np.testing.assert_allclose(own, [-1.03558, 0.78365, 0.78365, -1.03558], atol=1e-5)
     assert abs(gradient(leader)) < 1e-12
-    own, center = rest(
-        methods.easgd(0.01, alpha=pull, policy=None), lambda worker, x: worker._replace(replica=x)
-    )
+    own, center = rest(methods.easgd(0.01, alpha=0.005, policy=None))
     np.testing.assert_allclose(own, [-0.97857, 0.88527, 0.88527, -0.97857], atol=1e-5)
     assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(
         0.486, abs=1e-3
     )
+
+
+def test_wells_refuse_mistaken_starts():
+    for starts in ("left", [], 1.0):
+        with pytest.raises(InputError, match=r"starts = .*: must be one number or more"):
+            problems.wells(starts=starts)
+    with pytest.raises(InputError, match=r"starts\[1\] = 'x': must be a number"):
+        problems.wells(starts=[1.0, "x"])
 
 
 class Sent(NamedTuple):

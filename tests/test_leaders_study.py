@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -51,6 +50,25 @@ def write_leaders(folder):
     return folder
 
 
+def test_a_leader_rests_where_the_gradient_is_zero(tmp_path):
+    config = leaders.Config(
+        workers=(4,),
+        window=(1,),
+        learning_rate=(0.01,),
+        gradients=1500,
+        seeds=1,
+        problem="wells(tilt=0.3)",
+        methods=("lgd(pull=0.005)", "easgd(alpha=0.005)", "lsgd"),
+        x64=True,
+        out=tmp_path / "out",
+    )
+    result = leaders.run(config)
+    table = pd.read_csv(result.folder / leaders.TABLE).set_index("method")
+    assert table.loc["lgd", "gradient"] < 1e-8 and table.loc["lsgd", "gradient"] < 1e-6
+    assert table.loc["easgd", "gradient"] == pytest.approx(0.486, abs=1e-3)
+    assert {path.stem for path in result.folder.glob("*.png")} >= {"identity", "leaders"}
+
+
 @pytest.mark.full
 def test_each_method_is_shown_at_its_best_rate(results):
     table = pd.read_csv(results / leaders.TABLE)
@@ -66,7 +84,7 @@ def test_each_method_is_shown_at_its_best_rate(results):
 
 def test_the_leader_is_who_told_the_least_loss_last():
     commits = pd.DataFrame({"worker": [1, 0, 1, 2, 1], "loss": [0.5, 0.7, 0.9, 0.8, 0.1]})
-    assert leaders.leaders(SimpleNamespace(commits=commits), 4).tolist() == [1, 1, 0, 0, 1]
+    assert leaders.leaders(commits, 4).tolist() == [1, 1, 0, 0, 1]
 
 
 def test_errors_are_losses_where_there_is_no_accuracy():

@@ -35,11 +35,11 @@ def init_tuner(params: Any, learning_rate: Any, momentum: Any, window: int) -> Y
     """Build the state before the first gradient."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
     return YellowFin(
-        jnp.int32(0),
-        jnp.zeros(window, zero.dtype),
-        zero,
-        zero,
-        jax.tree.map(jnp.zeros_like, params),
+        step=jnp.int32(0),
+        curvatures=jnp.zeros(window, zero.dtype),
+        least_curvature=zero,
+        largest_curvature=zero,
+        gradient=jax.tree.map(jnp.zeros_like, params),
         norm=zero,
         squared_norm=zero,
         distance=zero,

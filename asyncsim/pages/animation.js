@@ -19,7 +19,8 @@ async function prepareFilm(film, traces) {
     edges.set(pair.join(), pair);
   }
   const places = film.places === null ? null : await unpack(film.places);
-  return { ...film, ...trace, edges: [...edges.values()], places };
+  const leader = (await unpack(film.leader)).index;
+  return { ...film, ...trace, edges: [...edges.values()], places, leader };
 }
 
 /** Return a worker's phase at a time: its number and the share of it that has passed; -1 for none. */
@@ -43,6 +44,20 @@ function stalenessAt(film, worker, time, version) {
   }
   const next = rows[Math.min(from, rows.length - 1)];
   return next === undefined || film.commits.readTime[next] > time ? null : Math.max(0, version - film.commits.read[next]);
+}
+
+/** Draw a spring between two points. */
+function spring(pen, [x, y], [toX, toY]) {
+  const turns = 12, length = Math.hypot(toX - x, toY - y) || 1;
+  const [acrossX, acrossY] = [(y - toY) / length, (toX - x) / length];
+  pen.beginPath();
+  pen.moveTo(x, y);
+  for (let i = 1; i < turns; i++) {
+    const share = i / turns, side = i % 2 ? 3 : -3;
+    pen.lineTo(x + share * (toX - x) + side * acrossX, y + share * (toY - y) + side * acrossY);
+  }
+  pen.lineTo(toX, toY);
+  pen.stroke();
 }
 
 const SHADES = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"];
@@ -166,6 +181,8 @@ async function animate(show, traces, place) {
     // Many workers are small and translucent dots: their density shows.
     const dot = Math.max(1.5, Math.min(7, (1.6 * radius) / Math.sqrt(drawn.length) / 6));
     const dense = drawn.length > 200;
+    const leader = film.leader[Math.round((time / last) * (film.leader.length - 1))];
+    const leading = leader < 0 ? -1 : film.workers[leader], spots = [];
     for (const worker of ended && !gossips ? [] : drawn) {
       const [phase, share] = phaseAt(film, worker, time), name = phase < 0 ? "" : film.phases[phase].name;
       const staleness = stalenessAt(film, worker, time, version);
@@ -175,13 +192,23 @@ async function animate(show, traces, place) {
       const along = gossips ? null : name === "sending" ? 1 - share : name === "reply on its way" ? share : null;
       pen.strokeStyle = pen.fillStyle = color;
       if (!gossips && !dense) {
-        pen.globalAlpha = name === "being served" ? 0.7 : 0.15;
-        line(pen, [0, 0], at);
+        pen.globalAlpha = name === "being served" ? 0.7 : film.force === "spring" ? 0.4 : 0.15;
+        (film.force === "spring" ? spring : line)(pen, [0, 0], at);
       }
       pen.globalAlpha = dense ? 0.55 : 1;
       if (along !== null) disc(pen, at[0] * along, at[1] * along, 0.55 * dot);
       disc(pen, ...at, dot);
       pen.globalAlpha = 1;
+      spots[worker] = at;
+    }
+    if (leading >= 0 && spots[leading] && !dense) {  // the others are pulled to the leader
+      pen.strokeStyle = css("--accent");
+      pen.globalAlpha = 0.5;
+      for (const at of spots) if (at) line(pen, spots[leading], at);
+      pen.globalAlpha = 1;
+      pen.beginPath();
+      pen.arc(...spots[leading], 1.8 * dot, 0, 2 * Math.PI);
+      pen.stroke();
     }
     pen.fillStyle = ink;
     if (!gossips) pen.fillRect(-4, -4, 8, 8);

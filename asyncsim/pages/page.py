@@ -57,6 +57,11 @@ _OPEN_ROWS = 30
 _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
 _UNIT, _NOWHERE = 28_000, -32_768
+#: Descriptions of the forces on replicas; see `asyncsim.pages.film.Film`.
+_FORCES = {
+    "spring": " Springs join the replicas and the central variable.",
+    "leader": " Lines lead to the present leader, which has a ring.",
+}
 
 
 @contextlib.contextmanager
@@ -178,6 +183,9 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
             else "Each worker has a constant direction without a meaning: only a study with "
             "--animate records the positions of its reads."
         )
+    about += "".join(
+        text for force, text in _FORCES.items() if any(film.force == force for film in films)
+    )
     if any(not low <= loss <= high for animated in films for _, loss in animated.loss):
         about += (
             f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at "
@@ -201,6 +209,8 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
                 "places": _places(film, bend, largest) if has_places else None,
                 "loss": film.loss,
                 "ended": film.ended,
+                "force": film.force,
+                "leader": pack({"index": film.leader}),
             }
             for number, film in enumerate(films)
         ],

@@ -250,7 +250,7 @@ def _initial(
 ) -> Callable[..., ReplayState]:
     """Return the function from numbers, start, problem state and sizes to the first state."""
 
-    def initial(numbers: Any, start: Start, problem_state: Any, **sizes: int) -> ReplayState:
+    def initial(numbers: Any, start: Start, problem_state: Any, **sizes: Any) -> ReplayState:
         sizes["version_messages"] = layout.version_messages
         method = parts(numbers).method
         return initial_state(method, recorders, flat, start, problem_state, **sizes)

@@ -38,6 +38,7 @@ from asyncsim.theory.gossip import (
     second_eigenvalue,
     spectral_gap,
 )
+from asyncsim.theory.leader import leader_floor, leader_step_bound, newton_share
 from asyncsim.theory.momentum import (
     critical_step,
     elastic_path,
@@ -107,10 +108,13 @@ __all__ = [
     "implicit_momentum",
     "implicit_momentum_path",
     "knee",
+    "leader_floor",
+    "leader_step_bound",
     "mean_speed",
     "momentum_energy",
     "momentum_gain",
     "momentum_stable_rate",
+    "newton_share",
     "other_open_reads",
     "pair_contraction",
     "queue_theory",
