@@ -266,7 +266,7 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
         (
             [nothing],
             f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, "
-            "momentum, lsgd",
+            "momentum, lsgd, ringmaster_lmo",
         ),
         (
             ["gam"],
