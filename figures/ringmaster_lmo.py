@@ -23,10 +23,10 @@ from asyncsim.drawing.curves import draw_curve, evaluation_curve
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
 
-#: The authors' thresholds of the delay and learning rates, and a smaller rate for a smaller task.
-LIMITS, RATES = (1, 2, 4, 8, 16), (0.008, 0.04, 0.2, 1, 5)
+#: The authors' limits of the delay and learning rates, and smaller rates for a smaller task.
+LIMITS, RATES = (1, 2, 4, 8, 16), (0.0016, 0.008, 0.04, 0.2, 1, 5)
 WORKERS = 8
-_COLUMNS = ("method.policy", "method.learning_rate", "train_loss", "run_folder")
+_COLUMNS = ("method.policy", "method.learning_rate", "train_loss", "simulated_seconds")
 
 
 def loss(finished: Finished) -> Figure:
@@ -46,12 +46,13 @@ def loss(finished: Finished) -> Figure:
             draw_curve(axes, evaluation_curve(runs), appearance, "time")
         axes.set_yscale("log")
         layout.plain_logs(axes.yaxis)
-        axes.set_xlim(0, None)
+        axes.set_xlim(0, table["simulated_seconds"].max())
         axes.set_xlabel("simulated time (s)")
         axes.set_title(steps)
         axes.legend()
     panels[0].set_ylabel("training loss")
-    layout.title(figure, f"{_setting(finished, table)}; each R at its best rate")
+    seeds = over_seeds(table["seed"].nunique())
+    layout.title(figure, f"{_setting(finished)}; {seeds}; each R at its best rate")
     return figure
 
 
@@ -80,7 +81,8 @@ def grid(finished: Finished) -> Figure:
         axes.set_title(steps)
     panels[0].set_ylabel("training loss at the end")
     panels[0].legend()
-    layout.title(figure, _setting(finished, table))
+    seeds = over_seeds(table["seed"].nunique(), "means over")
+    layout.title(figure, f"{_setting(finished)}; {seeds}")
     return figure
 
 
@@ -105,10 +107,9 @@ def _means(rows: pd.DataFrame) -> Any:
     return losses.groupby(rows["method.learning_rate"]).mean()
 
 
-def _setting(finished: Finished, table: pd.DataFrame) -> str:
+def _setting(finished: Finished) -> str:
     config = finished.config
-    seeds = over_seeds(table["seed"].nunique())
-    return f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}"
+    return f"{config['problem']}, {counted(config['workers'], 'worker')}"
 
 
 def _options() -> str:
@@ -119,20 +120,20 @@ def _options() -> str:
         f'--workers {WORKERS} --compute "[{", ".join(laws)}]" --service 0 '
         f'--methods "ringmaster_lmo(policy={limits})" "ringmaster(policy={limits})" '
         f"--tune {' '.join(f'{rate:g}' for rate in RATES)} --time-budget 100 "
-        "--measure train_loss --seeds 2"
+        "--measure train_loss --evaluate-every 1 --seeds 2"
     )
 
 
 #: The figures by their names.
 FIGURES = {
-    "loss": Drawing("ringmaster_lmo", "training loss against simulated time, by R", loss),
-    "grid": Drawing("ringmaster_lmo", "training loss at the end by R and learning rate", grid),
+    "loss": Drawing("lmo", "training loss against simulated time, by R", loss),
+    "grid": Drawing("lmo", "training loss at the end by R and learning rate", grid),
 }
 
 PAPER = Paper(
     "ringmaster_lmo",
     summary_of(__doc__),
-    {"ringmaster_lmo": Study("compare", "on two cores about 2 min", _options())},
+    {"lmo": Study("compare", "on two cores about 2 min", _options())},
     FIGURES,
 )
 draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
