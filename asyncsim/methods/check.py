@@ -425,7 +425,7 @@ def _require_no_vector(method: Method, name: str, message: Any, central: Any) ->
 def _shapes(tree: Any) -> Any:
     """Return the structure of a tree and the shapes of its leaves."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, [jnp.shape(leaf) for leaf in leaves]
+    return structure, [getattr(leaf, "shape", None) for leaf in leaves]
 
 
 def _check_apply(
