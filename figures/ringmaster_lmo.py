@@ -1,4 +1,5 @@
-"""Figures of the small experiment of "Ringmaster LMO" (2026, arXiv 2605.18174) from our own runs.
+"""Figures of "Ringmaster LMO" (Sadiev et al. 2026, arXiv 2605.18174), its small experiment, from
+our own runs.
 
 Eight workers, the i-th with compute times of sqrt(i) seconds and half-normal noise of 5 %; a
 gradient whose delay reaches R is cancelled; R and the learning rate from the authors' grids. Their
