@@ -16,6 +16,7 @@ from asyncsim.methods import Applied, Method, Visit
 from asyncsim.methods.method import OF_MESSAGE
 from asyncsim.problems import Problem
 from asyncsim.replays.plan import runs_of
+from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.waves import find_waves
 
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
@@ -48,6 +49,7 @@ class EventLoop:
     """
 
     def __init__(self, trace, method: Method, problem: Problem, seed: int = 0, dtype=jnp.float64):
+        method = on_vectors(method, problem, dtype)
         # Discarded and cancelled computations leave nothing behind.
         frame = trace.frame[
             (trace.frame["outcome"] == "applied") | (trace.frame["outcome"] == "buffered")

@@ -5,6 +5,7 @@ the bytes.
 import dataclasses
 import json
 import math
+import shlex
 import shutil
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate
+from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import (
     curve_of,
@@ -266,7 +267,7 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
         (
             [nothing],
             f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, "
-            "momentum, lsgd",
+            "momentum, lsgd, ringmaster_lmo",
         ),
         (
             ["gam"],
@@ -524,3 +525,44 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
         assert drawn(look.LiteralFigure, name) != drawn(look.LiteralFigure, "gem2")
     for name in ("downpour", "$\\alpha$"):  # and all else is drawn as before
         assert drawn(look.LiteralFigure, name) == drawn(Figure, name)
+
+
+def test_figures_of_ringmaster_lmo(tmp_path):
+    """A panel for each kind of steps, a curve for each limit at its best rate; and the command that
+    makes the results.
+    """
+    paper = figures_of("ringmaster_lmo")
+    command_line = paper.PAPER.studies["lmo"].options
+    _, config = study.configure("compare", shlex.split(command_line))
+    assert len(config.at().make_methods()) == 10 and config.tune == paper.RATES
+    hand_made_run(hand_made_trace(None), "ringmaster").save(tmp_path / "run")
+    rows = [
+        {
+            "method": f"{name}(policy=cancel_stale({limit}))",
+            "method.policy": f"cancel_stale(limit={limit}, count=1)",
+            "method.learning_rate": rate,
+            "train_loss": loss,
+            "simulated_seconds": 5.0,
+            "seed": 0,
+            "run_folder": "run",
+            "trace_file": "none",
+        }
+        for name in ("ringmaster_lmo", "ringmaster")
+        for limit in (1, 8)
+        for rate, loss in ((0.04, 0.5 / limit), (0.2, 0.1 * limit), (1.0, np.inf))
+    ]
+    results = finished.Finished(
+        tmp_path, {"study": "compare", "problem": "digits", "workers": 8}, pd.DataFrame(rows)
+    )
+    figure = paper.loss(results)
+    labels = [[line.get_label() for line in axes.lines] for axes in figure.axes]
+    assert labels == [["R = 1, \u03b3 = 0.2", "R = 8, \u03b3 = 0.04"]] * 2
+    figure = paper.grid(results)
+    assert [axes.get_title() for axes in figure.axes] == [
+        "Muon (Ringmaster LMO)",
+        "plain (Ringmaster)",
+    ]
+    assert figure.axes[0].lines[1].get_ydata().tolist() == [0.0625, 0.8, np.inf]
+    results = results._replace(summary=results.summary.assign(method="gem"))
+    with pytest.raises(InputError, match="has no runs of ringmaster_lmo; make"):
+        paper.grid(results)

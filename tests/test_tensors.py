@@ -189,7 +189,7 @@ def test_so_it_is_on_a_network(name):
     [
         unless(True, "updates", "alie(workers=2)"),
         unless(False, "updates", "sign_flip(workers=2)"),
-        unless(False, "combine", "ipm(workers=2)"),
+        unless(False, "combine", "inner_product(workers=2)"),
         unless(False, "mix", "alie(workers=1)"),
         unless(False, "meet", "sign_flip(workers=1)"),
     ],

@@ -1,4 +1,4 @@
-"""Laws of random durations: the base class, nine laws of thirty lines each, and their parser.
+"""Laws of random durations: the base class, ten laws of thirty lines each, and their parser.
 
 A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in
 Python. Means and standard deviations are exact, so that samples can be checked against them.
@@ -273,6 +273,37 @@ class Uniform(Law):
 
 
 @dataclass(frozen=True)
+class HalfNormal(Law):
+    """A least time and the absolute value of a normal number: ``halfnormal(start=1, scale=0.05)``.
+
+    ``scale`` is the normal law's standard deviation, seconds.
+    """
+
+    start: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        self._check("start", require_nonnegative, "seconds")
+        self._check("scale", require_positive, "seconds")
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return self.start + math.sqrt(2 / math.pi) * self.scale
+
+    def _std(self) -> float:
+        return math.sqrt(1 - 2 / math.pi) * self.scale
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return self.start + np.abs(generator.normal(0.0, self.scale, size))
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import erf
+
+        return erf(np.maximum(x - self.start, 0.0) / (math.sqrt(2) * self.scale))
+
+
+@dataclass(frozen=True)
 class Weibull(Law):
     """Weibull durations: ``weibull(mean=1, shape=2)``; below shape 1 the tail is heavier than
     exponential.
@@ -459,6 +490,7 @@ LAWS: dict[str, type[Law]] = {
     "gamma": Gamma,
     "lognormal": LogNormal,
     "uniform": Uniform,
+    "halfnormal": HalfNormal,
     "weibull": Weibull,
     "pareto": Pareto,
     "empirical": Empirical,
@@ -542,6 +574,8 @@ def scaled(law: Law, factor: float) -> Law:
             return Constant(factor * value)
         case Uniform(low, high):
             return Uniform(factor * low, factor * high)
+        case HalfNormal(start, scale):
+            return HalfNormal(factor * start, factor * scale)
         case Empirical(samples):
             return Empirical(tuple(factor * sample for sample in samples))
         case Mixture(laws, weights):

@@ -71,9 +71,9 @@ def ringmaster_lmo(
 
     References
     ----------
-    2026, "Ringmaster LMO: asynchronous linear minimization oracle momentum method", arXiv
-    2605.18174, and its authors' program; Amsel, Persson, Musco and Gower 2025, "The Polar Express",
-    arXiv 2505.16932 (the coefficients).
+    Sadiev, Maranjyan, Ilin and Richtarik 2026, "Ringmaster LMO: asynchronous linear minimization
+    oracle momentum method", arXiv 2605.18174, and its authors' program; Amsel, Persson, Musco and
+    Gower 2025, "The Polar Express", arXiv 2505.16932 (the coefficients).
     """
     require_rate("learning_rate", learning_rate)
     policy = require_policy(policy)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     """Draw the figures of a paper or of a folder of results; return the exit code, 2 if bad."""
     name, *options = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print("\n".join([_USAGE, *(f"  {paper:<8}  {about}" for paper, about in PAPERS.items())]))
+        print("\n".join([_USAGE, *(f"  {paper:<14}  {about}" for paper, about in PAPERS.items())]))
         return 0
     if name not in PAPERS and not Path(name).is_dir():
         tell_error(
