@@ -17,6 +17,7 @@ from asyncsim.clusters.laws import (
     Empirical,
     Exponential,
     Gamma,
+    HalfNormal,
     Law,
     LogNormal,
     Mixture,
@@ -47,6 +48,7 @@ REFERENCES = [
     (Weibull(mean=1.0, shape=0.7), stats.weibull_min(0.7, scale=1 / math.gamma(1 + 1 / 0.7))),
     (Weibull(mean=3.0, shape=2.5), stats.weibull_min(2.5, scale=3 / math.gamma(1 + 1 / 2.5))),
     (Pareto(mean=1.0, shape=5.0), stats.pareto(5, scale=0.8)),
+    (HalfNormal(low=2.0, scale=0.5), stats.halfnorm(2.0, 0.5)),
 ]
 
 WITHOUT_REFERENCE = [
@@ -187,6 +189,7 @@ simple_laws = st.one_of(
     .map(lambda pair: Uniform(*pair)),
     st.builds(Weibull, seconds, st.floats(0.1, 100)),
     st.builds(Pareto, seconds, st.floats(1.001, 100)),
+    st.builds(HalfNormal, seconds, seconds),
     st.builds(Empirical, st.lists(st.floats(0, 1e6), min_size=1, max_size=5)),
 )
 parts = st.lists(st.tuples(simple_laws, st.floats(1e-3, 1e3)), min_size=1, max_size=4)

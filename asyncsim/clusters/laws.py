@@ -1,4 +1,4 @@
-"""Laws of random durations: the base class, nine laws of thirty lines each, and their parser.
+"""Laws of random durations: the base class, ten laws of thirty lines each, and their parser.
 
 A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in
 Python. Means and standard deviations are exact, so that samples can be checked against them.
@@ -335,6 +335,37 @@ class Pareto(Law):
         return 1 - (self.minimum / np.maximum(x, self.minimum)) ** self.shape
 
 
+@dataclass(frozen=True)
+class HalfNormal(Law):
+    """A constant plus the absolute value of a normal variable: ``halfnormal(low=1, scale=0.2)``.
+
+    ``scale`` is the standard deviation of the normal variable, seconds.
+    """
+
+    low: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        self._check("low", require_nonnegative, "seconds")
+        self._check("scale", require_positive, "seconds")
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return self.low + self.scale * math.sqrt(2 / math.pi)
+
+    def _std(self) -> float:
+        return self.scale * math.sqrt(1 - 2 / math.pi)
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return self.low + self.scale * np.abs(generator.standard_normal(size))
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import erf
+
+        return erf(np.maximum(x - self.low, 0.0) / (self.scale * math.sqrt(2)))
+
+
 #: Accepted as a law: a law, a number of seconds, or a text.
 LawLike: TypeAlias = Law | float | str
 #: The squares of larger durations may overflow.
@@ -458,6 +489,7 @@ LAWS: dict[str, type[Law]] = {
     "uniform": Uniform,
     "weibull": Weibull,
     "pareto": Pareto,
+    "halfnormal": HalfNormal,
     "empirical": Empirical,
     "mixture": Mixture,
 }
@@ -543,6 +575,8 @@ def scaled(law: Law, factor: float) -> Law:
             return Empirical(tuple(factor * sample for sample in samples))
         case Mixture(laws, weights):
             return Mixture(tuple(scaled(part, factor) for part in laws), weights)
+        case HalfNormal(low, scale):
+            return HalfNormal(factor * low, factor * scale)
         case Exponential() | Gamma() | LogNormal() | Weibull() | Pareto():
             return replace(law, mean=factor * law.mean)
     raise AssertionError(f"unknown law {law!r}")

@@ -207,7 +207,7 @@ class StudyOptions(JobOptions):
     help_notes: ClassVar[str] = """
 Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv),
 lognormal(mean, cv), uniform(low, high), weibull(mean, shape), pareto(mean, shape),
-empirical([s, ...]), mixture([law, ...], [weight, ...]).
+halfnormal(low, scale), empirical([s, ...]), mixture([law, ...], [weight, ...]).
 
 Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count),
 rounds, buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1),
