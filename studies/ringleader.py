@@ -43,7 +43,7 @@ class Config(StudyConfig):
     workers: int = 100
     """Workers of the cluster, each with its own data."""
     compute: LawLike | None = None  # type: ignore[assignment]
-    """Law of a computation's time (s). none: those of the paper, one for each worker."""
+    """Law of a computation's time (s). none: the laws of the paper, one for each worker."""
     service: LawLike = "constant(0)"
     """Law of the server's time per visit (s)."""
     problem: str = "digits(hidden=[128], batch_size=4, dirichlet=0.1)"

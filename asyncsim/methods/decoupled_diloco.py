@@ -73,7 +73,8 @@ def decoupled_diloco(
     overlap : int
         Versions until a fragment's step is applied, 0 to ``fragments - 1``; 2 in the paper.
     blend : float
-        What a learner keeps of its replica where a fragment arrives, in [0, 1); 0 overwrites.
+        Share of its replica that a learner retains where a fragment arrives, in [0, 1); 0
+        overwrites.
     average : {"radial", "mean"}
         "radial", above; "mean", the mean of the ``D_i`` with weights ``w_i``.
     tensors : list of int, optional
