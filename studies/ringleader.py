@@ -56,7 +56,7 @@ class Config(StudyConfig):
     )
     """Methods to compare: Ringleader as in the paper and as in its authors' program, Malenia and
     IA2SGD."""
-    tune: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
+    tune: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
     """Learning rates to try for every method."""
     horizon: float = 5_000.0
     """Simulated time of each run (s)."""
@@ -88,7 +88,7 @@ SCALES = {
     "paper": Config(
         scale="paper",
         problem="mnist(network=mlp, hidden=[128], batch_size=4, dirichlet=0.1)",
-        tune=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 2.0),
+        tune=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 2.0),
         horizon=300_000.0,
         seeds=30,
     ),
