@@ -422,7 +422,7 @@ def decoupled_diloco(count, overlap, blend, rate, mu, sizes=None, radial=True):
         lengths = [np.sqrt(np.sum(row**2)) for row in rows]
         length = sum(w * one for w, one in zip(weights, lengths, strict=True)) / sum(weights)
         u = sum(w * row / one for w, row, one in zip(weights, rows, lengths, strict=True))
-        return length * u / np.sqrt(np.sum(u**2))
+        return length * u / np.sqrt(np.sum(u**2)) if u.any() else mean
 
     def rule(w, server, x, visit):
         if not hasattr(server, "version"):

@@ -155,9 +155,7 @@ def test_numbers_of_every_method_are_arguments(name):
     }
     # Ringmaster LMO needs matrices; fragments need as many parameters.
     of_matrices = name == "ringmaster_lmo"
-    problem = (
-        problems.digits(hidden=(3,)) if of_matrices else problems.quadratic([0.1, 0.4, 0.7, 1])
-    )
+    problem = problems.digits(hidden=(3,)) if of_matrices else problems.quadratic([0.1, 0.4, 1, 1])
     recipe = recipe_of(on_vectors(factory(**needed), problem, jnp.result_type(float)))
     traced = _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problem))
     assert "learning_rate" in traced

@@ -273,37 +273,6 @@ class Uniform(Law):
 
 
 @dataclass(frozen=True)
-class HalfNormal(Law):
-    """A least time and the absolute value of a normal number: ``halfnormal(start=1, scale=0.05)``.
-
-    ``scale`` is the normal law's standard deviation, seconds.
-    """
-
-    start: float
-    scale: float
-
-    def __post_init__(self) -> None:
-        self._check("start", require_nonnegative, "seconds")
-        self._check("scale", require_positive, "seconds")
-
-    @property
-    def mean(self) -> float:
-        """Exact mean, seconds."""
-        return self.start + math.sqrt(2 / math.pi) * self.scale
-
-    def _std(self) -> float:
-        return math.sqrt(1 - 2 / math.pi) * self.scale
-
-    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
-        return self.start + np.abs(generator.normal(0.0, self.scale, size))
-
-    def _cdf(self, x: np.ndarray) -> np.ndarray:
-        from scipy.special import erf
-
-        return erf(np.maximum(x - self.start, 0.0) / (math.sqrt(2) * self.scale))
-
-
-@dataclass(frozen=True)
 class Weibull(Law):
     """Weibull durations: ``weibull(mean=1, shape=2)``; below shape 1 the tail is heavier than
     exponential.
@@ -367,6 +336,37 @@ class Pareto(Law):
 
     def _cdf(self, x: np.ndarray) -> np.ndarray:
         return 1 - (self.minimum / np.maximum(x, self.minimum)) ** self.shape
+
+
+@dataclass(frozen=True)
+class HalfNormal(Law):
+    """A constant plus the absolute value of a normal variable: ``halfnormal(low=1, scale=0.2)``.
+
+    ``scale`` is the standard deviation of the normal variable, seconds.
+    """
+
+    low: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        self._check("low", require_nonnegative, "seconds")
+        self._check("scale", require_positive, "seconds")
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return self.low + self.scale * math.sqrt(2 / math.pi)
+
+    def _std(self) -> float:
+        return self.scale * math.sqrt(1 - 2 / math.pi)
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return self.low + self.scale * np.abs(generator.standard_normal(size))
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import erf
+
+        return erf(np.maximum(x - self.low, 0.0) / (self.scale * math.sqrt(2)))
 
 
 #: Accepted as a law: a law, a number of seconds, or a text.
@@ -490,9 +490,9 @@ LAWS: dict[str, type[Law]] = {
     "gamma": Gamma,
     "lognormal": LogNormal,
     "uniform": Uniform,
-    "halfnormal": HalfNormal,
     "weibull": Weibull,
     "pareto": Pareto,
+    "halfnormal": HalfNormal,
     "empirical": Empirical,
     "mixture": Mixture,
 }
@@ -574,12 +574,12 @@ def scaled(law: Law, factor: float) -> Law:
             return Constant(factor * value)
         case Uniform(low, high):
             return Uniform(factor * low, factor * high)
-        case HalfNormal(start, scale):
-            return HalfNormal(factor * start, factor * scale)
         case Empirical(samples):
             return Empirical(tuple(factor * sample for sample in samples))
         case Mixture(laws, weights):
             return Mixture(tuple(scaled(part, factor) for part in laws), weights)
+        case HalfNormal(low, scale):
+            return HalfNormal(factor * low, factor * scale)
         case Exponential() | Gamma() | LogNormal() | Weibull() | Pareto():
             return replace(law, mean=factor * law.mean)
     raise AssertionError(f"unknown law {law!r}")

@@ -73,7 +73,8 @@ def decoupled_diloco(
     overlap : int
         Versions until a fragment's step is applied, 0 to ``fragments - 1``; 2 in the paper.
     blend : float
-        What a learner keeps of its replica where a fragment arrives, in [0, 1); 0 overwrites.
+        Share of its replica that a learner retains where a fragment arrives, in [0, 1); 0
+        overwrites.
     average : {"radial", "mean"}
         "radial", above; "mean", the mean of the ``D_i`` with weights ``w_i``.
     tensors : list of int, optional
@@ -131,14 +132,15 @@ def decoupled_diloco(
         is_later = (visits.worker == visits.worker[:, None]) & (place > place[:, None])
         is_newest = is_present & ~jnp.any(is_later & is_present, axis=1)
         weight = jnp.where(is_newest, messages.steps[:, server.version % count], 0)
-        weight = weight / jnp.sum(weight)
+        # Whole numbers, so that opposite directions of single parameters cancel exactly.
+        total = jnp.sum(weight)
         rows = jnp.where(is_newest[:, None], messages.progress, 0)
-        progress = weight @ rows
+        progress = weight @ rows / total
         if average == "radial":
             lengths = jnp.sqrt(jax.vmap(lambda row: _sums(row**2, blocks, block_count))(rows))
             u = weight @ (rows / _divisor(lengths)[:, blocks])
             u_length = jnp.sqrt(_sums(u**2, blocks, block_count))[blocks]
-            radial = (weight @ lengths)[blocks] * u / _divisor(u_length)
+            radial = (weight @ lengths / total)[blocks] * u / _divisor(u_length)
             progress = jnp.where(u_length > 0, radial, progress)
         return outer_step(server, central, progress, parts, overlap, rate, mu)
 

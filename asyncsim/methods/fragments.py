@@ -109,7 +109,7 @@ class FragmentWorker(NamedTuple):
     """A worker's state."""
 
     replica: Array  #: shape ``[parameters]``
-    seen: Array  #: the central variable at its last read, shape ``[parameters]``
+    last_read: Array  #: the central variable at its last read, shape ``[parameters]``
     steps: Array  #: its local steps since it took up each fragment, shape ``[fragments]``
 
 
@@ -126,7 +126,7 @@ def begin_worker(central: Array, count: int) -> FragmentWorker:
 def merge(worker: FragmentWorker, read: Array, fragments: Fragments, blend: Any) -> FragmentWorker:
     """Merge the changed fragments of a read: ``blend * replica + (1 - blend) * read``."""
     of = jnp.asarray(fragments.of)
-    differs = (read != worker.seen).astype(jnp.int32)
+    differs = (read != worker.last_read).astype(jnp.int32)
     changed = jax.ops.segment_max(differs, of, fragments.total) > 0
     replica = jnp.where(changed[of], blend * worker.replica + (1 - blend) * read, worker.replica)
     return FragmentWorker(replica, read, jnp.where(changed, 0, worker.steps))

@@ -43,7 +43,7 @@ def mindflayer(
     ----------
     success : float, law, or list of one per worker
         ``p_i``, in (0, 1]: `asyncsim.theory.trial_success` computes it for a cluster. A law or its
-        text, ``"exponential(1)"``, is that of the time of a computation (s); with the times of
+        text, ``"exponential(1)"``, is of the time of a computation (s); with the times of
         ``policy`` it gives ``p_i``. With 1, a cut trial counts as a gradient of zero.
     rule : {"expected", "mean"}
         "expected": the paper's, above. "mean", the authors' program: the mean of the gradients,
@@ -116,9 +116,9 @@ def mindflayer(
         total = sum_messages(messages, visits)
         if rule == "expected":
             return Applied(central + total / over_workers(p * trials, visits, dtype), server)
-        none = jnp.exp(over_workers(trials * jnp.log1p(-p), visits, dtype))
+        empty_round = jnp.exp(over_workers(trials * jnp.log1p(-p), visits, dtype))
         mean = total / jnp.asarray(visits.messages, dtype)
-        return Applied(central + mean / (1 - none), server)
+        return Applied(central + mean / (1 - empty_round), server)
 
     return Method(
         name="mindflayer",
@@ -135,7 +135,7 @@ def mindflayer(
 
 
 def _probability(success: Any, time: float | None) -> Any:
-    """Return a probability that is given, or that of a law's durations of at most ``time``."""
+    """Return a probability that is given, or of durations of at most ``time`` under a law."""
     if isinstance(success, str | Law):
         if time is None:
             raise InputError(

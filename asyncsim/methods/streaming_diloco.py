@@ -86,8 +86,8 @@ def streaming_diloco(
         Rounds, of one window each, until a fragment's step is applied: ``tau`` local steps are
         ``tau / window`` rounds. 0 to ``fragments - 1``.
     blend : float
-        The paper's ``alpha``: what a worker keeps of its replica where a fragment arrives, in
-        [0, 1). Not used with eager updates.
+        The paper's ``alpha``: the share of its replica that a worker retains where a fragment
+        arrives, in [0, 1). Not used with eager updates.
     eager : bool
         Eager updates; ``overlap`` must then be at least 1.
     tensors : list of int, optional

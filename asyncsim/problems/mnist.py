@@ -3,14 +3,20 @@
 import itertools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_choice, require_fraction
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_fraction,
+    require_list,
+)
 from asyncsim.problems.data import as_images, load_mnist
 from asyncsim.problems.layers import classifier, convolve, dense, initial_layers, max_pool
 from asyncsim.problems.problem import Problem
@@ -25,9 +31,7 @@ _CNN = {
     "dense2": (300, 200),
     "dense3": (200, 10),
 }
-_MLP = {
-    f"dense{i}": shape for i, shape in enumerate(itertools.pairwise((784, 1000, 2000, 1000, 10)), 1)
-}
+_HIDDEN = (1000, 2000, 1000)
 NETWORKS = ("cnn", "mlp")
 _DROPOUT = 0.5
 
@@ -39,6 +43,7 @@ def mnist(
     data_dir: str | os.PathLike | None = None,
     network: str = "cnn",
     dirichlet: float | None = None,
+    hidden: Sequence[int] | None = None,
 ) -> Problem:
     """Return MNIST with the GEM paper's network, 163,790 parameters, or the thesis', 4,798,010.
 
@@ -64,6 +69,8 @@ def mnist(
     dirichlet : float, optional
         Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
         about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
+    hidden : sequence of int, optional
+        Units of each hidden layer of ``"mlp"``; default the thesis'.
 
     References
     ----------
@@ -75,7 +82,7 @@ def mnist(
     train, test = (
         _examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k")
     )
-    return mnist_from_arrays(train, test, batch_size, dropout, sharded, network, dirichlet)
+    return mnist_from_arrays(train, test, batch_size, dropout, sharded, network, dirichlet, hidden)
 
 
 def mnist_from_arrays(
@@ -86,6 +93,7 @@ def mnist_from_arrays(
     sharded: bool = False,
     network: str = "cnn",
     dirichlet: float | None = None,
+    hidden: Sequence[int] | None = None,
 ) -> Problem:
     """Return the problem of `mnist` on the caller's examples.
 
@@ -93,6 +101,17 @@ def mnist_from_arrays(
     the network needs it; ``"label"``, int32, from 0 to 9.
     """
     probability = _checked_dropout(dropout, network)
+    if hidden is not None and network != "mlp":
+        raise InputError(
+            f"hidden = {hidden!r}: the cnn has its own layers; leave it out, or choose the mlp"
+        )
+    units = [
+        require_count("hidden", width)
+        for width in require_list("hidden", _HIDDEN if hidden is None else hidden)
+    ]
+
+    def init_mlp(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
+        return _init_mlp(key, units)
 
     def scores(params: Any, images: jax.Array, key: jax.Array | None) -> jax.Array:
         if network == "mlp":
@@ -104,10 +123,11 @@ def mnist_from_arrays(
         "sharded": sharded,
         "dirichlet": dirichlet,
         "network": network,
+        **({} if hidden is None else {"hidden": units}),
     }
     return classifier(
         "mnist",
-        _init_mlp if network == "mlp" else _init_cnn,
+        init_mlp if network == "mlp" else _init_cnn,
         scores,
         as_images("train", train, (28, 28)),
         as_images("test", test, (28, 28)),
@@ -143,15 +163,12 @@ def _init_cnn(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
     return dict(zip(_CNN, initial_layers(key, list(_CNN.values())), strict=True))
 
 
-def _init_mlp(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
-    layers = dict(
-        zip(
-            _MLP,
-            initial_layers(key, list(_MLP.values()), gain=math.sqrt(6), biases=False),
-            strict=True,
-        )
-    )
-    for name, (inputs, units) in _MLP.items():
+def _init_mlp(key: jax.Array, hidden: Sequence[int]) -> dict[str, dict[str, jax.Array]]:
+    shapes = list(itertools.pairwise((784, *hidden, 10)))
+    names = [f"dense{i}" for i in range(1, len(shapes) + 1)]
+    initial = initial_layers(key, shapes, gain=math.sqrt(6), biases=False)
+    layers = dict(zip(names, initial, strict=True))
+    for name, (inputs, units) in zip(names, shapes, strict=True):
         layers[name]["weight"] *= math.sqrt(inputs / (inputs + units))
     return layers
 

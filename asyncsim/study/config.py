@@ -214,7 +214,7 @@ class StudyOptions(JobOptions):
     #: The values that options may name, at the end of the help.
     help_notes: ClassVar[str] = """
 Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv),
-lognormal(mean, cv), uniform(low, high), halfnormal(start, scale), weibull(mean, shape),
+lognormal(mean, cv), uniform(low, high), halfnormal(low, scale), weibull(mean, shape),
 pareto(mean, shape), empirical([s, ...]), mixture([law, ...], [weight, ...]).
 
 Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count),
