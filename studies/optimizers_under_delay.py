@@ -27,6 +27,8 @@ import pandas as pd
 from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.methods import Method, server_optimizer
+from asyncsim.methods.check import check_method
+from asyncsim.problems.partition import partition
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.replays.run import Run
@@ -84,7 +86,7 @@ OPTIMIZERS = {
 class Config(StudyConfig):
     """Options of the study of optimizers under delay."""
 
-    example = "--optimizers adamw_90 muon --delays 0 4"
+    example = "--optimizers sgd muon --seeds 2"
 
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """Optimizers at the server: sgd, momentum, adamw_90 and adamw_95 (by beta1), lion, muon."""
@@ -150,6 +152,10 @@ def run(config: Config) -> Result:
         queues = [delay for delay in config.delays if delay]
         cells = sweep(config, [{"workers": delay + 1} for delay in queues] or [{"workers": 1}])
         problem = cells[0].problem
+        params = jax.eval_shape(problem.init, jax.random.key(0))
+        methods = [tried(OPTIMIZERS[name].top, 0.0, name) for name in config.optimizers]
+        for method in methods:
+            check_method(method, params)
         cases = [
             Case(FIXED, delay, prescribed(delay, config.gradients, delay + 1))
             for delay in config.delays
@@ -159,9 +165,9 @@ def run(config: Config) -> Result:
             for delay, cell in zip(queues, cells, strict=False)
         ]
         if config.stages:
+            partition(params, config.stages, "stages", by_layer=True)  # raises InputError
             trace = pipeline(config.stages, config.gradients)
             cases.append(Case(PIPELINE, (config.stages - 1) / 2, trace))
-        methods = [tried(rule.top, 0.0, name) for name, rule in OPTIMIZERS.items()]
         record = {"study": "optimizers_under_delay", **config.record(methods, problem)}
         jobs = [_job(config, case, name, problem) for case in cases for name in config.optimizers]
         executor = executor_of(config, [(problem, 1)])
@@ -298,9 +304,9 @@ def verdict(table: pd.DataFrame) -> str:
         less = paired_interval((rows.loc[rival] - rows.loc[_SUBJECT]).dropna())
         headline = headline or _judgement(less, OPTIMIZERS[rival].name)
         texts.append(
-            f"with {words} its loss rises by {number_text(rows.loc[_SUBJECT].mean())}, that of "
-            f"{OPTIMIZERS[rival].name} by {number_text(rows.loc[rival].mean())} "
-            f"({_interval(less)} more)"
+            f"with {words} its loss rises by {number_text(rows.loc[_SUBJECT].mean())} and that of "
+            f"{OPTIMIZERS[rival].name} by {number_text(rows.loc[rival].mean())}, a difference of "
+            f"{_interval(less)}"
         )
     if not texts:
         return "no verdict: give muon and an adamw with --optimizers, and a delay above 0"
