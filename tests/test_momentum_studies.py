@@ -113,13 +113,13 @@ def runs_of(harms, seeds=3, noise=0.02):
 @pytest.mark.parametrize(
     ("queue", "cause"),
     [
-        ((10.0, 1.05, 1.0), "a larger effective rate, not staleness of the momentum."),
+        ((10.0, 1.05, 1.0), "a larger effective rate, which only staleness makes harmful."),
         ((10.0, 9.0, 1.0), "staleness, not a larger effective rate."),
         ((0.9, 0.9, 0.9), "no harm that these seeds show."),
         # Half of ten, in logarithms.
         ((10.0, 10**0.5, 1.0), "undecided between a larger effective rate and staleness."),
         # A diverged run counts with the loss at its start.
-        ((np.inf, 1.05, 1.0), "a larger effective rate, not staleness of the momentum."),
+        ((np.inf, 1.05, 1.0), "a larger effective rate, which only staleness makes harmful."),
     ],
 )
 def test_verdict_on_outer_momentum(queue, cause):
@@ -137,6 +137,12 @@ def test_verdict_on_outer_momentum(queue, cause):
     tuned = rows.loc["fixed 0", "nesterov", "each tuned"]
     assert tuned["harm"] == pytest.approx(0.5, rel=0.05)
     assert (table["low"] < table["harm"]).all() and (table["harm"] < table["high"]).all()
+
+
+def test_a_rate_that_is_harmful_without_staleness_too():
+    harms = {"fixed 0": (9.0, 1.0, 0.5), "queue": (10.0, 1.05, 1.0)}
+    text = outer_momentum.verdict(outer_momentum.comparisons(runs_of(harms)))
+    assert text.count("a larger effective rate, not staleness.") == 2
 
 
 def test_no_verdict_on_outer_momentum_from_one_seed():
