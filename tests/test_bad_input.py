@@ -175,7 +175,7 @@ outer_momentum --server-momentum | one or more
 outer_momentum --delays -1 | delays = -1
 outer_momentum --tune 0.1 0.1 | holds a rate twice
 optimizers_under_delay --methods gem | methods =
-optimizers_under_delay --optimizers adam | optimizers = 'adam': unknown; choose
+optimizers_under_delay --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
 optimizers_under_delay --delays 1 2 | the gap is relative to a delay of 0
 optimizers_under_delay --stages 9 | stages = 9
 optimizers_under_delay --stages -1 | stages = -1
