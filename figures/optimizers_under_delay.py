@@ -41,6 +41,7 @@ def gaps(finished: Finished) -> Figure:
     fixed, queue, shift, beta = panels
     plain, pipeline = table[~table["adaptive"]], table[table["source"] == "pipeline"]
     delayed = plain[(plain["source"] == "fixed") & (plain["delay"] > 0)]
+    delays = sorted(set(table.loc[table["source"] == "fixed", "delay"]))
     markers = dict(zip(looks, look.MARKERS, strict=False))
     for name, style in looks.items():
         label = _NAMES.get(name, name)
@@ -64,11 +65,16 @@ def gaps(finished: Finished) -> Figure:
     }
     for axes, text in texts.items():
         layout.panel_title(axes, text)
-        axes.set_ylabel("gap of the training loss (nats)")
+        axes.set_ylabel("gap of the loss (nats)")
         axes.set_xlabel("delay (versions)")
+        if axes is not beta:
+            axes.set_xlim(-0.04 * delays[-1], 1.04 * delays[-1])
+            layout.ticks_at(axes.xaxis, delays)
     queue.set_xlabel("mean staleness (versions)")
-    shift.set_ylabel("best rate / best rate without delay")
+    shift.set_ylabel("best rate, over that at delay 0")
     shift.set_yscale("log")
+    layout.plain_logs(shift.yaxis)
+    beta.set_xlim(-0.05, 1)
     beta.set_xlabel("beta1, weight of the past in a step")
     layout.legend_below(figure, *fixed.get_legend_handles_labels(), 6)
     seeds = over_seeds(finished.summary["seed"].nunique(), "means of")
