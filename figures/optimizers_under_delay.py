@@ -42,6 +42,7 @@ def gaps(finished: Finished) -> Figure:
     plain, pipeline = table[~table["adaptive"]], table[table["source"] == "pipeline"]
     delayed = plain[(plain["source"] == "fixed") & (plain["delay"] > 0)]
     delays = sorted(set(table.loc[table["source"] == "fixed", "delay"]))
+    largest = max(1.0, table["delay"].max())
     markers = dict(zip(looks, look.MARKERS, strict=False))
     for name, style in looks.items():
         label = _NAMES.get(name, name)
@@ -68,7 +69,7 @@ def gaps(finished: Finished) -> Figure:
         axes.set_ylabel("gap of the loss (nats)")
         axes.set_xlabel("delay (versions)")
         if axes is not beta:
-            axes.set_xlim(-0.04 * delays[-1], 1.04 * delays[-1])
+            axes.set_xlim(-0.04 * largest, 1.04 * largest)
             layout.ticks_at(axes.xaxis, delays)
     queue.set_xlabel("mean staleness (versions)")
     shift.set_ylabel("best rate, over that at delay 0")
