@@ -169,6 +169,18 @@ best_momentum --server-momentum 0.5 0.5 | each once
 best_momentum --server-momentum | one or more
 best_momentum --learning-rate 0.1 -1.0 | learning_rate = -1.0
 best_momentum --gradients 0 | gradients = 0
+outer_momentum --methods gem | methods =
+outer_momentum --server-momentum 0.0 0.9 | server_momentum = 0.0: must be above 0 and below 1
+outer_momentum --server-momentum | one or more
+outer_momentum --delays -1 | delays = -1
+outer_momentum --tune 0.1 0.1 | holds a rate twice
+optimizers_under_delay --methods gem | methods =
+optimizers_under_delay --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
+optimizers_under_delay --delays 1 2 | the gap is relative to a delay of 0
+optimizers_under_delay --stages 9 | stages = 9
+optimizers_under_delay --stages -1 | stages = -1
+optimizers_under_delay --gradients 0 | gradients = 0
+optimizers_under_delay --problem quadratic --stages 0 | muon
 staleness --workers 8 --methods robust(rule=krum(f=3)) | the largest for 8 messages is f = 2
 staleness --workers 8 --attack zero(workers=9) | worker 8 is outside the cluster
 staleness --workers 8 --attack gem | attack = 'gem': unknown; choose
