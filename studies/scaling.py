@@ -6,12 +6,14 @@ layers may be divided inside groups of nodes, which then exchange activations in
 a layer's communication overlaps with the computation until the layer is used again, and the rest is
 a bubble. Prints the layers, the efficiency by number of nodes beside the published speed-ups, and
 the implications of the published points: which overhead, fitted to 64 nodes, predicts 128. Writes
-these as tables, and a figure.
+these as tables, and a figure. Searches the speed of a node, the bandwidth and the latency that come
+nearest to all published speed-ups, with bandwidth alone and with a latency.
 
 The speeds of the nodes and of the network are not among the published numbers used here: --flops
 and --bandwidth are assumptions.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import table_text
@@ -35,6 +38,8 @@ from asyncsim.theory import barrier_time
 
 #: Files with the layers, the published speed-ups, and overheads that may explain them.
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
+#: File with the speeds that come nearest to all published speed-ups.
+FITTED = "fitted.csv"
 #: Das et al.: network, examples of all nodes, nodes, speed-up over one node.
 SPEED_UPS = (
     ("VGG-A", 256, 64, 53.0),
@@ -43,6 +48,18 @@ SPEED_UPS = (
     ("speech, 7 fully connected layers", 0, 16, 6.5),
     ("VGG-A, virtual machines, 10 Gbit Ethernet", 0, 16, 14.0),
 )
+#: Of each: the network's layers, examples a node, and bytes per second of the link if it is stated.
+#: The minibatches of the last two are assumptions: 1,024 and 256 examples.
+_SET_UPS = (
+    ("vgg_a", 4, None),
+    ("vgg_a", 4, None),
+    ("overfeat_fast", 4, None),
+    ("speech", 64, None),
+    ("vgg_a", 16, 1.25e9),
+)
+#: Operations and bytes per second, and seconds of a message, to try.
+_FLOPS, _BANDWIDTHS = np.geomspace(1e11, 1e14, 13), np.geomspace(1e8, 1e11, 16)
+_LATENCIES = np.geomspace(1e-6, 1e-3, 13)
 #: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
@@ -57,7 +74,7 @@ _PASSES = 3
 class Config:
     """Options of the study of scaling."""
 
-    network: Literal["vgg_a", "resnet50"] = "vgg_a"
+    network: Literal["vgg_a", "resnet50", "overfeat_fast", "speech"] = "vgg_a"
     """Network whose layers are analysed."""
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     """Nodes of the clusters, one after the other."""
@@ -112,6 +129,7 @@ def run(config: Config) -> pd.DataFrame:
             (LAYERS, pd.concat(tables, ignore_index=True)),
             (PUBLISHED, published),
             (IMPLIED, explanations()),
+            (FITTED, nearest_speeds()),
             (results.SUMMARY, summary),
         ):
             write_csv(folder / name, table)
@@ -218,6 +236,43 @@ def explanations() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
+@functools.cache
+def nearest_speeds() -> pd.DataFrame:
+    """Search the speeds whose hybrid speed-ups are nearest to all published ones.
+
+    The largest absolute logarithm of predicted over published is minimised on a grid. Columns:
+    ``model`` (bandwidth alone, or with a latency), ``flops``, ``bandwidth``, ``latency``,
+    ``network``, ``nodes``, ``published``, ``predicted``. A stated bandwidth of a link takes
+    precedence.
+    """
+    points, rows = [], []
+    for (name, examples, link), (_, _, nodes, _) in zip(_SET_UPS, SPEED_UPS, strict=True):
+        config = Config(examples=examples, flops=1.0, bandwidth=1.0, latency=0.0)
+        table = layer_table(config, NETWORKS[name], nodes, "hybrid")
+        operations, size, groups = table["computing"].sum(), table["bytes"], table["groups"]
+        rounds = 2 * (groups.to_numpy() - 1)
+        points.append((NETWORKS[name], nodes, link, operations, size.to_numpy(), rounds))
+    published = np.array([speed_up for *_, speed_up in SPEED_UPS])
+
+    def predicted(flops: float, bandwidth: float, latency: float) -> np.ndarray:
+        speed_ups = []
+        for layers, nodes, link, operations, size, rounds in points:
+            computing, spent = operations / flops, size / (link or bandwidth) + rounds * latency
+            waiting = bubbles(layers, computing, spent).sum()
+            speed_ups.append(nodes * computing / (computing + waiting))
+        return np.array(speed_ups)
+
+    for model, latencies in (("bandwidth alone", [0.0]), ("with a latency", _LATENCIES)):
+        speeds = min(
+            itertools.product(_FLOPS, _BANDWIDTHS, latencies),
+            key=lambda speeds: float(np.abs(np.log(predicted(*speeds) / published)).max()),
+        )
+        for (network, _, nodes, speed_up), value in zip(SPEED_UPS, predicted(*speeds), strict=True):
+            rows.append((model, *map(float, speeds), network, nodes, speed_up, float(value)))
+    columns = ["model", "flops", "bandwidth", "latency", "network", "nodes"]
+    return pd.DataFrame(rows, columns=[*columns, "published", "predicted"])
+
+
 def _text(
     config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame
 ) -> str:
@@ -252,6 +307,13 @@ def _text(
         columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"}
     )
     implied = implied.sort_values("at 128 (published: 90)", ascending=False)
+    fitted = nearest_speeds()
+    by_model = fitted.pivot(index=["network", "nodes", "published"], columns="model")["predicted"]
+    speeds = "; ".join(
+        f"{row.model}: {row.flops:.2g} operations/s, {row.bandwidth:.2g} bytes/s, "
+        f"{row.latency:.2g} s a message"
+        for row in fitted.drop_duplicates("model").itertuples()
+    )
     points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
     return (
@@ -268,5 +330,6 @@ def _text(
         f"{table_text(implied)}\n"
         "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes "
         "predict the point "
-        "at 128: consistent, but no proof of a mechanism, with one constant and one point."
+        "at 128: consistent, but no proof of a mechanism, with one constant and one point.\n\n"
+        f"speeds nearest to all published speed-ups ({speeds})\n{table_text(by_model.reset_index())}"
     )
