@@ -16,13 +16,14 @@ and --bandwidth are assumptions.
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import minimize
 
 from asyncsim.base.console import table_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
@@ -59,7 +60,7 @@ _SET_UPS = (
 )
 #: Operations and bytes per second, and seconds of a message, to try.
 _FLOPS, _BANDWIDTHS = np.geomspace(1e11, 1e14, 13), np.geomspace(1e8, 1e11, 16)
-_LATENCIES = np.geomspace(1e-6, 1e-3, 13)
+_LATENCIES = np.geomspace(1e-6, 1e-3, 10)
 #: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
@@ -240,7 +241,8 @@ def explanations() -> pd.DataFrame:
 def nearest_speeds() -> pd.DataFrame:
     """Search the speeds whose hybrid speed-ups are nearest to all published ones.
 
-    The largest absolute logarithm of predicted over published is minimised on a grid. Columns:
+    The largest absolute logarithm of predicted over published is minimised, from the best point of
+    a grid. Columns:
     ``model`` (bandwidth alone, or with a latency), ``flops``, ``bandwidth``, ``latency``,
     ``network``, ``nodes``, ``published``, ``predicted``. A stated bandwidth of a link takes
     precedence.
@@ -262,11 +264,15 @@ def nearest_speeds() -> pd.DataFrame:
             speed_ups.append(nodes * computing / (computing + waiting))
         return np.array(speed_ups)
 
-    for model, latencies in (("bandwidth alone", [0.0]), ("with a latency", _LATENCIES)):
-        speeds = min(
-            itertools.product(_FLOPS, _BANDWIDTHS, latencies),
-            key=lambda speeds: float(np.abs(np.log(predicted(*speeds) / published)).max()),
-        )
+    def off(logs: Sequence[float]) -> float:
+        ratio = predicted(*np.exp(logs[:2]), math.exp(logs[2]) if len(logs) > 2 else 0.0)
+        return float(np.abs(np.log(ratio / published)).max())
+
+    grids = [np.log(values) for values in (_FLOPS, _BANDWIDTHS, _LATENCIES)]
+    for model, searched in (("bandwidth alone", grids[:2]), ("with a latency", grids)):
+        start = min(itertools.product(*searched), key=off)
+        logs = minimize(off, start, method="Nelder-Mead").x
+        speeds = [*np.exp(logs), *[0.0] * (3 - len(logs))]
         for (network, _, nodes, speed_up), value in zip(SPEED_UPS, predicted(*speeds), strict=True):
             rows.append((model, *map(float, speeds), network, nodes, speed_up, float(value)))
     columns = ["model", "flops", "bandwidth", "latency", "network", "nodes"]
@@ -331,5 +337,6 @@ def _text(
         "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes "
         "predict the point "
         "at 128: consistent, but no proof of a mechanism, with one constant and one point.\n\n"
-        f"speeds nearest to all published speed-ups ({speeds})\n{table_text(by_model.reset_index())}"
+        f"speeds nearest to all published speed-ups ({speeds})\n"
+        f"{table_text(by_model.reset_index())}"
     )
