@@ -170,6 +170,36 @@ def leaderships(finished: Finished) -> Figure:
     return figure
 
 
+def identities(finished: Finished) -> Figure:
+    """Draw LSGD's single leader over time, of the first seed, by workers and period."""
+    table = finished.table("leaders.csv")
+    rows = table[table["method"] == "lsgd"]
+    if rows.empty:
+        raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
+    counts, windows = (sorted(rows[name].unique()) for name in ("workers", "window"))
+    size = (look.DOUBLE, 0.7 + 1.5 * len(counts))
+    figure, panels = look.new_figure(*size, len(windows), len(counts))
+    leaders = load("leaders").leaders
+    for axes, row in zip(panels, rows.sort_values(["workers", "window"]).itertuples(), strict=True):
+        run = _runs(finished, row)[0]
+        axes.step(
+            run.commits["commit_time"],
+            leaders(run, row.workers),
+            where="post",
+            color=look.METHOD_LOOKS["lsgd"].color,
+            linewidth=0.6,
+        )
+        axes.set_ylim(-0.5, row.workers - 0.5)
+        layout.whole_ticks(axes.yaxis)
+        axes.set_title(f"n = {row.workers}, period {row.window}", fontsize=8)
+    for axes in panels[-len(windows) :]:
+        axes.set_xlabel("simulated time (s)")
+    for axes in panels[:: len(windows)]:
+        axes.set_ylabel("leader")
+    layout.title(figure, f"LSGD's one leader over time; {finished.config['problem']}, first seed")
+    return figure
+
+
 def _looks(table: pd.DataFrame) -> dict[str, Look]:
     looks = look.looks(dict.fromkeys(table["method"]))
     if "lsgd_groups" in looks:
@@ -232,6 +262,7 @@ FIGURES = {
     "time": Drawing("leaders", "error against simulated time, by workers and period", over_time),
     "periods": Drawing("leaders", "error at the end by communication period", periods),
     "leaders": Drawing("leaders", "how often each worker led", leaderships),
+    "identity": Drawing("leaders", "which worker led, over time", identities),
 }
 
 PAPER = Paper(

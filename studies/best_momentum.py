@@ -46,6 +46,7 @@ _IGNORED = (
     "evaluate_every",
     "diagnose_every",
     "diagnose_energy",
+    "directions_every",
     "animate",
 )
 

@@ -152,7 +152,7 @@ def results_tables(
     Columns: as in `asyncsim.study.ranking.grid`, with all measures (the problem's last), and
     ``simulated_seconds`` of the runs; from their traces ``staleness_mean``, ``discarded`` (share of
     discarded computations), ``messages`` and ``gigabytes`` (both ways; a parameter vector each,
-    upwards scaled by the method's ``message_size``); ``cut_off`` (seeds that met the target at the
+    unless the method's timing has other sizes); ``cut_off`` (seeds that met the target at the
     end of their runs, but had not held it yet). The first table also has the columns of
     `asyncsim.study.ranking.ranked`, the second ``best``, whether the rate is in the first, and
     ``as_good`` (`asyncsim.study.ranking.as_good`).
@@ -163,12 +163,13 @@ def results_tables(
     summary = summary.assign(learning_rate=rate).drop_duplicates([*_BY, "seed"])
     vector = config.vector_bytes(cell.problem)
     sizes = {
-        method.name: method.timing.size_of_message(config.bits) or 1.0 for method in cell.methods
+        method.name: sum(method.timing.bytes_of_visit(vector, vector, config.bits))
+        for method in cell.methods
     }
     of_trace = {file: _costs(finished.trace(file)) for file in summary["trace_file"].unique()}
     costs = pd.DataFrame([of_trace[file] for file in summary["trace_file"]], summary.index)
-    # A worker sends a message and reads a vector of parameters.
-    costs["gigabytes"] = costs["messages"] / 2 * (1 + summary["method"].map(sizes)) * vector / 1e9
+    # A worker sends a message and reads.
+    costs["gigabytes"] = costs["messages"] / 2 * summary["method"].map(sizes) / 1e9
     summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
     grid_table = grid(summary, _BY, names, config.measured)

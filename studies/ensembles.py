@@ -39,7 +39,7 @@ from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
 
 #: Options without effect in this study.
-_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
+_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "directions_every", "animate")
 #: Options that affect only the times of a lone worker, which only custom methods may use.
 _OF_TIMES = (
     *(

@@ -49,7 +49,7 @@ _PRINTED = (
 #: exponential times takes longer once in 400 million commits.
 _AFTER = 20
 #: Options without effect: the study uses only the minibatch losses.
-_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
+_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "directions_every", "animate")
 #: Fewest seeds that give an estimate a standard error.
 _FEWEST = 3
 #: Methods whose windows of plain local steps theory covers, and whether they send the mean instead

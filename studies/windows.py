@@ -5,8 +5,10 @@ accumulated gradient normalization (Hermans, Spanakis and Moeckel 2017, arXiv 17
 method on clusters of n workers, for several windows (local steps between two communications), with
 the same passes through the data, divided among the workers. The passes are rounded to whole visits
 of all workers (a note reports deviations above 5 %). Local steps use Adam, as in the thesis.
-Tables: the final accuracy of the central variable (grid.csv), the temporal efficiency of pairs of
-methods (efficiency.csv), and the distribution of staleness (staleness.csv).
+Tables: the final accuracy of the central variable, the mean length of its steps and the
+straightness of its path (grid.csv; with --directions-every also the mean cosines of updates), the
+temporal efficiency of pairs of methods (efficiency.csv), and the distribution of staleness
+(staleness.csv).
 
 Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time,
 divided by b's integral, until the first of the two ends. Accuracies are measured on all examples
@@ -19,18 +21,23 @@ million parameters: a day on two cores, an accelerator's work. The times of a lo
 and of a visit (0.2 s) are fitted to the printed training times of the thesis; see docs/papers.md.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_positive
-from asyncsim.problems.problem import measures
+from asyncsim.problems.problem import Problem, measures
+from asyncsim.replays.run import Run
+from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import as_column, text_of
 from asyncsim.study.config import MethodLike
@@ -42,6 +49,8 @@ from asyncsim.traces.trace_summary import warm_up_of
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: Columns of grid.csv that are printed by workers and windows.
 _PRINTED = ("train_accuracy", "test_accuracy")
+#: Recorded cosines, see `asyncsim.recorders.directions`.
+COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
 #: Relative deviation from the requested passes through the data that is reported.
@@ -120,7 +129,7 @@ def run(config: Config) -> Result:
                 cell.with_options(steps=steps_of_epochs(cell, config.epochs)) for cell in cells
             ]
             _say_rounded(cells, config.epochs)
-        return run_cells("windows", config, cells, _conclude)
+        return run_cells("windows", config, cells, functools.partial(_conclude, cells[0].problem))
 
 
 def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
@@ -142,6 +151,31 @@ def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
     end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
     denominator = _area(b, end)
     return _area(a, end) / denominator if denominator else math.nan
+
+
+def best_windows(grid: pd.DataFrame, problem: Problem, method: str = "agn") -> pd.DataFrame:
+    """Compare the best window of each number of workers with the thesis' heuristic.
+
+    Columns: ``workers``, ``best_window`` (of the highest training accuracy, the shortest of equal
+    ones), ``heuristic``: half the sum of the workers and the network's layers.
+    """
+    leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
+    layers = sum(leaf.ndim > 1 for leaf in leaves)  # biases are vectors
+    rows = grid[grid["method"] == method].sort_values("window")
+    best = rows.loc[rows.groupby("workers")["train_accuracy"].idxmax()]
+    table = best[["workers", "window"]].rename(columns={"window": "best_window"})
+    return table.assign(heuristic=(table["workers"] + layers) / 2).reset_index(drop=True)
+
+
+def straightness(problem: Problem, run: Run) -> float:
+    """Return the distance from the start to the end of a run over the length of its path.
+
+    The path is that of the central variable, commit by commit: 1 is a straight line.
+    """
+    begin, _ = start(problem, run.config["seed"], jnp.dtype(run.config["precision"]), 1)
+    moves = jax.tree.map(lambda a, b: np.sum((a - np.asarray(b)) ** 2), run.params, begin.params)
+    distance = math.sqrt(sum(map(float, jax.tree.leaves(moves))))
+    return distance / run.commits["update_norm"].sum()
 
 
 def _area(run: pd.DataFrame, end: float) -> float:
@@ -173,15 +207,22 @@ def _epochs_of(cell: Cell) -> float:
     return examples / cell.problem.examples
 
 
-def _conclude(folder: Path, summary: pd.DataFrame) -> None:
+def _conclude(problem: Problem, folder: Path, summary: pd.DataFrame) -> None:
     finished = read(folder, "windows")
-    evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
+    runs = {name: finished.run(name) for name in summary["run_folder"]}
+    evaluations = {name: run.evaluations for name, run in runs.items()}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
-    grid = pd.DataFrame(_grid(summary, evaluations, counts))
+    grid = pd.DataFrame(_grid(problem, summary, runs, counts))
     # The columns are explicit, because a single method has no pairs.
     efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
     tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
-    present(folder, dict(zip(TABLES, tables, strict=True)), report(finished, grid, efficiency))
+    text = report(finished, grid, efficiency)
+    if "agn" in set(grid["method"]) and grid["window"].nunique() > 1:
+        text += (
+            "\n\nAGN's window of the highest training accuracy, and the thesis' heuristic\n"
+            f"{text_of(best_windows(grid, problem))}"
+        )
+    present(folder, dict(zip(TABLES, tables, strict=True)), text)
 
 
 def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:
@@ -211,11 +252,17 @@ def _by_window(table: pd.DataFrame, label: str, column: str) -> str:
 
 
 def _grid(
-    summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame], counts: Mapping[str, np.ndarray]
+    problem: Problem,
+    summary: pd.DataFrame,
+    runs: Mapping[str, Run],
+    counts: Mapping[str, np.ndarray],
 ) -> Iterator[dict[str, Any]]:
     """Yield the final results of each method on each cluster, means over its seeds."""
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
-        ends = [evaluations[name].iloc[-1] for name in rows["run_folder"]]
+        names = rows["run_folder"]
+        ends = [runs[name].evaluations.iloc[-1] for name in names]
+        commits = pd.concat([runs[name].commits for name in names])
+        steps = commits[["update_norm", *(name for name in COSINES if name in commits)]]
         accuracy = {
             name: float(np.mean([end[name] for end in ends]))
             for name in _PRINTED
@@ -228,6 +275,8 @@ def _grid(
             "seeds": len(rows),
             "diverged": int((rows["status"] == "diverged").sum()),
             **accuracy,
+            **steps.replace(np.inf, np.nan).mean(),
+            "straightness": np.mean([straightness(problem, runs[name]) for name in names]),
             "seconds": rows["simulated_seconds"].mean(),
             "staleness_mean": rows["trace.staleness_mean"].mean(),
             "staleness_mode": int(np.argmax(_pooled(counts, rows["trace_file"]))),

@@ -68,17 +68,26 @@ class EventLoop:
         self.method_key = jax.random.wrap_key_data(stream_key(seed, "method").view(np.uint32)[:2])
         params = cast(problem.init(init_key), dtype)
         self.central, self.unravel = ravel_pytree(params)
+        starts = [self.central] * trace.workers
+        if problem.init_replica is not None:
+            trees = [problem.init_replica(init_key, k) for k in range(trace.workers)]
+            starts = [ravel_pytree(cast(tree, dtype))[0] for tree in trees]
+            self.central = starts[0] + sum(start - starts[0] for start in starts) / len(starts)
+            if method.resume is None:  # no replicas: all adopt the central variable
+                starts = [self.central] * trace.workers
         self.data = jax.tree.map(np.asarray, cast(problem.train, dtype))
         self.batches = problem.batch_indices(seed, trace.workers)
         self.server = method.init_server(self.central)
-        first = Worker(
-            method.init_worker(self.central),
-            method.optimizer.init(params),
-            problem.init_state() if problem.init_state else (),
-            method.init_memory(self.central),
-            jnp.zeros_like(self.central),
-        )
-        self.workers = dict.fromkeys(range(trace.workers), first)
+        self.workers = {
+            number: Worker(
+                method.init_worker(start),
+                method.optimizer.init(self.unravel(start)),
+                problem.init_state() if problem.init_state else (),
+                method.init_memory(start),
+                jnp.zeros_like(start),
+            )
+            for number, start in enumerate(starts)
+        }
         self.waiting = []  # messages of the next version, and their visits
         self.versions = {0: self.central}
         self.held = {0: (self.central, self.server, self._memories())}
@@ -98,7 +107,7 @@ class EventLoop:
         # The versions of each read's blocks, of which there is one unless reads are torn.
         self.block_versions = trace.accepted.block_versions()
         # What each worker was told at its last visit, for methods that reply.
-        self.replies = dict.fromkeys(range(trace.workers), self.central)
+        self.replies = dict(enumerate(starts))
         # Compiled once per method and problem, which the entry keeps alive so that no other gets
         # their ids.
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)

@@ -79,7 +79,40 @@ def test_study_writes_its_tables(lenient, capsys):
     assert (grid["staleness_mode"] == 1).all()
     printed = capsys.readouterr().out
     assert "temporal efficiency" in printed and "training accuracy" in printed
-    assert {path.stem for path in result.folder.glob("*.png")} == {"agn", "staleness", "collapse"}
+    drawn = {path.stem for path in result.folder.glob("*.png")}
+    assert drawn == {"agn", "staleness", "collapse", "time", "updates"}
+    assert "thesis' heuristic" in printed and (grid["straightness"] <= 1).all()
+    # The length of AGN's step is one gradient's.
+    longest = grid.xs(window[-1], level="window")["update_norm"]
+    assert longest["agn"] == pytest.approx(longest["downpour"] / window[-1], rel=0.5)
+
+
+@pytest.mark.full
+def test_directions_of_averaged_updates_and_adags_factor(lenient):
+    options = {"seeds": 1, "steps": 8, "optimizer": None, "learning_rate": 0.05}
+    options |= {"directions_every": 2, "diagnose_every": 4, "out": Path("mine")}
+    config = windows.Config(
+        workers=(2,),
+        window=(1, 8),
+        methods=("agn", "adag"),
+        problem=problems.digits(batch_size=32, hidden=()),
+        **options,
+    )
+    result = windows.run(config)
+    grid = pd.read_csv(result.folder / "grid.csv").set_index(["method", "window"])
+    agn_grid = grid.loc["agn", list(windows.COSINES)]
+    assert (agn_grid.loc[8] > agn_grid.loc[1]).all()
+    assert (result.folder / "factor.png").exists()
+    run = read("mine", "windows").run(result.summary["run_folder"].iloc[0])
+    # The last step goes to the end itself.
+    assert run.commits["target_cosine"].iloc[-4:].max() > 0.9
+
+
+def test_the_heuristic_counts_layers():
+    grid = pd.DataFrame({"workers": [10, 10, 20], "window": [5, 10, 10], "method": "agn"})
+    grid["train_accuracy"] = [0.9, 0.9, 0.8]
+    table = windows.best_windows(grid, problems.digits(batch_size=32, hidden=(8, 8)))
+    assert table.to_numpy().tolist() == [[10, 5, 6.5], [20, 10, 11.5]]
 
 
 @pytest.fixture
@@ -269,7 +302,7 @@ def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
     # Ours with 10 and 20 workers; the thesis' with 40 workers and a window of 10.
     assert numbers[0] == {"98.00", "97.00"} and "94.17" in numbers[1] and "95.55" in numbers[3]
     assert (
-        len(figures["agn"].axes[1].texts) == 27 and len(figures["efficiency"].axes[1].texts) == 49
+        len(figures["agn"].axes[1].texts) == 49 and len(figures["efficiency"].axes[1].texts) == 49
     )
     # Published times at a window of 10, which also 40 workers have.
     (points,) = [

@@ -215,6 +215,10 @@ RULES = {
     "eamsgd, window": case(formulas.eamsgd(shared(0.9)), 3),
     "easgd": case(formulas.easgd(0.9), timing="rounds"),
     "easgd, window": case(formulas.easgd(0.5), 3, "rounds", beta=0.5),
+    "gem_server": case(formulas.gem_server()),
+    "gem_server, commit": case(formulas.gem_server("commit", 2.0), proxy_step="commit", kappa=2.0),
+    "gem_yellowfin": case(formulas.gem_yellowfin(0.999, 20)),
+    "gem_yellowfin, quick": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
     "lsgd, one leader": case(formulas.lsgd(3, 0.3), 3, pull=0.3, optimizer=DIVERSE),
     "lsgd": case(
         formulas.lsgd(2, 0.2, 3, 0.4, 3),

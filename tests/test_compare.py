@@ -128,6 +128,17 @@ def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, cap
     )
 
 
+@pytest.mark.full
+def test_a_leaders_workers_send_losses_alone(tmp_path):
+    options = {"workers": 4, "seeds": 1, "steps": 10, "evaluate_every": 10, "out": tmp_path / "out"}
+    folder, _ = compare.run(compare.Config(methods=("lsgd", "aeasgd"), **options))
+    table = pd.read_csv(folder / compare.TABLE).set_index("method")
+    assert (table["messages"] == 80).all()
+    # Forty visits of 17,226 parameters of 4 bytes.
+    assert table.loc["lsgd", "gigabytes"] * 1e9 == pytest.approx(40 * (4 + 17_226 * 4))
+    assert table.loc["aeasgd", "gigabytes"] * 1e9 == pytest.approx(40 * 2 * 17_226 * 4)
+
+
 @pytest.mark.parametrize(
     ("losses", "target", "hold", "time"),
     [

@@ -12,32 +12,20 @@ from test_catalogue import with_versions
 
 from asyncsim import Cluster, InputError, methods, prescribed, problems, recorders, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim.methods.check import check_method
 from asyncsim.replays.replay import Replay, replay
+from asyncsim.study.cell import meet
 
-STARTS = np.array([-1.2, 1.3, 0.9, -0.8])
 ROUNDS = 1000
 
 
-def double_well():
-    """The loss (x^2 - 1)^2 + 0.3 x, whose wells are of different depth."""
-    return problems.custom(
-        lambda key: np.array([STARTS.mean()]), lambda x, batch, key: ((x**2 - 1) ** 2 + 0.3 * x)[0]
-    )
-
-
-def rest(method, replicas):
-    """Return where workers that start in both wells come to rest, and the central variable there.
-
-    ``replicas`` writes the starts into the workers' states.
-    """
-    count = len(STARTS)
+def rest(method):
+    """Return the resting points of workers that start in both wells, and the central variable."""
+    count = 4
     trace = prescribed([k % count for k in range(ROUNDS * count)], ROUNDS * count, count)
     trace = with_versions(trace, np.arange(1, len(trace) + 1) // count)
     with jax.enable_x64(True):
-        running = Replay(trace, method, double_well(), precision="float64")
-        workers = running.state.workers
-        written = workers._replace(method=replicas(workers.method, jnp.array(STARTS)[:, None]))
-        running.go_on_from(running.state._replace(workers=written))
+        running = Replay(trace, method, problems.wells(tilt=0.3), precision="float64")
         running.advance(len(trace))
         own = jax.vmap(method.resume, in_axes=(0, None))(
             running.state.workers.method, running.state.central
@@ -52,17 +40,22 @@ def gradient(x):
 @pytest.mark.full
 def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     """The authors' claim, with the resting points of a loop over both rules to five digits."""
-    pull, start = 0.005, STARTS.mean()
-    own, leader = rest(methods.lgd(0.01, pull, policy=None), lambda free, x: x - pull * start)
+    own, leader = rest(methods.lgd(0.01, 0.005, policy=None))
     np.testing.assert_allclose(own, [-1.03558, 0.78365, 0.78365, -1.03558], atol=1e-5)
     assert abs(gradient(leader)) < 1e-12
-    own, center = rest(
-        methods.easgd(0.01, alpha=pull, policy=None), lambda worker, x: worker._replace(replica=x)
-    )
+    own, center = rest(methods.easgd(0.01, alpha=0.005, policy=None))
     np.testing.assert_allclose(own, [-0.97857, 0.88527, 0.88527, -0.97857], atol=1e-5)
     assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(
         0.486, abs=1e-3
     )
+
+
+def test_wells_refuse_mistaken_starts():
+    for starts in ("left", [], 1.0):
+        with pytest.raises(InputError, match=r"starts = .*: must be one number or more"):
+            problems.wells(starts=starts)
+    with pytest.raises(InputError, match=r"starts\[1\] = 'x': must be a number"):
+        problems.wells(starts=[1.0, "x"])
 
 
 class Sent(NamedTuple):
@@ -101,6 +94,35 @@ def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
         options = {"stops": stops, "devices": devices, "record": [recorders.energy()]}
         running = Replay(trace, best_of_all(), problem, precision="float64", **options)
         assert max(forced_deviation(running, EVERY).values()) < FORCED
+
+
+@pytest.mark.parametrize(
+    ("method", "up", "down"),
+    [
+        # 4 workers with 10 visits each, 5 parameters of 4 bytes: losses up, leaders down.
+        (methods.lsgd(), 40 * 4, 40 * 20),
+        # Every second visit the overall leader comes down, too.
+        (methods.lsgd(groups=2, global_every=2), 40 * 4, (40 + 20) * 20),
+        (methods.lgd(policy=None), 40 * 4, 40 * 20),
+        (methods.aeasgd(), 40 * 20, 40 * 20),
+    ],
+)
+def test_bytes_are_those_of_losses_and_leaders(method, up, down):
+    cluster = Cluster(4, 1.0, bandwidth=20.0, message_bytes=20.0)
+    found = meet(cluster, method.timing)
+    sizes = found.message_bytes if isinstance(found.message_bytes, tuple) else (20.0, 20.0)
+    assert (40 * sizes[0], 40 * sizes[1]) == (up, down)
+    # Each visit takes the transfers and the second of the gradient.
+    frame = simulate(found, 40).frame
+    assert frame["commit_time"].iloc[-1] == pytest.approx(
+        10 * (1 + sum(sizes) / 20) - sizes[1] / 20
+    )
+
+
+def test_one_message_has_one_size():
+    timing = methods.Timing(message_size=0.5, message_numbers=3)
+    with pytest.raises(InputError, match=r"message_numbers = 3: are two sizes of one message"):
+        check_method(methods.downpour()._replace(timing=timing), np.zeros(2))
 
 
 def test_pulls_of_every_step_need_a_window_of_one():

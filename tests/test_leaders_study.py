@@ -51,6 +51,25 @@ def write_leaders(folder):
     return folder
 
 
+def test_a_leader_rests_where_the_gradient_is_zero(tmp_path):
+    config = leaders.Config(
+        workers=(4,),
+        window=(1,),
+        learning_rate=(0.01,),
+        gradients=1500,
+        seeds=1,
+        problem="wells(tilt=0.3)",
+        methods=("lgd(pull=0.005)", "easgd(alpha=0.005)", "lsgd"),
+        x64=True,
+        out=tmp_path / "out",
+    )
+    result = leaders.run(config)
+    table = pd.read_csv(result.folder / leaders.TABLE).set_index("method")
+    assert table.loc["lgd", "gradient"] < 1e-8 and table.loc["lsgd", "gradient"] < 1e-6
+    assert table.loc["easgd", "gradient"] == pytest.approx(0.486, abs=1e-3)
+    assert {path.stem for path in result.folder.glob("*.png")} >= {"identity", "leaders"}
+
+
 @pytest.mark.full
 def test_each_method_is_shown_at_its_best_rate(results):
     table = pd.read_csv(results / leaders.TABLE)

@@ -194,6 +194,10 @@ BAD = {
     "kappa": [-1, math.nan, math.inf, "high"],
     "pi_max": [0, -1, math.nan, "none"],
     "variant": ["printed", "", None, 1],
+    "proxy_step": ["epoch", "", None, 1],
+    "initial_momentum": [-0.1, 1, math.nan, "heavy"],
+    "smoothing": [-0.1, 1, math.nan, None],
+    "curvature_window": [0, 2.5, None],
     "form": ["practical", None, 1],
     "gamma": [0, -1e-4, math.nan, math.inf, "small"],
     "averaged": ["yes", None, 1],
@@ -256,7 +260,7 @@ def test_factories_refuse_what_cannot_be_used(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("gap_aware", "dc_asgd", "downpour", "gem"),
+        *("gap_aware", "dc_asgd", "downpour", "gem", "gem_yellowfin"),
         *(
             pytest.param(name, marks=pytest.mark.full)
             for name in ("adag", "basgd", "dana_zero", "kardam")

@@ -14,7 +14,7 @@ from cases import make_method, make_problem, make_trace, momentum_each
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import methods, problems, recorders, replay, replay_ensemble
+from asyncsim import InputError, methods, problems, recorders, replay, replay_ensemble
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.replays import replay as replay_module
 from asyncsim.replays import tuning
@@ -371,3 +371,75 @@ def test_a_run_that_diverges_is_diagnosed_to_its_end(precision):
     problem, method = problems.quadratic(np.ones(4)), methods.downpour(learning_rate=30.0)
     run = diagnosed(method, problem, make_trace(commits=2000), precision=precision, tensors=1)
     assert run.status == "diverged" and run.diagnostics["commit"].max() > 7
+
+
+def cosine_of(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_directions_are_those_of_a_loop(window, float64):
+    """Two workers in turn on a quadratic with noise, whose steps the loop takes from the replay."""
+    h, start, rate, every = np.array([0.2, 1.0, 3.0]), np.array([1.0, -2.0, 0.5]), 0.1, 2
+    problem = problems.quadratic(h, start=start)
+    target = np.array([0.3, 0.1, -0.2])
+    trace = make_trace(window=window, workers=2, commits=20)
+    record = [recorders.directions(problem, target, every)]
+    run = replay(
+        trace, methods.agn(rate), problem, precision="float64", record=record, progress=False
+    )
+    centrals, previous, counts, expected = [start], np.zeros(3), [0, 0], []
+    for row in trace.frame.itertuples():
+        x = read = centrals[row.read_version]
+        for _ in range(window):
+            x = x - rate * h * x
+        step = (x - read) / window
+        pairs = (step, -h * read), (step, previous), (step, target - centrals[-1])
+        due = counts[row.worker] % every == 0
+        expected.append([cosine_of(a, b) if due and b.any() else np.nan for a, b in pairs])
+        counts[row.worker] += 1
+        previous = step
+        centrals.append(centrals[-1] + step)
+    names = ["gradient_cosine", "previous_cosine", "target_cosine"]
+    np.testing.assert_allclose(run.commits[names], expected, rtol=1e-9)
+    if window == 1:
+        np.testing.assert_allclose(run.commits["gradient_cosine"].dropna(), 1)
+
+
+def test_directions_in_every_form():
+    """In one run and in an ensemble; minibatches point roughly where the full gradient does."""
+    problem = problems.digits(batch_size=64, hidden=(8,))
+    trace, record = make_trace(commits=40), [recorders.directions(problem)]
+    runs = replay_ensemble(
+        trace, methods.downpour, problem, record=record, learning_rate=[0.1, 0.2], batched=True
+    )
+    for run, rate in zip(runs, [0.1, 0.2], strict=True):
+        single = replay(trace, methods.downpour(rate), problem, record=record)
+        found, expected = (one.commits["gradient_cosine"] for one in (run, single))
+        assert expected.notna().sum() >= 7 and (expected.dropna() > 0).all()
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_a_target_of_another_shape_is_refused():
+    with pytest.raises(InputError, match=r"target: parameters of shapes \(2,\)"):
+        recorders.directions(problems.quadratic([1.0]), np.zeros(2))
+
+
+@pytest.mark.parametrize("form", ["scaled", "original", "squared"])
+def test_adags_factor_is_the_steps_share_of_the_update(form):
+    class Factor:
+        look = staticmethod(
+            lambda state, commit: {
+                "share": commit.step / jnp.where(commit.update == 0, 1, commit.update)
+            }
+        )
+
+    record = [recorders.diagnostics(2), recorders.Recorder(look=Factor.look, every=2)]
+    method = methods.adag(0.05, gamma=0.01, form=form)
+    run = replay(make_trace(commits=60), method, make_problem("quadratic"), record=record)
+    values = {
+        name: run.diagnostics.query("quantity == @name and quantile == 0.5")["value"].to_numpy()
+        for name in ("factor", "share")
+    }
+    assert len(values["factor"]) > 4 and values["factor"].min() < 0.9
+    np.testing.assert_allclose(values["factor"], values["share"], rtol=1e-3)

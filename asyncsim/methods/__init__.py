@@ -38,6 +38,7 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
+from asyncsim.methods.gem_outlook import gem_server, gem_yellowfin
 from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
 from asyncsim.methods.heloco import heloco
 from asyncsim.methods.ia2sgd import ia2sgd
@@ -71,6 +72,7 @@ from asyncsim.methods.server_optimizer import server_optimizer
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
+from asyncsim.methods.yellowfin import yellowfin
 
 #: The table of methods: the command line, its help, the styles of figures and the contract tests
 #: follow from it.
@@ -103,6 +105,8 @@ METHODS: dict[str, Callable[..., Method]] = {
         fedbuff,
         gap_aware,
         gem,
+        gem_server,
+        gem_yellowfin,
         heloco,
         hogwild,
         ia2sgd,
@@ -146,5 +150,6 @@ __all__ = [
     "present",
     "send_update",
     "shares_programs",
+    "yellowfin",
     *METHODS,
 ]

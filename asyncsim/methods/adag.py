@@ -59,7 +59,8 @@ def adag(
     that the original form's factor does not depend on the learning rate; it does, as
     ``learning_rate (sum of gradients)^2``, and comparing with gamma shows it. dist-keras calls this
     method Experimental, with ``averaged=True`` and gamma as its "learning_rate"; its ADAG is
-    `asyncsim.methods.agn`.
+    `asyncsim.methods.agn`. The diagnostic ``factor`` of each weight is the inverse denominator when
+    the message is formed.
 
     References
     ----------
@@ -76,23 +77,19 @@ def adag(
         )
     require_switch("averaged", averaged)
 
+    def denominator(moved, visit):
+        if form == "squared":
+            return (moved / gamma) ** 2 + 1
+        scale = gamma if form == "scaled" else divisor(rate_at(learning_rate, visit, moved))
+        return moved**2 / scale + 1
+
     def message(worker, update, start, central, visit):
-        return (
-            (update / visit.local_steps.astype(update.dtype) if averaged else update, start),
-            worker,
-            {},
-        )
+        sent = update / visit.local_steps.astype(update.dtype) if averaged else update
+        return (sent, start), worker, {"factor": 1 / denominator(central - start, visit)}
 
     def apply(server, central, message, memory, visit):
         sent, start = message
-        moved = central - start
-        if form == "squared":
-            distance = (moved / gamma) ** 2
-        else:
-            distance = moved**2 / (
-                gamma if form == "scaled" else divisor(rate_at(learning_rate, visit, moved))
-            )
-        return Applied(central + sent / (distance + 1), server, memory)
+        return Applied(central + sent / denominator(central - start, visit), server, memory)
 
     return Method(
         name="adag",

@@ -304,11 +304,18 @@ def check_fields(method: Method) -> None:
 
 def _check_timing(argument: str, timing: Timing) -> None:
     requirements = {name: value for name, value in vars(timing).items() if value is not None}
-    for name in ("workers", "window", "read_blocks", "far_every", "groups", "fewest_workers"):
+    counts = ("workers", "window", "read_blocks", "message_numbers", "far_every", "groups")
+    for name in (*counts, "fewest_workers"):
         if name in requirements:
             require_count(f"{argument}: {name}", requirements[name])
-    if "message_size" in requirements:
-        require_positive(f"{argument}: message_size", requirements["message_size"])
+    for name in ("message_size", "reply_size"):
+        if name in requirements:
+            require_positive(f"{argument}: {name}", requirements[name])
+    if {"message_size", "message_numbers"} <= set(requirements):
+        raise InputError(
+            f"{argument}: message_size = {timing.message_size} and message_numbers = "
+            f"{timing.message_numbers}: are two sizes of one message; give one of them"
+        )
     for name, choices in (("protocol", PROTOCOLS), ("discipline", DISCIPLINES)):
         if name in requirements:
             require_choice(f"{argument}: {name}", requirements[name], choices)

@@ -18,6 +18,30 @@ from asyncsim.methods.recipe import shares_programs
 _EPSILON = {"paper": 1e-16, "program": 1e-12}
 
 
+def check_scaling(kappa: float, pi_max: float | None) -> None:
+    """Raise InputError for arguments of `scale` outside their range."""
+    require_nonnegative("kappa", kappa)
+    if pi_max is not None:
+        require_positive("pi_max", pi_max)
+
+
+def scale(
+    m: Array, d: Array, update: Array, kappa: float, pi_max: float | None, variant: str = "program"
+) -> tuple[Array, dict[str, Array]]:
+    """Return the factor ``pi`` of an update, and the diagnostics of `gem`.
+
+    ``m``: the proxy's momentum; ``d``: the central variable's movement since the previous visit.
+    """
+    epsilon = _EPSILON[variant]
+    size = jnp.abs(update) + epsilon if variant == "paper" else jnp.abs(update + epsilon)
+    pi = (kappa * jnp.abs(m) - jnp.abs(d)) / size
+    diagnostics = {"opposite_sign": d * update < 0}
+    if pi_max is not None:
+        diagnostics |= {"clipped_low": pi < 0, "clipped_high": pi > pi_max}
+        pi = jnp.clip(pi, 0, pi_max)
+    return pi, {"pi": pi, **diagnostics}
+
+
 class GemWorker(NamedTuple):
     """A worker's state, vectors of shape ``[parameters]``."""
 
@@ -74,22 +98,13 @@ def gem(
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
-    require_nonnegative("kappa", kappa)
-    if pi_max is not None:
-        require_positive("pi_max", pi_max)
+    check_scaling(kappa, pi_max)
     require_choice("variant", variant, _EPSILON)
-    epsilon = _EPSILON[variant]
 
     def message(worker, update, start, central, visit):
         m = mu * worker.momentum + update
-        d = central - worker.pulled
-        size = jnp.abs(update) + epsilon if variant == "paper" else jnp.abs(update + epsilon)
-        pi = (kappa * jnp.abs(m) - jnp.abs(d)) / size
-        diagnostics = {"opposite_sign": d * update < 0}
-        if pi_max is not None:
-            diagnostics |= {"clipped_low": pi < 0, "clipped_high": pi > pi_max}
-            pi = jnp.clip(pi, 0, pi_max)
-        return pi * update, GemWorker(m, central), {"pi": pi, **diagnostics}
+        pi, diagnostics = scale(m, central - worker.pulled, update, kappa, pi_max, variant)
+        return pi * update, GemWorker(m, central), diagnostics
 
     return Method(
         name="gem",

@@ -25,6 +25,13 @@ from asyncsim.methods.method import (
 from asyncsim.methods.recipe import shares_programs
 
 
+class ResumingWorker(NamedTuple):
+    """A worker's state in `lgd`: it resumes at ``rest + pull * leader``."""
+
+    rest: Array  #: shape ``[parameters]``
+    pull: Array  #: a scalar, zero before the first round
+
+
 class LeaderMemory(NamedTuple):
     """The server's memory of a worker, vectors of shape ``[parameters]``."""
 
@@ -88,6 +95,11 @@ def lsgd(
     which is as long as their window (by default it has 10 losses). The authors' program keeps a
     worker's optimizer state over its pulls; so does this. After a test, its pulls of every step go
     to the tested mean until there is a new overall leader; here they do not.
+
+    Workers communicate as in the paper: at a visit the loss goes up, one number, and a leader's
+    replica comes down from the worker that leads, with several groups at ``1 / global_every`` of
+    the visits a second one. The replica in the message here is what the leader's worker keeps. The
+    leader's own visits cost as much as others', because the leader's identity depends on values.
 
     On a cluster with sites, if no group spans two of them, studies simulate a trace on which a
     worker leaves its site only for the visits with a pull to the overall leader
@@ -159,10 +171,14 @@ def lsgd(
         apply=apply,
         init_server=lambda central: central,
         init_memory=init_memory,
+        resume=lambda worker, read: read,
         reply=lambda server, central, memory, visit: server,
         timing=Timing(
             protocol="exchange",
             window=1 if step_pull else None,
+            # The loss goes up, leaders come down: the overall one at some visits.
+            message_numbers=1,
+            reply_size=1 + 1 / global_every if several else None,
             far_every=global_every if several else None,
             groups=groups if several else None,
         ),
@@ -212,7 +228,8 @@ def lgd(
 
     def message(worker, update, start, central, visit):
         # The next replica, less the leader's part, which is not known yet.
-        return start, start + update - pull * start, {}
+        rest = start + update - pull * start
+        return start, ResumingWorker(rest, jnp.asarray(pull, rest.dtype)), {}
 
     def combine(server, central, messages, visits):
         losses = jnp.where(
@@ -226,9 +243,9 @@ def lgd(
         optimizer=local,
         message=message,
         combine=combine,
-        init_worker=lambda central: central - pull * central,
-        resume=lambda worker, read: worker + pull * read,
-        timing=Timing(policy=policy),
+        init_worker=lambda central: ResumingWorker(central, jnp.zeros((), central.dtype)),
+        resume=lambda worker, read: worker.rest + worker.pull * read,
+        timing=Timing(policy=policy, message_numbers=1),
         sees_loss=True,
     )
 

@@ -229,6 +229,11 @@ class Timing:
     message_share : function
         ``message_share(bits) -> float``: the ``message_size`` for parameters of ``bits`` bits. By
         default the message keeps its number of bits, with all parameters as the upper bound.
+    message_numbers : int
+        Numbers in a message, however many parameters there are: 1 for a loss. Instead of
+        ``message_size``.
+    reply_size : float
+        Size of the worker's read relative to the vector of parameters; by default 1.
     far_every, groups : int
         On a cluster with sites, only every ``far_every``-th visit of a worker leaves its site. This
         requires that each of the ``groups`` groups of neighbours is at one site; worker ``i`` of
@@ -245,6 +250,8 @@ class Timing:
     policy: Policy | None = None
     message_size: float | None = None
     message_share: Callable[[int], float] | None = None
+    message_numbers: int | None = None
+    reply_size: float | None = None
     far_every: int | None = None
     groups: int | None = None
     fewest_workers: int | None = None
@@ -261,6 +268,8 @@ class Timing:
             policy: Policy | str | None = None,
             message_size: float | None = None,
             message_share: Callable[[int], float] | None = None,
+            message_numbers: int | None = None,
+            reply_size: float | None = None,
             far_every: int | None = None,
             groups: int | None = None,
             fewest_workers: int | None = None,
@@ -279,9 +288,23 @@ class Timing:
             else self.message_share(bits)
         )
 
+    def bytes_of_visit(self, up: float, down: float, bits: int) -> tuple[float, float]:
+        """Return the bytes of a message and of a read.
+
+        ``up``, ``down``: bytes of a message and of a read that are vectors of parameters; ``bits``:
+        of each number.
+        """
+        size, reply_size = self.size_of_message(bits), self.reply_size
+        if self.message_numbers is not None:
+            up = min(up, self.message_numbers * bits / 8)
+        elif size is not None:
+            up = size * down
+        return up, down if reply_size is None else reply_size * down
+
 
 #: The fields of a method's timing that only affect transfer times: a replay accepts any trace.
-OF_JOURNEYS = ("message_size", "message_share", "far_every", "groups")
+OF_SIZES = ("message_size", "message_share", "message_numbers", "reply_size")
+OF_JOURNEYS = (*OF_SIZES, "far_every", "groups")
 
 
 class Applied(NamedTuple):
@@ -370,15 +393,15 @@ class Method(NamedTuple):
         From the initial central variable to the initial states.
     resume : function, optional
         ``resume(worker, read)``: the worker's starting point, for methods with persistent replicas.
-        With ``mix`` there is no read: None.
+        With ``mix`` there is no read: None. With ``reply`` a worker's read is its replica.
     look_ahead : function, optional
         ``look_ahead(optimizer_state)``: the offset from the parameters at which the gradient of a
         local step is computed, a tree like theirs.
     reply : function, optional
         ``reply(server, central, memory, visit)``: the vector that the worker reads, instead of the
         central variable, with the states at the read: after its own commit, or before it under the
-        protocol "read_then_write". A worker's first read is the initial central variable. Traces
-        whose reads are separate visits are refused.
+        protocol "read_then_write". A worker's first read is the initial central variable, with
+        ``resume`` its initial replica. Traces whose reads are separate visits are refused.
     origin : function, optional
         ``origin(worker, read)``: the central variable from which the worker measures the server's
         movement; by default its last read.
@@ -454,6 +477,16 @@ class Method(NamedTuple):
     honest: tuple[bool, ...] | None = None
     presents: Callable[[State, Any, Visit], State] | None = None
     recipe: Any = None
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether workers have persistent replicas, so that they may start apart."""
+        return self.resume is not None or self.meet is not None
+
+    @property
+    def reads_replica(self) -> bool:
+        """Whether a worker's read is its replica, and not the central variable."""
+        return self.meet is not None or (self.resume is not None and self.reply is not None)
 
     def __repr__(self) -> str:
         """Return the name with the hyper-parameters, not the functions."""

@@ -20,6 +20,7 @@ from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem
 from asyncsim.problems.quadratic import quadratic
 from asyncsim.problems.token_bandit import token_bandit
+from asyncsim.problems.wells import wells
 
 #: The one table of problems: the command line and its help follow from it.
 PROBLEMS: dict[str, Callable[..., Problem]] = {
@@ -30,6 +31,7 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "quadratic": functools.partial(quadratic, curvature=(1.0, 0.3, 0.1, 0.03), noise=0.1),
     "least_squares": least_squares,
     "logistic": logistic,
+    "wells": wells,
 }
 
 #: The problems of `policy_gradient`, on clusters with rollouts.
@@ -53,4 +55,5 @@ __all__ = [
     "mnist",
     "quadratic",
     "token_bandit",
+    "wells",
 ]

@@ -27,6 +27,7 @@ def custom(
     sharded: bool = False,
     config: dict[str, Any] | None = None,
     predict: Callable[[Tree, Tree], jax.Array] | None = None,
+    init_replica: Callable[[jax.Array, int], Tree] | None = None,
 ) -> Problem:
     """Return a user's own problem; any parameter tree, any data tree.
 
@@ -67,6 +68,9 @@ def custom(
         ``[examples, classes]``; deterministic, and without the state of ``init_state``. The
         examples must be a dict with a ``"label"``, whole numbers from zero on. The study
         ``ensembles`` needs it.
+    init_replica : callable, optional
+        ``init_replica(key, worker)`` returns the initial parameters of a worker's replica, for
+        methods with replicas; see `Problem`. It is called for each worker of a replay, untraced.
 
     Raises
     ------
@@ -91,8 +95,11 @@ def custom(
         init_state=init_state,
         sharded=sharded,
         predict=predict,
+        init_replica=init_replica,
         config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
     )
+    if init_replica is not None:
+        _require_call("init_replica", init_replica, "key, worker", None, 0)
     call = f"evaluate({_evaluated(init_state is not None)})"
     _check_functions(
         problem, call if evaluate is not None else "loss of all examples, as there is no evaluate"

@@ -69,6 +69,11 @@ class Problem:
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape
         ``[examples, classes]``, of examples with a ``"label"``; deterministic. None for problems
         without classes or without such a function.
+    init_replica : callable or None
+        ``init_replica(key, worker)`` returns the initial parameters of a worker's replica, a tree
+        like that of ``init``; ``key`` is that of ``init``, the same for all workers. For methods
+        with replicas: elastic averaging, LSGD, Parle, gossip. The central variable starts at the
+        replicas' mean, and other methods start from it. None: all workers start from ``init``.
     """
 
     name: str
@@ -83,6 +88,7 @@ class Problem:
     shards: int | None = None
     dirichlet: float | None = None
     predict: Callable[[Tree, Tree], jax.Array] | None = None
+    init_replica: Callable[[jax.Array, int], Tree] | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):

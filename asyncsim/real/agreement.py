@@ -15,6 +15,7 @@ bit.
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,10 +102,20 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         )
     dtype = jnp.dtype(header.precision)
 
-    def shifted(key: jax.Array) -> Any:
+    def shifted(init: Callable[..., Any]) -> Callable[..., Any]:
         """Move each of the problem's initial parameters to the next larger number."""
-        params = cast(problem.init(key), dtype)
-        return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)), params)
+
+        def shifted_init(*arguments: Any) -> Any:
+            return jax.tree.map(
+                lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)),
+                cast(init(*arguments), dtype),
+            )
+
+        return shifted_init
+
+    starts: dict[str, Any] = {"init": shifted(problem.init)}
+    if problem.init_replica is not None:
+        starts["init_replica"] = shifted(problem.init_replica)
 
     with jax.enable_x64(header.precision == "float64"):
         computing = Computing(method, problem, header)
@@ -113,7 +124,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         else:
             like = first_state(method, header.processes.workers, computing)
         free = _follow(recorded, method, problem, paths)
-        perturbed = _follow(recorded, method, dataclasses.replace(problem, init=shifted), paths)
+        perturbed = _follow(recorded, method, dataclasses.replace(problem, **starts), paths)
         forced = _follow(recorded, method, problem, paths, like)
         central = {}
         for stop, path in paths.items():

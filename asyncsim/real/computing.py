@@ -92,7 +92,8 @@ class Computing:
         with jax.enable_x64(self.x64):
             forget_other_precision()
             dtype = jnp.dtype(precision)
-            self.params, self._key = start(problem, seed, dtype)
+            self._start, self._key = start(problem, seed, dtype, workers)
+            self.params = self._start.params
             self._method_key = method_key(seed)
             self.flat = flatten(self.params)
             self._data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
@@ -107,10 +108,15 @@ class Computing:
         with jax.enable_x64(self.x64):
             return Computation(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
 
-    def first_learner(self) -> Learner:
+    def first_replica(self, worker: int) -> Any:
+        """Return the vector from which a worker starts."""
+        return self.flat.ravel(self._start.of_worker(self._method, worker))
+
+    def first_learner(self, worker: int = 0) -> Learner:
         """Return the initial states of the local optimizer and of the problem."""
         with jax.enable_x64(self.x64):
-            return Learner(self._method.optimizer.init(self.params), self._problem_state)
+            params = self._start.of_worker(self._method, worker)
+            return Learner(self._method.optimizer.init(params), self._problem_state)
 
     def run(self, worker: int, job: Computation) -> LocalResult:
         """Compute a job; the result has NumPy arrays."""
@@ -177,16 +183,19 @@ class Parameters:
         with jax.enable_x64(self._x64):
             central = computing.flat.ravel(computing.params)
             self._dtype = central.dtype
-            row = WorkerRow(
-                method=method.init_worker(central),
-                memory=method.init_memory(central),
-                recorders=(RECORDER.init(method, central),),
-                learner=computing.first_learner(),
+            replicas = tuple(map(computing.first_replica, range(processes.workers)))
+            rows = tuple(
+                WorkerRow(
+                    method=method.init_worker(replica),
+                    memory=method.init_memory(replica),
+                    recorders=(RECORDER.init(method, central),),
+                    learner=computing.first_learner(worker),
+                )
+                for worker, replica in enumerate(replicas)
             )
-            reads = (central,) * processes.workers
-            self.state = State(
-                central, method.init_server(central), (row,) * processes.workers, reads, reads
-            )
+            pulled = (central,) * processes.workers
+            reads = replicas if method.reads_replica else pulled
+            self.state = State(central, method.init_server(central), rows, reads, pulled)
         order = "before" if processes.protocol == "read_then_write" else "after"
         self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
         self._begin, self._commit = _compiled_step(IdentityKey(method), order)

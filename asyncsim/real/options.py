@@ -35,7 +35,8 @@ _OF_CLUSTERS = (
         "far_bandwidth",
     ),
     *("dynamic_window", "servers", "read_blocks", "policy"),
-    *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
+    *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
+    *("directions_every", "animate"),
     *("executor", "cpus_per_run", "accelerators_per_run"),
 )
 
@@ -95,6 +96,7 @@ class RealConfig(StudyConfig):
     evaluate_every: Hidden[int | None] = None
     diagnose_every: Hidden[int] = StudyConfig.diagnose_every
     diagnose_energy: Hidden[bool] = False
+    directions_every: Hidden[int] = 0
     animate: Hidden[bool] = False
     executor: Hidden[str] = "local"  # type: ignore[assignment]  # as device
     cpus_per_run: Hidden[int] = 1

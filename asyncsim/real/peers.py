@@ -64,9 +64,16 @@ class PeerResult(NamedTuple):
 def first_state(method: Method, workers: int, computing: Computing) -> State:
     """Initialize the arrays of all workers, in the form of a server's state."""
     with jax.enable_x64(computing.x64):
-        central = computing.flat.ravel(computing.params)
-        row = WorkerRow(method.init_worker(central), (), (), computing.first_learner())
-        return State(central, (), (row,) * workers, (), ())
+        rows = tuple(
+            WorkerRow(
+                method.init_worker(computing.first_replica(worker)),
+                (),
+                (),
+                computing.first_learner(worker),
+            )
+            for worker in range(workers)
+        )
+        return State(computing.flat.ravel(computing.params), (), rows, (), ())
 
 
 class Peer:
@@ -84,17 +91,19 @@ class Peer:
         self._kept = [float(edges.kept(workers)[index]) for edges in cycle]
         self._partner = partners(topology, workers, header.seed)
         self._computing = Computing(method, problem, header)
-        central, _, (row, *_), *_ = first_state(method, workers, self._computing)
-        self._replica, self._learner, self._snapshot = row.method, row.learner, central
-        self._memory = initial_memory(method, central)
-        self._moved = np.zeros(central.shape)
+        row = first_state(method, workers, self._computing).workers[index]
+        with jax.enable_x64(self._computing.x64):
+            replica = self._computing.first_replica(index)
+        self._replica, self._learner, self._snapshot = row.method, row.learner, replica
+        self._memory = initial_memory(method, replica)
+        self._moved = np.zeros(replica.shape)
         self._dtype = np.dtype(header.precision)
         self._functions = _compiled(IdentityKey(method), workers, processes.window)
         with jax.enable_x64(self._computing.x64):
             visit = self._visit_arguments(0, 1.0)
             row = self._row()
-            ready = row if self._meets else row._replace(memory=Mass(central, ()))  # after mixing
-            arguments = ready, central, central, self._no_partner(), visit
+            ready = row if self._meets else row._replace(memory=Mass(replica, ()))  # after mixing
+            arguments = ready, replica, replica, self._no_partner(), visit
             _, _, message, *_ = jax.eval_shape(self._functions.finish, *arguments)
             self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
             if not self._meets:

@@ -303,15 +303,17 @@ def _running(
     program = compiled_ensemble(
         family, recorders, problem, plan.layout(first_method), dtype, device
     )
-    starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
+    starts = {seed: start(problem, seed, dtype, trace.workers) for seed in grid.seeds}
+    initial = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs)
+    )
     key = jnp.stack([starts[seed][1] for seed, _ in runs])
-    names = tensor_names(starts[grid.seeds[0]][0])
+    names = tensor_names(starts[grid.seeds[0]][0].params)
     return Running(
         problem,
         plan,
         program,
-        params,
+        initial,
         Constants(key, grid.numbers(dtype)),
         dtype,
         [Recording(trace, names, columns(recorders)) for _ in runs],

@@ -95,11 +95,11 @@ _AXES |= dict.fromkeys(("read", "push_read", "workers", "messages", "waiting"), 
 
 
 def batched_state(
-    make: Callable[..., ReplayState], numbers: Any, params: Any, *arguments: Any, **sizes: int
+    make: Callable[..., ReplayState], numbers: Any, start: Any, *arguments: Any, **sizes: int
 ) -> ReplayState:
-    """Build the state at version zero; only numbers and parameters have an axis of members."""
+    """Build the state at version zero; only numbers and the start have an axis of members."""
 
-    def of_member(values: Any, params: Any) -> ReplayState:
-        return make(values, params, *arguments, **sizes)
+    def of_member(values: Any, start: Any) -> ReplayState:
+        return make(values, start, *arguments, **sizes)
 
-    return jax.vmap(of_member, out_axes=ReplayState(**_AXES))(dict(numbers), params)
+    return jax.vmap(of_member, out_axes=ReplayState(**_AXES))(dict(numbers), start)

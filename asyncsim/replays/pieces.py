@@ -38,6 +38,7 @@ from asyncsim.replays.state import (
     Pieces,
     ReadsOfPiece,
     ReplayState,
+    Start,
     WorkerRow,
     of_workers,
 )
@@ -49,7 +50,7 @@ class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
     ``parts`` makes the functions of the method of numbers; ``make`` is
-    `asyncsim.replays.state.initial_state`, or the same of an ensemble, from numbers, parameters,
+    `asyncsim.replays.state.initial_state`, or the same of an ensemble, from numbers, the start,
     the problem's state and sizes.
     """
 
@@ -103,7 +104,7 @@ class InPieces:
         )
 
     def initial_state(
-        self, numbers: Any, params: Any, problem_state: Any, **sizes: int
+        self, numbers: Any, start: Start, problem_state: Any, **sizes: int
     ) -> ReplayState:
         """Build the state at version zero on its devices; rows are a multiple of their number."""
         sizes = {
@@ -113,9 +114,9 @@ class InPieces:
         key = tuple(sizes.values())
         if key not in self._initial:
             make = functools.partial(self._make, **sizes)
-            shardings = self._divided.of_state(jax.eval_shape(make, numbers, params, problem_state))
+            shardings = self._divided.of_state(jax.eval_shape(make, numbers, start, problem_state))
             self._initial[key] = jax.jit(make, out_shardings=shardings)
-        return self._initial[key](numbers, params, problem_state)
+        return self._initial[key](numbers, start, problem_state)
 
     def from_whole(self, state: ReplayState) -> ReplayState:
         """Copy a state to the first device; the next `advance` donates the copy."""
@@ -141,11 +142,11 @@ class InPieces:
         )
 
     def changed(
-        self, state: ReplayState, change: Change, numbers: Any, initial: Array
+        self, state: ReplayState, change: Change, numbers: Any, initial: Any
     ) -> ReplayState:
         """Apply a loss of a message, or the end or begin of a worker's life, without a server.
 
-        ``initial`` is the initial replica.
+        ``initial`` is the initial replica of a worker whose life begins.
         """
         if change.kind == "message":
             state = self._lose_message(state, numbers, change.place, change.share)

@@ -242,9 +242,9 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
 def _initial(
     parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
 ) -> Callable[..., ReplayState]:
-    """Return the function from numbers, parameters, problem state and sizes to the first state."""
+    """Return the function from numbers, start, problem state and sizes to the first state."""
 
-    def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
+    def initial(numbers: Any, *arguments: Any, **sizes: Any) -> ReplayState:
         sizes["version_messages"] = layout.version_messages
         return initial_state(parts(numbers).method, recorders, flat, *arguments, **sizes)
 

@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from asyncsim.base.errors import InputError, require_count, require_fraction
 from asyncsim.methods.method import Array, Method, State, Visit
+from asyncsim.problems.problem import Problem
 
 #: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their
 #: ratio at each weight.
@@ -230,6 +232,80 @@ def _diagnostics(every: int) -> Recorder:
 def show_diagnostics(state: State, commit: Commit) -> Mapping[str, Array]:
     """Return the method's diagnostics of a message."""
     return commit.diagnostics
+
+
+def directions(problem: Problem, target: Any = None, every: int = 5) -> Recorder:
+    """Record the direction of updates, as cosines.
+
+    ``gradient_cosine``: of a worker's update with the descent direction of the whole training loss
+    where its local steps began. ``target_cosine``: of the update with the way from the central
+    variable that it meets to the target. ``previous_cosine``: of the central variable's step with
+    its previous one. NaN at other commits than those recorded, and where a vector is zero.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem of the replay. The gradient of its evaluation costs as much as those of all
+        examples; an untrained state is the initial one.
+    target : tree, optional
+        Parameters like the problem's, such as the final ones of the same replay without this
+        recorder.
+    every : int
+        Steps of a worker between two recorded commits.
+    """
+    require_count("every", every)
+    names = ["gradient_cosine", "previous_cosine"]
+    if target is not None:
+        names.append("target_cosine")
+        shapes, expected = (
+            jax.tree.map(jnp.shape, tree)
+            for tree in (target, jax.eval_shape(problem.init, jax.random.key(0)))
+        )
+        if shapes != expected:
+            raise InputError(
+                f"target: parameters of shapes {shapes}: must be like the problem's, {expected}"
+            )
+
+    def in_precision(tree: Any, dtype: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(
+                leaf, dtype if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else None
+            ),
+            tree,
+        )
+
+    def descent(vector: Array) -> Array:
+        shapes = jax.eval_shape(problem.init, jax.random.key(0))
+        _, unravel = ravel_pytree(
+            jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, vector.dtype), shapes)
+        )
+        data = in_precision(problem.train, vector.dtype)
+        state = in_precision(problem.init_state(), vector.dtype) if problem.init_state else None
+        return -jax.grad(lambda x: problem.evaluate(unravel(x), state, data)["loss"])(vector)
+
+    def observe(previous: Array, commit: Commit) -> tuple[State, Sequence[Array]]:
+        dtype = commit.central.dtype
+
+        def cosines() -> Array:
+            pairs = [(commit.update, descent(commit.start)), (commit.step, previous)]
+            if target is not None:
+                vector, _ = ravel_pytree(in_precision(target, dtype))
+                pairs.append((commit.update, vector - commit.before))
+            lengths = [jnp.linalg.norm(a) * jnp.linalg.norm(b) for a, b in pairs]
+            return jnp.stack([jnp.vdot(a, b) / n for (a, b), n in zip(pairs, lengths, strict=True)])
+
+        # A conditional: commits between the recorded ones cost no gradient.
+        numbers = jax.lax.cond(
+            commit.visit.worker_step % every == 0,
+            cosines,
+            lambda: jnp.full(len(names), jnp.nan, dtype),
+        )
+        return commit.step, list(numbers)
+
+    # Shared states are updated commit by commit, which keeps the conditional one.
+    return Recorder(
+        tuple(names), observe, lambda method, central: jnp.zeros_like(central), shared=True
+    )
 
 
 #: Prefix of the columns of `positions`.

@@ -248,14 +248,14 @@ class Replay:
             method.needs_key,
         )
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
-        params, key = start(problem, seed, dtype)
-        recording = Recording(trace, tensor_names(params), columns(recorders))
+        initial, key = start(problem, seed, dtype, trace.workers)
+        recording = Recording(trace, tensor_names(initial.params), columns(recorders))
         self.devices = devices
         self.running = Running(
             problem,
             plan,
             program,
-            params,
+            initial,
             Constants(key, numbers),
             dtype,
             [recording],

@@ -10,13 +10,13 @@ import numpy as np
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import require_wanted
-from asyncsim.base.tracing import whole_products
+from asyncsim.base.tracing import naming_failures, tree_text, whole_products
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan, purpose_key
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
-from asyncsim.replays.state import ReplayState
+from asyncsim.replays.state import ReplayState, Start
 
 
 class Running:
@@ -36,7 +36,7 @@ class Running:
         problem: Problem,
         plan: Plan,
         program: Program,
-        params: Any,
+        start: Start,
         constants: Constants,
         dtype: Any,
         recordings: Sequence[Recording],
@@ -67,9 +67,12 @@ class Running:
         self._counted = self._honest.copy()  # the living among them
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
-            constants.numbers, params, of_problem, **slots, workers=self.trace.workers
+            constants.numbers, start, of_problem, **slots, workers=self.trace.workers
         )
-        self._initial = jnp.array(self._state.central)
+        #: The initial replicas, from which workers without a neighbour return.
+        self._initial: Any = None
+        if plan.changes and program.replicas is not None:
+            self._initial = jnp.array(program.replicas(self._state, constants.numbers))
 
     @property
     def state(self) -> ReplayState:
@@ -107,12 +110,13 @@ class Running:
             if self._plan.restores:
                 state = self._restored(state, int(starts[0]))
             for change in self._plan.changes.get(int(starts[0]), ()):
+                begins = change.kind == "begin"
+                initial = self._initial[change.place] if begins else None
                 state = self._program.engine.changed(
-                    state, change, self._constants.numbers, self._initial
+                    state, change, self._constants.numbers, initial
                 )
                 if change.kind != "message":
-                    returns = change.kind == "begin"
-                    self._counted[change.place] = returns and self._honest[change.place]
+                    self._counted[change.place] = begins and self._honest[change.place]
             looked_at = self._plan.looked_at[starts[0]]
             # Before the piece runs, as it overwrites the state.
             first_commit = self._program.first(state, pieces) if looked_at else None
@@ -258,10 +262,33 @@ class Running:
         )
 
 
-def start(problem: Problem, seed: int, dtype: Any) -> tuple[Any, jax.Array]:
-    """Return a seed's initial parameters and the key of the problem's randomness."""
+def start(problem: Problem, seed: int, dtype: Any, workers: int) -> tuple[Start, jax.Array]:
+    """Return a seed's initial parameters and the key of the problem's randomness.
+
+    Raises
+    ------
+    InputError
+        A worker's initial parameters have other shapes than the problem's.
+    """
     init_key, key = jax.random.split(purpose_key(seed, "problem"))
-    return cast(problem.init(init_key), dtype), key
+    params = cast(problem.init(init_key), dtype)
+    if problem.init_replica is None:
+        return Start(params), key
+    replicas = []
+    for worker in range(workers):
+        with naming_failures(f"init_replica(key, {worker})"):
+            replica = cast(problem.init_replica(init_key, worker), dtype)
+        shapes, expected = (tree_text(jax.tree.map(jnp.asarray, x)) for x in (replica, params))
+        if shapes != expected:
+            raise InputError(
+                f"init_replica(key, {worker}): returned {shapes}: must return initial parameters "
+                f"like those of init, {expected}, for every worker"
+            )
+        replicas.append(replica)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replicas)
+    # Differences from the first replica, so that the mean of equal replicas is exact.
+    mean = jax.tree.map(lambda leaf: leaf[0] + jnp.mean(leaf - leaf[0], 0), stacked)
+    return Start(mean, stacked), key
 
 
 def problem_state(problem: Problem, dtype: Any) -> Any:

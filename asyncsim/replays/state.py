@@ -71,6 +71,20 @@ class Layout(NamedTuple):
         return self.reads == "separate" or self.separate_pushes or self.reads_size > 0
 
 
+class Start(NamedTuple):
+    """The initial parameters of a run."""
+
+    params: Any  #: the central variable, the problem's tree
+    #: The workers' replicas, the same tree with a leading axis of workers; None: as ``params``.
+    replicas: Any = None
+
+    def of_worker(self, method: Method, worker: int) -> Any:
+        """Return the tree from which a worker starts."""
+        if self.replicas is None or not method.has_replicas:
+            return self.params
+        return jax.tree.map(lambda leaf: leaf[worker], self.replicas)
+
+
 class WorkerRow(NamedTuple):
     """The states of one worker; in the replay's state each leaf has a leading axis of workers."""
 
@@ -188,7 +202,7 @@ def initial_state(
     method: Method,
     recorders: tuple[Recorder, ...],
     flat: Flat,
-    params: Any,
+    start: Start,
     problem_state: Any,
     slots: int,
     push_slots: int,
@@ -196,8 +210,8 @@ def initial_state(
     message_slots: int = 0,
     version_messages: int = 1,
 ) -> ReplayState:
-    """Build the replay's state at version zero from the problem's initial parameters and state."""
-    central = flat.ravel(params)
+    """Build the replay's state at version zero from the start and the problem's state."""
+    central = flat.ravel(start.params)
     with naming_failures("record: init(method, central)"):
         worker_states, shared_states = (
             tuple(
@@ -207,16 +221,32 @@ def initial_state(
             )
             for shared in (False, True)
         )
-    row = WorkerRow(
-        method=method.init_worker(central),
-        memory=initial_memory(method, central),
-        recorders=worker_states,
-        learner=Learner(method.optimizer.init(params), problem_state),
-    )
+
+    def row_from(params: Any) -> WorkerRow:
+        replica = flat.ravel(params)
+        return WorkerRow(
+            method=method.init_worker(replica),
+            memory=initial_memory(method, replica),
+            recorders=worker_states,
+            learner=Learner(method.optimizer.init(params), problem_state),
+        )
 
     def repeated(leaf: Any, count: int) -> Array:
         leaf = jnp.asarray(leaf)
         return jnp.array(jnp.broadcast_to(leaf, (count, *leaf.shape)))
+
+    row = row_from(start.params)
+    rows = jax.tree.map(lambda leaf: repeated(leaf, workers), row)
+    read = repeated(central, 0 if method.mix is not None else slots)
+    if method.has_replicas and start.replicas is not None:
+        replicas = jax.tree.map(
+            # Rows beyond the trace's workers are padding.
+            lambda leaf: jnp.concatenate([leaf, repeated(leaf[0], workers - len(leaf))]),
+            start.replicas,
+        )
+        rows = jax.tree.map(jnp.array, jax.vmap(row_from)(replicas))
+        if method.reads_replica:
+            read = jax.vmap(flat.ravel)(replicas)
 
     messages: Any = ()
     if method.mix is not None:
@@ -232,9 +262,9 @@ def initial_state(
         central=jnp.array(central),
         server=jax.tree.map(jnp.array, method.init_server(central)),
         recorders=jax.tree.map(jnp.array, shared_states),
-        read=repeated(central, 0 if method.mix is not None else slots),
+        read=read,
         push_read=repeated(central, push_slots),
-        workers=jax.tree.map(lambda leaf: repeated(leaf, workers), row),
+        workers=rows,
         messages=messages,
         waiting=no_messages(method, row, central, version_messages),
     )

@@ -24,6 +24,7 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
+from asyncsim.methods.method import OF_SIZES
 from asyncsim.methods.robust_gossip import note_few_replicas
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
@@ -139,12 +140,11 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
     needs.pop("fewest_workers", None)  # jobs_of checks this
-    needs.pop("message_size", None)
-    needs.pop("message_share", None)
-    size, bytes_before = timing.size_of_message(bits), cluster.message_bytes
-    if size is not None and bytes_before is not None:
-        down = bytes_before[1] if isinstance(bytes_before, tuple) else bytes_before
-        needs["message_bytes"] = (size * down, down)
+    sizes = [needs.pop(name, None) for name in OF_SIZES]
+    vector = cluster.message_bytes
+    if vector is not None and any(size is not None for size in sizes):
+        up, down = vector if isinstance(vector, tuple) else (vector, vector)
+        needs["message_bytes"] = timing.bytes_of_visit(up, down, bits)
     far_every, groups = needs.pop("far_every", 1), needs.pop("groups", None)
     if cluster.sites is not None and groups is not None and not cluster.shared_bandwidth:
         group = np.arange(cluster.workers) * groups // cluster.workers
@@ -199,6 +199,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         for need, value in vars(method.timing).items()
                         if value is not None
                         and need != "message_share"
+                        and (need not in OF_SIZES or cluster.message_bytes is not None)
                         and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
                     is_same_length = cell.seconds is not None or commits == cell.config.commits
@@ -319,6 +320,7 @@ class CellRun(NamedTuple):
             looks_every if config.diagnose_energy else 0,
             config.momentum,
             config.animate,
+            config.directions_every * share,
         )
         return Job(
             f"{_values(cell)}{method.name}, seed {self.seed}",
@@ -431,12 +433,12 @@ def _replayed(
     seed: int,
     method: Method,
     problem: Problem,
-    looks: tuple[int, int, float, bool],
+    looks: tuple[int, int, float, bool, int],
     options: dict[str, Any],
     device: str,
 ) -> tuple[Run, Trace]:
     """Return a run and its trace."""
-    diagnose_every, tensors_every, momentum, animate = looks
+    diagnose_every, tensors_every, momentum, animate, directions_every = looks
     record = [recorders.energy(momentum, tensors_every)]
     if diagnose_every:
         record.append(recorders.diagnostics(diagnose_every))
@@ -447,6 +449,10 @@ def _replayed(
     with computing_device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run
         trace = _trace(cluster, commits, seed)
+        if directions_every:
+            # A first replay finds the point to which the second measures the direction.
+            end = replay(trace, method, problem, seed=seed, record=record, **options).params
+            record.append(recorders.directions(problem, end, directions_every))
         return replay(trace, method, problem, seed=seed, record=record, **options), trace
 
 

@@ -308,6 +308,10 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Worker steps between costly diagnostics; 0 for none."""
     diagnose_energy: bool = False
     """Record the energy of each tensor and its ratio's distribution."""
+    directions_every: int = 0
+    """Worker steps between cosines of updates with the full gradient, the previous step and the way
+    to the run's end, which takes a second replay; 0 for none.
+    """
     animate: bool = False
     """Record distances of reads, for animations."""
     x64: bool = False
@@ -343,6 +347,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
                 "method"
             )
         require_count("diagnose_every", self.diagnose_every, minimum=0)
+        require_count("directions_every", self.directions_every, minimum=0)
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
         require_count("steps", self.steps, minimum=self.fewest_steps)

@@ -37,7 +37,10 @@ GROUPS = {
         ),
     ),
     "Failures and attacks": ("failures", "attack"),
-    "Output": ("out", "resume", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
+    "Output": (
+        *("out", "resume", "evaluate_every", "diagnose_every", "diagnose_energy"),
+        *("directions_every", "animate"),
+    ),
     "Computing": ("device", "x64", "executor", "address", "cpus_per_run", "accelerators_per_run"),
 }
 #: The options in the short help, besides the study's additional options.

@@ -37,6 +37,7 @@ from asyncsim.theory.gossip import (
     second_eigenvalue,
     spectral_gap,
 )
+from asyncsim.theory.leader import leader_floor, leader_step_bound, newton_share
 from asyncsim.theory.momentum import (
     critical_step,
     elastic_path,
@@ -103,7 +104,10 @@ __all__ = [
     "implicit_momentum",
     "implicit_momentum_path",
     "knee",
+    "leader_floor",
+    "leader_step_bound",
     "mean_speed",
+    "newton_share",
     "other_open_reads",
     "pair_contraction",
     "queue_theory",

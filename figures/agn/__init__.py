@@ -13,7 +13,7 @@ import functools
 from asyncsim.base.console import summary_of
 from asyncsim.drawing.paper import Drawing, Paper, Study
 
-from . import collapse, grid
+from . import collapse, grid, progress
 
 _GRID = "on two cores about 3 min with small; paper is an accelerator's work, a day on two cores"
 
@@ -36,6 +36,9 @@ FIGURES = {
     "times": Drawing("windows", "training times by workers and window", grid.times),
     "staleness": Drawing("windows", "staleness with n workers", collapse.staleness),
     "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", collapse.collapse),
+    "time": Drawing("windows", "AGN's accuracy over time, by workers and window", progress.time),
+    "updates": Drawing("windows", "size and direction of updates by window", progress.updates),
+    "factor": Drawing("windows", "ADAG's factor over time", progress.factor),
 }
 
 PAPER = Paper("agn", summary_of(__doc__), STUDIES, FIGURES)

@@ -56,7 +56,7 @@ def accuracy(results: Finished, method: str) -> Figure:
         max(_LOWEST, lowest) if np.nanmedian(values) > _LOWEST else lowest, np.nanmax(values)
     )
     name = look.looks([method])[method].label
-    source = [f"published: {published.SOURCE}; white: not known"] if is_thesis(results) else []
+    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
     text = setting(results, f"{name}: accuracy at the end", *source)
     return _maps(compared[method], norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
 

@@ -1,0 +1,174 @@
+"""Two methods that the GEM paper's outlook names: a proxy at the server, and a tuned momentum."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from asyncsim.base.errors import require_choice, require_count, require_fraction
+from asyncsim.methods.gem import check_scaling, scale
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Method,
+    Schedule,
+    divisor,
+    gradient_steps,
+    never_zero,
+    rate_at,
+    require_rate,
+)
+from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.yellowfin import YellowFin, init_tuner, tune
+
+
+@shares_programs
+def gem_server(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    momentum: float = 0.9,
+    kappa: float = 1.0,
+    pi_max: float | None = 5.0,
+    proxy_step: str = "round",
+) -> Method:
+    """Return gradient energy matching with one proxy, which the server computes from all updates.
+
+    As `asyncsim.methods.gem`, with ``n`` workers and the server's momentum ``m`` instead of the
+    workers'::
+
+        m  <- momentum^(1/n) m + u / n
+        pi  = clip((kappa |m| - |d|) / |u|, 0, pi_max)
+        central <- central + pi u
+
+    Parameters
+    ----------
+    momentum, kappa, pi_max : see `asyncsim.methods.gem`
+    proxy_step : {"round", "commit"}
+        The updates that make one step of the proxy. "round": ``n``, as above, so that the proxy
+        takes as many steps as a worker and averages the gradients of all. "commit": each, with
+        ``m <- momentum m + u``.
+
+    Notes
+    -----
+    The paper proposes the idea without a rule. The server knows each worker's previous pull; the
+    message is the unscaled update. `asyncsim.recorders.energy` compares with the worker's own
+    momentum here, as it does for methods without a proxy, so that its ratios compare with those of
+    `asyncsim.methods.gem`. There are no diagnostics of ``pi``: the server computes it.
+
+    References
+    ----------
+    Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
+    descent", arXiv 1805.08469, the rule and the conclusion.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+    check_scaling(kappa, pi_max)
+    in_rounds = require_choice("proxy_step", proxy_step, ("round", "commit")) == "round"
+
+    def message(worker, update, start, central, visit):
+        return (update, worker), central, {}
+
+    def apply(server, central, message, memory, visit):
+        update, pulled = message
+        n = visit.workers.astype(update.dtype)
+        m = mu ** (1 / n) * server + update / n if in_rounds else mu * server + update
+        pi, _ = scale(m, central - pulled, update, kappa, pi_max)
+        return Applied(central + pi * update, m, memory)
+
+    return Method(
+        name="gem_server",
+        hyperparameters=dict(
+            learning_rate=learning_rate,
+            momentum=mu,
+            kappa=kappa,
+            pi_max=pi_max,
+            proxy_step=proxy_step,
+        ),
+        optimizer=gradient_steps(learning_rate),
+        message=message,
+        apply=apply,
+        init_worker=lambda central: central,
+        init_server=jnp.zeros_like,
+        origin=lambda worker, read: worker,
+    )
+
+
+class TunedWorker(NamedTuple):
+    """A worker's state, vectors of shape ``[parameters]``."""
+
+    momentum: Array  #: the proxy's momentum as this worker estimates it
+    pulled: Array  #: the central variable at its previous visit, before its own commit
+    tuner: YellowFin
+
+
+@shares_programs
+def gem_yellowfin(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    initial_momentum: float = 0.0,
+    kappa: float = 1.0,
+    pi_max: float | None = 5.0,
+    smoothing: float = 0.999,
+    curvature_window: int = 20,
+) -> Method:
+    """Return gradient energy matching whose proxy has YellowFin's momentum.
+
+    As `asyncsim.methods.gem`, with a momentum that each worker tunes by its own gradients, after it
+    has used it for its proxy; see `asyncsim.methods.yellowfin.tune`.
+
+    Parameters
+    ----------
+    initial_momentum : float
+        Before the first gradients, in [0, 1); YellowFin's is 0.
+    kappa, pi_max : see `asyncsim.methods.gem`
+    smoothing : float
+        Weight of the past in the tuner's averages, in [0, 1): 0.999 is YellowFin's. The momentum is
+        such an average, too, and needs about ``1 / (1 - smoothing)`` steps of a worker.
+    curvature_window : int
+        Gradients of a worker among which the range of curvatures is taken.
+
+    Notes
+    -----
+    The paper proposes the idea without a rule. The learning rate is the given one: YellowFin's is
+    computed, as part of its rule, and not used. With a window of several local steps a gradient is
+    their sum over the learning rate.
+
+    References
+    ----------
+    Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
+    descent", arXiv 1805.08469; Zhang, Mitliagkas and Re 2017, "YellowFin and the art of momentum
+    tuning", arXiv 1706.03471.
+    """
+    require_rate("learning_rate", learning_rate)
+    require_fraction("initial_momentum", initial_momentum)
+    require_fraction("smoothing", smoothing)
+    require_count("curvature_window", curvature_window)
+    check_scaling(kappa, pi_max)
+    learning_rate_above_zero = never_zero(learning_rate)
+
+    def message(worker, update, start, central, visit):
+        m = worker.tuner.momentum * worker.momentum + update
+        pi, diagnostics = scale(m, central - worker.pulled, update, kappa, pi_max)
+        gradient = -update / divisor(rate_at(learning_rate_above_zero, visit, update))
+        tuner = tune(worker.tuner, gradient, smoothing)
+        return pi * update, TunedWorker(m, central, tuner), diagnostics
+
+    def init_worker(central):
+        rate = 0.0 if callable(learning_rate) else learning_rate
+        tuner = init_tuner(central, rate, initial_momentum, curvature_window)
+        return TunedWorker(jnp.zeros_like(central), central, tuner)
+
+    return Method(
+        name="gem_yellowfin",
+        hyperparameters=dict(
+            learning_rate=learning_rate,
+            initial_momentum=initial_momentum,
+            kappa=kappa,
+            pi_max=pi_max,
+            smoothing=smoothing,
+            curvature_window=curvature_window,
+        ),
+        optimizer=gradient_steps(learning_rate_above_zero),
+        message=message,
+        init_worker=init_worker,
+        origin=lambda worker, read: worker.pulled,
+        proxy=lambda worker: worker.momentum,
+    )

@@ -1,0 +1,203 @@
+"""Initial parameters per worker: the replay, ensembles and real processes against plain loops."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import test_gossip
+import test_real
+import test_real_peers
+from cases import EVERY, FORCED, make_trace, stopping
+from event_loop import EventLoop, forced_deviation
+
+from asyncsim import (
+    Cluster,
+    InputError,
+    methods,
+    problems,
+    recorders,
+    replay,
+    replay_ensemble,
+    simulate,
+)
+from asyncsim.real import Processes, load
+from asyncsim.real.agreement import agreement
+from asyncsim.replays.replay import Replay
+
+CURVATURE, WORKERS = np.linspace(0.1, 1, 5), 7
+#: The starts of the workers, which lie in both halves of each axis.
+STARTS = np.random.default_rng(0).normal(0, 2, (WORKERS, 5))
+
+
+def apart(starts=STARTS, **options):
+    """A quadratic whose workers start at the rows of ``starts``."""
+    return dataclasses.replace(
+        problems.quadratic(CURVATURE, **options), init_replica=lambda key, worker: starts[worker]
+    )
+
+
+METHODS = {
+    "aeasgd": methods.aeasgd,
+    "aeasgd, remembered": lambda: methods.aeasgd(order="remembered"),
+    "eamsgd": methods.eamsgd,
+    "lgd": lambda: methods.lgd(policy=None),
+    "lsgd": lambda: methods.lsgd(groups=2, global_every=2, step_pull=0.1),
+    "parle": lambda: methods.parle(policy=None, noise=0.01),
+    "without replicas": methods.downpour,
+    "a reply that is no replica": methods.dana_zero,
+}
+
+
+@pytest.mark.parametrize("form", ["single", "batch"])
+@pytest.mark.parametrize("name", METHODS)
+def test_replays_are_the_loop_over_events(name, form):
+    trace, method, problem = make_trace(commits=150), METHODS[name](), apart(noise=0.1)
+    with jax.enable_x64(True):
+        running = stopping(trace, method, problem, form)
+        loop = EventLoop(trace, method, problem)
+        # The central variable starts at the mean of the replicas.
+        np.testing.assert_allclose(loop.central, STARTS.mean(0), rtol=1e-14)
+        found, expected = running.state, [loop.workers[k] for k in range(WORKERS)]
+        for k, worker in enumerate(expected):
+            rows = jax.tree.map(lambda leaf, k=k: leaf[k], found.workers)
+            for ours, theirs in ((rows.method, worker.method), (rows.memory, worker.memory)):
+                jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        assert max(forced_deviation(running, EVERY).values()) < FORCED
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_beyond_the_workers_are_padding(count):
+    with jax.enable_x64(True):
+        trace = make_trace(commits=100)
+        replays = [
+            Replay(trace, methods.lsgd(), apart(), precision="float64", devices=jax.devices()[:k])
+            for k in (1, 1 + count)
+        ]
+        for running in replays:
+            running.advance(len(trace))
+        ends = [np.asarray(running.state.central) for running in replays]
+    np.testing.assert_allclose(*ends, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [methods.aeasgd, methods.lsgd, methods.lgd, methods.downpour])
+def test_equal_starts_give_the_same_bytes(make, optimized):
+    digits = problems.digits(batch_size=8, hidden=(8,))
+    same = dataclasses.replace(digits, init_replica=lambda key, worker: digits.init(key))
+    method = make(policy=None) if make is methods.lgd else make()
+    runs = [
+        replay(make_trace(commits=60), method, problem, 3, record=[recorders.energy()])
+        for problem in (digits, same)
+    ]
+    assert runs[0].commits.equals(runs[1].commits)
+    assert runs[0].evaluations.equals(runs[1].evaluations)
+    jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
+
+
+def gossip_loop(trace, method, starts):
+    """The replicas at the end, row by row."""
+    x, snapshot, sent = starts.copy(), starts.copy(), []
+    for row in trace.frame.itertuples():
+        i = row.worker
+        if method == "adpsgd":
+            step = -test_gossip.RATE * CURVATURE * snapshot[i]
+            x[i] = x[row.partner] = (x[i] + x[row.partner]) / 2
+            x[i] = snapshot[i] = x[i] + step
+        else:
+            arrived = zip(row.sources, row.weights, strict=True)
+            mixed = row.kept * x[i] + sum(share * sent[source] for source, share in arrived)
+            x[i] = mixed - test_gossip.RATE * CURVATURE * x[i]
+        sent.append(x[i].copy())
+    return x
+
+
+@pytest.mark.parametrize("name", ["D-PSGD on a ring", "AD-PSGD"])
+def test_gossip_starts_apart(name, float64):
+    starts = np.random.default_rng(1).normal(0, 2, (9, 5))
+    method, trace = test_gossip.case_of(name, commits=150)
+    running = Replay(trace, method, apart(starts), precision="float64")
+    np.testing.assert_allclose(running.state.central, starts.mean(0), rtol=1e-14)
+    running.advance(len(trace))
+    found, expected = test_gossip.replicas(running), gossip_loop(trace, method.name, starts)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    if method.name == "adpsgd":
+        np.testing.assert_allclose(running.state.central, expected.mean(0), atol=1e-12)
+
+
+def test_a_worker_that_joins_before_any_commit_has_its_own_start(float64):
+    cluster = Cluster(
+        3,
+        "constant(5)",
+        topology="ring()",
+        policy="asynchronous()",
+        failures=["join(1, workers=1)"],
+    )
+    run = replay(
+        simulate(cluster, 6), methods.dpsgd(policy=None), apart(STARTS[:3]), precision="float64"
+    )
+    first = run.commits.groupby("worker")["loss"].first()
+    np.testing.assert_allclose(first, (CURVATURE * STARTS[:3] ** 2).sum(1) / 2)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_members_of_an_ensemble_are_single_replays(batched, float64):
+    trace, rates = make_trace(commits=80), [0.05, 0.1]
+
+    def drawn(key, worker):
+        return jax.random.normal(jax.random.fold_in(key, worker), (5,))
+
+    problem = dataclasses.replace(problems.quadratic(CURVATURE), init_replica=drawn)
+    options = {"precision": "float64", "progress": False}
+    runs = replay_ensemble(
+        trace,
+        methods.lsgd,
+        problem,
+        seeds=[1, 2],
+        learning_rate=rates,
+        batched=batched,
+        **options,
+    )
+    singles = [
+        replay(trace, methods.lsgd(rate), problem, seed, **options)
+        for seed in (1, 2)
+        for rate in rates
+    ]
+    for run, single in zip(runs, singles, strict=True):
+        np.testing.assert_allclose(run.params, single.params, rtol=1e-12)
+    assert not np.allclose(runs[0].params, runs[2].params)
+
+
+@pytest.mark.parametrize("make", [methods.aeasgd, methods.lsgd])
+def test_real_processes_start_apart(make, tmp_path):
+    task, method = apart(noise=0.1), make(0.05)
+    processes = Processes(3, delay="exponential(0.001)")
+    server, trouble = test_real.in_threads(tmp_path, method, processes, 30, task)
+    assert trouble == ""
+    recorded = load(tmp_path)
+    central, run = test_real.replayed(recorded.trace, method, task, server)
+    assert test_real.close(test_real.central_of(server), central)
+    assert test_real.close(recorded.commits["loss"].to_numpy(), run.commits["loss"].to_numpy())
+
+
+@pytest.mark.parametrize("name", ["D-PSGD", "AD-PSGD"])
+def test_real_peers_start_apart(name, tmp_path, monkeypatch):
+    method, topology, policy = test_real_peers.CASES[name]
+    monkeypatch.setattr(test_real_peers, "problem", apart)
+    processes = Processes(4, delay="exponential(0.001)", topology=topology, policy=policy)
+    test_real_peers.in_threads(tmp_path, method, processes, 24)
+    assert agreement(load(tmp_path), method, apart()).worst("free") < 1e-12
+
+
+def test_starts_of_another_shape_are_refused():
+    trace = make_trace(commits=10)
+    problem = apart([*STARTS[:2], np.zeros(4), *STARTS[3:]])
+    with pytest.raises(InputError) as refusal:
+        replay(trace, methods.lsgd(), problem)
+    assert str(refusal.value) == (
+        "init_replica(key, 2): returned float32[4]: must return initial parameters like those of "
+        "init, float32[5], for every worker"
+    )
+    with pytest.raises(InputError, match=r"init_replica\(key, 3\): failed: IndexError"):
+        replay(trace, methods.lsgd(), apart(STARTS[:3]))
+    with pytest.raises(InputError, match=r"init_replica: takes .* it is called as"):
+        problems.custom(lambda key: np.zeros(2), lambda x, batch, key: x[0], init_replica=len)
