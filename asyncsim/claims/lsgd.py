@@ -98,7 +98,7 @@ def fewer_bytes(finished: Finished) -> list[Finding]:
     return [Finding(f"LSGD moves {ratio:.2f} times EASGD's bytes", bool(ratio < 1))]
 
 
-_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 6",)
+_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 3",)
 _PAPER = ("leaders --scale paper",)
 
 _WELLS = (
