@@ -124,7 +124,7 @@ def overfitting(finished: Finished) -> list[Finding]:
         findings.append(
             Finding(
                 f"{method}'s test loss ends at {times(rise)} its minimum",
-                supports(rise, np.log(1.1)),
+                supports(rise, np.log(_OVERFIT)),
             )
         )
     return findings
