@@ -22,6 +22,7 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
+from asyncsim.methods.leader import leaders
 from asyncsim.replays.run import Run
 from asyncsim.study import load
 from asyncsim.study.columns import axis_of
@@ -135,11 +136,10 @@ def leaderships(finished: Finished) -> Figure:
     workers = sorted(rows["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(workers))
     shades = look.shades(sorted(rows["window"].unique()))
-    leaders = load("leaders").leaders
     for axes, n in zip(panels, workers, strict=True):
         for row in rows[rows["workers"] == n].sort_values("window").itertuples():
             won = [
-                np.bincount(leaders(run, n), minlength=n) / len(run.commits)
+                np.bincount(leaders(run.commits, n), minlength=n) / len(run.commits)
                 for run in _runs(finished, row)
             ]
             # Sorted within each seed, because its workers are interchangeable.
@@ -179,12 +179,11 @@ def identities(finished: Finished) -> Figure:
     counts, windows = (sorted(rows[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.7 + 1.5 * len(counts))
     figure, panels = look.new_figure(*size, len(windows), len(counts))
-    leaders = load("leaders").leaders
     for axes, row in zip(panels, rows.sort_values(["workers", "window"]).itertuples(), strict=True):
         run = _runs(finished, row)[0]
         axes.step(
             run.commits["commit_time"],
-            leaders(run, row.workers),
+            leaders(run.commits, row.workers),
             where="post",
             color=look.METHOD_LOOKS["lsgd"].color,
             linewidth=0.6,

@@ -39,8 +39,8 @@ from asyncsim.base.errors import (
     require_positive,
 )
 from asyncsim.methods import METHODS, Method, lsgd, named_optimizer
+from asyncsim.methods.leader import leaders
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
@@ -193,7 +193,7 @@ def results_table(
         ]
         row |= {"reached": int(np.isfinite(times).sum()), "time_to_target": np.mean(times)}
         if method == "lsgd":
-            elected = [leaders(run, n) for run in runs]
+            elected = [leaders(run.commits, n) for run in runs]
             row["largest_share"] = np.mean(
                 [np.bincount(winners).max() / len(winners) for winners in elected]
             )
@@ -216,17 +216,6 @@ def _gradient(problem: Problem, params: Any) -> float:
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
         gradient = jax.grad(lambda tree: problem.evaluate(tree, state, None)["loss"])(params)
         return float(optax.tree.norm(gradient))
-
-
-def leaders(run: Run, workers: int) -> np.ndarray:
-    """Return LSGD's single leader after each commit: the worker with the lowest last reported
-    loss.
-    """
-    last_losses, leader = np.full(workers, np.inf), []
-    for worker, loss in zip(run.commits["worker"], run.commits["loss"], strict=True):
-        last_losses[worker] = loss
-        leader.append(int(np.argmin(last_losses)))
-    return np.array(leader)
 
 
 def errors(evaluations: pd.DataFrame) -> pd.Series:

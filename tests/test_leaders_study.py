@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -85,7 +84,7 @@ def test_each_method_is_shown_at_its_best_rate(results):
 
 def test_the_leader_is_who_told_the_least_loss_last():
     commits = pd.DataFrame({"worker": [1, 0, 1, 2, 1], "loss": [0.5, 0.7, 0.9, 0.8, 0.1]})
-    assert leaders.leaders(SimpleNamespace(commits=commits), 4).tolist() == [1, 1, 0, 0, 1]
+    assert leaders.leaders(commits, 4).tolist() == [1, 1, 0, 0, 1]
 
 
 def test_errors_are_losses_where_there_is_no_accuracy():

@@ -127,6 +127,26 @@ def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
     assert odd["rows"] == [["<img src=x onerror=alert(1)>", "2"]]
 
 
+@pytest.mark.parametrize(
+    ("method", "force"),
+    [(methods.lsgd(), "leader"), (methods.aeasgd(), "spring"), (methods.downpour(), "")],
+)
+def test_forces_are_those_of_the_method(method, force):
+    trace = simulate(Cluster(4, "gamma(1, 0.3)"), 40)
+    run = replay(trace, method, problems.quadratic([1.0, 0.1], noise=0.5), progress=False)
+    times = frame_times([trace], 25)
+    drawn = film(run, trace, times, "a run")
+    assert drawn.force == force
+    losses = {}
+    for frame, now in enumerate(times):
+        for row in run.commits[run.commits["commit_time"] <= now].itertuples():
+            losses[row.worker] = row.loss
+        expected = min(losses, key=losses.get) if losses and force == "leader" else -1
+        assert drawn.leader[frame] == expected
+    data = page.animation([("a run", run, trace)], 25)
+    assert ("present leader" in data["about"]) == (force == "leader")
+
+
 def test_the_distances_of_a_film_are_those_of_the_vectors():
     """Against the whole vectors of a replay: exact where there are as many coordinates as
     parameters.

@@ -90,11 +90,71 @@ def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
         or len(asyncsim.runs.table()) == 2
     )
     assert (
-        main(["tag", "--remove", "early"]) == 0
-        and not (there / "compare" / "tags" / "early.json").exists()
+        main(["untag", "early"]) == 0 and not (there / "compare" / "tags" / "early.json").exists()
     )
     assert main(["warp", "early"]) == 2
-    assert main(["tag", "--remove", "compare"]) == 2 and "no tag" in capsys.readouterr().err
+    assert main(["untag", "compare"]) == 2 and "no tag" in capsys.readouterr().err
+
+
+def test_any_folder_may_have_a_tag(there, place, capsys, monkeypatch):
+    folder = place / "notes"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["tag", "ideas", "--note", "of today"]) == 0
+    monkeypatch.chdir(place)
+    capsys.readouterr()
+    assert main(["warp", "ideas"]) == 0 and capsys.readouterr().out == f"{folder}\n"
+    assert main(["runs"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "ideas" in line)
+    assert line.split()[:2] == ["ideas", "-"] and line.endswith("notes")
+    assert main(["tag", "ideas", "second"]) == 0
+    assert main(["tag", str(there / "compare"), "base"]) == 0
+    capsys.readouterr()
+    assert main(["runs", "--names"]) == 0
+    assert capsys.readouterr().out.split() == ["base", "ideas", "second"]
+    assert main(["tag", "notes", "x", "--run", "gem-seed0"]) == 2
+    assert "has no runs" in capsys.readouterr().err
+    assert main(["show", "ideas"]) == 2 and "Traceback" not in capsys.readouterr().err
+    (results.index_folder() / "index.json").unlink()  # it is only a cache
+    assert main(["untag", "ideas"]) == 0 and main(["untag", "second"]) == 0
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    output = capsys.readouterr()
+    assert "notes" not in output.out + output.err and not (folder / "tags").exists()
+    with pytest.raises(InputError, match=r"folder = .*: is no folder"):
+        index.tag(folder / "nowhere", "x")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_function_of_a_shell_changes_to_the_folder_and_completes(there, place, tmp_path):
+    index.tag(there / "compare", "base")
+    command = tmp_path / "asyncsim"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m asyncsim "$@"\n')
+    command.chmod(0o755)
+    script = (
+        'eval "$(asyncsim warp --shell bash)"; warp base && pwd; warp nowhere || pwd;'
+        " COMP_WORDS=(asyncsim untag b); COMP_CWORD=2; _asyncsim; echo ${COMPREPLY[@]}"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    root = str(Path(asyncsim.__file__).parent.parent)
+    result = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": path, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        cwd=place,
+    )
+    assert result.stdout.split() == [str(there / "compare")] * 2 + ["base"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_functions_of_other_shells(shell, capsys):
+    assert main(["warp", "--shell", shell]) == 0
+    text = capsys.readouterr().out
+    assert "asyncsim runs --names" in text and "warp show untag diff animate" in text
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
 
 
 def test_runs_are_listed_by_method_with_or_without_hyperparameters(there, capsys):
@@ -280,12 +340,15 @@ def test_folders_that_move_are_found_or_said(there, place, capsys):
         (("tag", "results/compare", "a/b"), "name = 'a/b': must be of letters"),
         (("tag", "results/compare", "-x"), "arguments"),
         (("tag", "results/compare", "x", "--note", "two\nlines"), "note"),
-        (("tag", "results", "x"), "no results of a study"),
+        (("tag", "nowhere", "x"), "no tag and no folder"),
+        (("untag", "takne"), "did you mean 'taken'"),
+        (("warp",), "give a name"),
+        (("warp", "--shell", "csh"), "invalid choice: 'csh'"),
         (("tag", "results/compare", "x", "--run", "gem-sed0"), "did you mean 'gem-seed0'"),
         (("tag", "results/compare", "x", "--run", "gem-seed0", "--commit", "80"), "has 80 commits"),
         (("tag", "results/compare", "x", "--commit", "3"), "of which run"),
         (("tag", "results/staleness", "Taken"), "is taken by"),
-        (("tag", "results/compare"), "give a folder and a name"),
+        (("tag", "results/compare"), "name = 'results/compare': must be of letters"),
         (("warp", "takne"), "did you mean 'taken'"),
         (("runs", "--study", "compar"), "did you mean 'compare'"),
         (("runs", "--root", "nowhere"), "is no folder"),

@@ -89,8 +89,8 @@ class Look(NamedTuple):
 #: in lines. In a figure with several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
-    "gem_server": Look(BLUE, "-.", "GEM, proxy at the server"),
-    "gem_yellowfin": Look(BLUE, (0, (5, 1, 1, 1)), "GEM, tuned momentum"),
+    "gem_server": Look(BLUE, (0, (1, 3)), "GEM, proxy at the server"),
+    "gem_yellowfin": Look(BLUE, (0, (2, 1)), "GEM, tuned momentum"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),
     "delayed_nesterov": Look(BLUE, ":", "delayed Nesterov"),
     "downpour": Look(VERMILLION, "--", "DOWNPOUR"),

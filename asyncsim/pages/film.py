@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
+from asyncsim.methods.leader import leaders
 from asyncsim.replays.recorders import POSITION
 from asyncsim.replays.run import Run
 from asyncsim.traces.columns import GOSSIP
@@ -24,6 +25,8 @@ DISTANCE, STALENESS = (
 _SAMPLE = 4000
 #: The radius at which the axis of distances changes from linear to logarithmic.
 _BEND = 0.6
+#: Forces on the replicas of methods.
+_FORCES = dict.fromkeys(("aeasgd", "eamsgd", "easgd", "parle"), "spring") | {"lsgd": "leader"}
 #: Largest number of drawn messages between workers.
 _MOST_MESSAGES = 20_000
 
@@ -57,6 +60,10 @@ class Film(NamedTuple):
     messages : Float[ndarray, "messages 4"] or None
         Without a server: sender and receiver (indices into ``workers``), time of sending and of
         mixing (s).
+    force : {"spring", "leader", ""}
+        The force on replicas: springs to the central variable, or a pull to a leader.
+    leader : Int[ndarray, "F"]
+        The leader, an index into ``workers``; -1 for none.
     """
 
     title: str
@@ -70,6 +77,8 @@ class Film(NamedTuple):
     loss: list[list[float]]
     ended: float | None
     messages: np.ndarray | None
+    force: str
+    leader: np.ndarray
 
 
 def frame_times(traces: Sequence[Trace], frames: int) -> np.ndarray:
@@ -123,8 +132,27 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
     )
     loss = evaluations.to_numpy().tolist()
     messages = _messages(trace, workers) if trace.protocol == GOSSIP else None
+    force = _FORCES.get(run.config.get("method", ""), "")
+    leader = np.full(len(times), -1)
+    if force == "leader":
+        place = np.full(trace.workers, -1)
+        place[workers] = np.arange(len(workers))
+        elected = np.r_[-1, place[leaders(run.commits, trace.workers)]]
+        leader = elected[np.minimum(commits, len(run.commits))]
     return Film(
-        title, workers, phase, progress, offset, measure, names, commits, loss, ended, messages
+        title,
+        workers,
+        phase,
+        progress,
+        offset,
+        measure,
+        names,
+        commits,
+        loss,
+        ended,
+        messages,
+        force,
+        leader,
     )
 
 

@@ -87,6 +87,19 @@ function round(value) {
   return value === null ? "-" : String(Number(value.toPrecision(4)));
 }
 
+function spring(pen, [x, y], [toX, toY]) {
+  const turns = 12, length = Math.hypot(toX - x, toY - y) || 1;
+  const [acrossX, acrossY] = [(y - toY) / length, (toX - x) / length];
+  pen.beginPath();
+  pen.moveTo(x, y);
+  for (let i = 1; i < turns; i++) {
+    const part = i / turns, side = i % 2 ? 3 : -3;
+    pen.lineTo(x + part * (toX - x) + side * acrossX, y + part * (toY - y) + side * acrossY);
+  }
+  pen.lineTo(toX, toY);
+  pen.stroke();
+}
+
 function animate(show) {
   const place = $("animation");
   const films = show.films.map((film) => ({
@@ -96,6 +109,7 @@ function animate(show) {
     place: bytes(film.place, Int16Array),
     commits: bytes(film.commits, Int32Array),
     messages: film.messages === null ? null : bytes(film.messages, Float32Array),
+    leader: bytes(film.leader, Int32Array),
   }));
   for (const film of films) {
     const pairs = new Map();
@@ -192,14 +206,25 @@ function animate(show) {
       const along = name === "sending" ? 1 - done : name === "returning" ? done : null;
       const fresh = along === null && (name === "served" || (name === "computing" && done < 0.04));
       pen.strokeStyle = phase ? phase[1] : pale;
-      pen.globalAlpha = fresh ? 0.7 : 0.12;
+      pen.globalAlpha = fresh ? 0.7 : film.force === "spring" ? 0.4 : 0.12;
       pen.lineWidth = fresh ? 1.4 : 0.7;
-      line(pen, [0, 0], where);
+      (film.force === "spring" ? spring : line)(pen, [0, 0], where);
       pen.globalAlpha = 1;
       if (along !== null) {
         pen.fillStyle = phase[1];
         disc(pen, where[0] * along, where[1] * along, 0.55 * dot);
       }
+    }
+    const leader = film.leader[frame] < 0 ? null : at[film.leader[frame]];
+    if (leader !== null) {
+      pen.strokeStyle = css("--accent");
+      pen.lineWidth = 1;
+      pen.globalAlpha = 0.5;
+      for (const where of at) if (where !== null) line(pen, leader, where);
+      pen.globalAlpha = 1;
+      pen.beginPath();
+      pen.arc(leader[0], leader[1], 1.8 * dot, 0, 2 * Math.PI);
+      pen.stroke();
     }
     if (film.messages !== null) {
       pen.strokeStyle = pale;

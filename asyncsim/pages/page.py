@@ -45,6 +45,11 @@ _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
 _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
 _UNIT, _NOWHERE = 28_000, -32_768
+#: Descriptions of the forces on replicas; see `asyncsim.pages.film.Film`.
+_FORCES = {
+    "spring": " Springs join the replicas and the central variable.",
+    "leader": " Lines lead to the present leader, which has a ring.",
+}
 
 
 @contextlib.contextmanager
@@ -146,6 +151,9 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
             else "Each worker has a constant direction without a meaning: only a study with "
             "--animate records the positions of its reads."
         )
+    about += "".join(
+        text for force, text in _FORCES.items() if any(film.force == force for film in films)
+    )
     if any(not low <= loss <= high for animated in films for _, loss in animated.loss):
         about += (
             f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at "
@@ -171,6 +179,8 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
                 "loss": film.loss,
                 "ended": film.ended,
                 "messages": None if film.messages is None else _packed(film.messages.astype("<f4")),
+                "force": film.force,
+                "leader": _packed(film.leader.astype("<i4")),
             }
             for film in films
         ],

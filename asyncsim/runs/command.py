@@ -15,10 +15,13 @@ from asyncsim.base.errors import InputError, choices_like
 from asyncsim.pages.trust import is_trusted, page_of
 from asyncsim.runs import index
 from asyncsim.runs.folders import one_line
+from asyncsim.runs.shells import SCRIPTS
 from asyncsim.study.results import PAGE
 
 #: Rows of a table without --all.
 _ROWS = 40
+#: Commands whose arguments may be tags.
+_WITH_NAMES = ("warp", "show", "untag", "diff", "animate")
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,7 +59,11 @@ def runs(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--forget", action="store_true", help="remove missing folders from the list"
     )
+    parser.add_argument("--names", action="store_true", help="print the names of all tags alone")
     options = parser.parse_args(arguments)
+    if options.names:
+        print("\n".join(sorted({tag.name for entry in index.entries() for tag in entry.tags})))
+        return 0
     if options.root is not None:
         index.add_root(options.root)
     if options.forget:
@@ -64,7 +71,7 @@ def runs(arguments: Sequence[str]) -> int:
     entries = index.entries()
     present = [entry for entry in entries if not entry.missing]
     for name, names in (
-        ("study", {entry.study for entry in present}),
+        ("study", {entry.study for entry in present} - {""}),
         ("method", _methods(present)),
     ):
         value = getattr(options, name)
@@ -97,39 +104,50 @@ def runs(arguments: Sequence[str]) -> int:
 
 
 def tag(arguments: Sequence[str]) -> int:
-    """Name a folder of results, or a commit of one of its runs."""
+    """Name a folder, or a commit of one of its runs."""
     parser = _parser(tag)
+    parser.usage = f"{parser.prog} [options] [folder] name"
     parser.add_argument(
-        "folder", nargs="?", help="the folder of results, its name, or one of its tags"
+        "folder", nargs="?", help="any folder, its name, or one of its tags; by default this one"
     )
-    parser.add_argument("name", nargs="?", help="letters, digits, '.', '_' and '-'")
+    parser.add_argument("name", help="letters, digits, '.', '_' and '-'")
     parser.add_argument("--note", default="", help="a line of explanation")
     parser.add_argument("--run", help="name this run, such as downpour-seed0")
     parser.add_argument("--commit", type=int, help="name this commit of the run")
-    parser.add_argument("--remove", metavar="NAME", help="remove a tag")
     options = parser.parse_args(arguments)
-    if options.remove is not None:
-        if options.folder is not None:
-            raise InputError(
-                f"--remove {options.remove!r}: takes no folder; leave {options.folder!r} out"
-            )
-        print(f"removed {options.remove} from {index.untag(options.remove).folder}")
-        return 0
-    if options.folder is None or options.name is None:
-        raise InputError("give a folder and a name: asyncsim tag results/compare baseline")
-    folder = Path(options.folder)
+    folder = Path.cwd() if options.folder is None else Path(options.folder)
     folder = folder if folder.is_dir() else index.find(options.folder).folder
     created = index.tag(folder, options.name, options.note, options.run, options.commit)
     print(f"{created.name}: {created.folder}")
     return 0
 
 
+def untag(arguments: Sequence[str]) -> int:
+    """Remove a tag."""
+    parser = _parser(untag)
+    parser.add_argument("name", help="the tag")
+    name = parser.parse_args(arguments).name
+    print(f"removed {name} from {index.untag(name).folder}")
+    return 0
+
+
 def warp(arguments: Sequence[str]) -> int:
     """Print the folder that a tag names; cd $(asyncsim warp NAME)"""
     parser = _parser(warp)
-    parser.add_argument("name", help="a tag, or the name of a folder of results")
+    parser.add_argument("name", nargs="?", help="a tag, or the name of a folder of results")
     parser.add_argument("--open", action="store_true", help="show its page as well")
+    parser.add_argument(
+        "--shell",
+        choices=SCRIPTS,
+        help="print a function warp that changes to the folder, and the completion of tags, for "
+        "the shell's start-up file",
+    )
     options = parser.parse_args(arguments)
+    if options.shell is not None:
+        print(SCRIPTS[options.shell].replace("COMMANDS", " ".join(_WITH_NAMES)), end="")
+        return 0
+    if options.name is None:
+        raise InputError("give a name: asyncsim warp baseline; asyncsim runs lists all")
     tag = index.find(options.name)
     print(tag.folder)
     if tag.run:
@@ -253,9 +271,10 @@ def _table(entries: Sequence[index.IndexEntry]) -> str:
     rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
     for entry in entries:
         tags = ", ".join(tag.name for tag in entry.tags) or "-"
+        study = entry.study or "-"
         methods = one_line(entry.methods)
         age, folder = _age(entry.date, today), _short(entry.folder)
-        rows.append([tags, entry.study, entry.cluster, methods, entry.headline, age, folder])
+        rows.append([tags, study, entry.cluster, methods, entry.headline, age, folder])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
     while sum(widths) + 2 * len(widths) > room and max(widths[:5]) > 12:
@@ -295,6 +314,7 @@ def _short(folder: Path) -> str:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "runs": runs,
     "tag": tag,
+    "untag": untag,
     "warp": warp,
     "show": show,
     "diff": diff,

@@ -25,19 +25,22 @@ LONGEST_TEXT, _LONGEST_LIST = 100, 1000
 _MOST_TAGS = 1000
 
 
-def roots() -> list[Path]:
-    """List the folders to search: added roots, and folders outside them to which studies wrote."""
+def roots(file: str = results.FOLDER_LIST) -> list[Path]:
+    """List the folders to search: added roots, and folders outside them to which studies wrote.
+
+    ``file``: with `asyncsim.study.results.TAGGED_LIST`, the tagged folders without results.
+    """
     try:
-        lines = (
-            (results.index_folder() / results.FOLDER_LIST).read_text(encoding="utf-8").splitlines()
-        )
+        lines = (results.index_folder() / file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
     return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
 
 
 def search(known_paths: Iterable[str]) -> Iterator[Path]:
-    """Yield each folder of results once: known ones first, then below roots and ``results``."""
+    """Yield each folder of results once: known ones first, then below roots and ``results``; then
+    other folders with tags.
+    """
     visited = set()
     for path in map(Path, known_paths):
         if (path / results.CONFIG).exists():
@@ -60,6 +63,9 @@ def search(known_paths: Iterable[str]) -> Iterator[Path]:
                     for entry in inside
                     if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
                 ]
+    for path in roots(results.TAGGED_LIST):
+        if not (path / results.CONFIG).exists() and _tags(path):
+            yield path
 
 
 def stamp(folder: Path) -> str:
@@ -76,6 +82,12 @@ def stamp(folder: Path) -> str:
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return a folder's entry in the index: study, date, cluster, methods, headline and tags."""
+    tags = _tags(folder)
+    if not (folder / results.CONFIG).exists():
+        texts = dict.fromkeys(("id", "study", "cluster", "methods", "headline"), "")
+        return {**texts, "date": max((tag["date"] for tag in tags), default=""), "runs": 0} | {
+            "tags": tags
+        }
     config, record = results.config_of(folder), results.json_table(folder / results.ORIGIN)
     date = record.get("date")
     if not isinstance(date, str):
@@ -98,7 +110,7 @@ def describe(folder: Path) -> dict[str, Any]:
         ),
         "headline": one_line(headline),
         "runs": len(rows),
-        "tags": _tags(folder),
+        "tags": tags,
     }
 
 

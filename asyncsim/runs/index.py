@@ -31,7 +31,7 @@ _PATIENCE, _PAUSE = 60.0, 0.02
 
 
 class Tag(NamedTuple):
-    """A name for a folder of results, or for a place in one of its runs."""
+    """A name for a folder, or for a place in one of its runs."""
 
     name: str
     folder: Path
@@ -42,10 +42,10 @@ class Tag(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """A folder of results in the index."""
+    """A folder of results in the index, or another folder with a tag."""
 
     folder: Path
-    study: str
+    study: str  #: empty without results
     date: str  #: when the study began, in UTC
     cluster: str
     methods: str
@@ -80,20 +80,16 @@ def tag(
     run: str | None = None,
     commit: int | None = None,
 ) -> Tag:
-    """Name a folder of results, or a place in one of its runs, by a file inside the folder.
+    """Name a folder, or a place in one of its runs, by a file inside the folder.
 
     Raises
     ------
     InputError
-        For a folder without results, an unknown run or commit, or a name that is malformed or
-        taken.
+        For a missing folder, an unknown run or commit, or a name that is malformed or taken.
     """
     place = require_path("folder", folder).absolute()
-    if not isinstance(results.config_of(place).get("study"), str):
-        raise InputError(
-            f"folder = {str(folder)!r}: holds no results of a study; give a folder that a study "
-            "wrote"
-        )
+    if not place.is_dir() or not str(place).isprintable():
+        raise InputError(f"folder = {shown(str(folder))}: is no folder; give one that exists")
     if not isinstance(name, str) or not folders.NAME.fullmatch(name):
         raise InputError(
             f"name = {name!r}: must be of letters, digits, '.', '_' and '-', begin with a letter "
@@ -107,7 +103,8 @@ def tag(
     elif commit is not None:
         raise InputError(f"commit = {commit}: of which run? give --run too (in Python run=...)")
     created = Tag(name, place, run, commit, note, datetime.now(UTC).isoformat(timespec="seconds"))
-    results.remember(place)
+    has_results = isinstance(results.config_of(place).get("study"), str)
+    results.remember(place, tagged=not has_results)
     with _index() as table:
         for path, entry in table.items():
             for rival in (Tag(folder=Path(path), **values) for values in entry["tags"]):
@@ -117,7 +114,7 @@ def tag(
                     raise InputError(
                         f"name = {name!r}: is taken by {rival.folder}{at}; choose another, or "
                         "remove that one with: "
-                        f"asyncsim tag --remove {rival.name}"
+                        f"asyncsim untag {rival.name}"
                     )
         write_json(
             _file(created),
@@ -287,7 +284,10 @@ def _refresh(table: dict[str, dict[str, Any]]) -> None:
         if stamp != table.get(path, {}).get("stamp"):
             table[path] = {"stamp": stamp, **folders.describe(Path(path))}
     ids = {table[path]["id"] for path in stamps}
-    for path in list(table):
-        table[path]["missing"] = path not in stamps
-        if table[path]["missing"] and table[path]["id"] and table[path]["id"] in ids:
+    for path, entry in list(table.items()):
+        entry["missing"] = path not in stamps
+        is_elsewhere = entry["id"] and entry["id"] in ids
+        # A folder without results is known by its tags alone.
+        has_no_tag = not entry["study"] and Path(path).is_dir()
+        if entry["missing"] and (is_elsewhere or has_no_tag):
             del table[path]

@@ -49,6 +49,8 @@ ORIGIN = "made.json"
 PAGE = "report.html"
 #: In the folder of the index, the paths of results and of folders of results, a line each.
 FOLDER_LIST = "folders"
+#: And the file of tagged folders without results.
+TAGGED_LIST = "tagged"
 #: The remedy for a folder that cannot be resumed.
 RESTART = "begin again with --out FOLDER (in Python out=...)"
 #: The largest file (bytes) that is read for a few numbers: a stranger's folder may hold anything.
@@ -240,13 +242,15 @@ def add_line(file: Path, line: str) -> None:
             stream.write(f"{line}\n")
 
 
-def remember(folder: Path, strict: bool = False) -> None:
-    """Add a folder of results, or the folder around it, to the index; ``strict``: raise InputError
-    if that fails.
+def remember(folder: Path, strict: bool = False, tagged: bool = False) -> None:
+    """Add a folder of results, or the folder around it, to the index.
+
+    ``strict``: raise InputError if that fails. ``tagged``: a folder without results, which has a
+    tag and is not searched.
     """
     path = folder.absolute()
-    path = path.parent if path.parent.name == "results" else path
-    file = index_folder() / FOLDER_LIST
+    path = path.parent if path.parent.name == "results" and not tagged else path
+    file = index_folder() / (TAGGED_LIST if tagged else FOLDER_LIST)
     try:
         if str(path).isprintable():
             add_line(file, str(path))
