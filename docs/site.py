@@ -151,7 +151,28 @@ def _execute(*arguments: str) -> None:
 def generated() -> dict[str, str]:
     """Return the pages that follow from the code: the API, all studies and all methods."""
     pages = {f"api/{name}.md": _api(name, modules) for name, modules in API.items()}
-    return pages | {"options.md": options(), "catalogue.md": catalogue()}
+    return pages | {"options.md": options(), "catalogue.md": catalogue(), "claims.md": claims()}
+
+
+def claims() -> str:
+    """Return the page of published claims, from the table that the study ``claims`` wrote."""
+    import pandas as pd
+
+    from asyncsim import study
+
+    table = pd.read_csv(ROOT / "docs" / "claims.csv").fillna("")
+    lines = [
+        "# Published claims",
+        "",
+        "`asyncsim study claims` tests the claims of the papers and computes these verdicts; lists "
+        "may be chosen: `asyncsim study claims gem agn`. This is its table at small scale, on "
+        "bundled problems; `--scale paper` runs the published set-ups. The command below each "
+        "set-up repeats the test. A difference counts if its 95 % confidence interval over the "
+        "seeds excludes equality; *undecided* ones need more seeds.",
+        "",
+        study.load("claims").page(table),
+    ]
+    return "\n".join(lines)
 
 
 def _api(name: str, modules: str) -> str:

@@ -146,6 +146,8 @@ def _row(folder: Path, scale: str, name: str, claim: Claim) -> dict[str, Any]:
         findings = claim.judge(*evidence)
     except InputError as error:
         return {**nothing, **row, "verdict": f"not testable here: {error}"}
+    except (LookupError, ValueError) as error:  # rows of failed runs are absent
+        return {**nothing, **row, "verdict": f"not testable here: incomplete results ({error})"}
     tested = {"setting": _setting(evidence[0]), "measured": measured(findings)}
     return {**nothing, **row, **tested, "verdict": verdict(findings)}
 

@@ -6,21 +6,24 @@ layers may be divided inside groups of nodes, which then exchange activations in
 a layer's communication overlaps with the computation until the layer is used again, and the rest is
 a bubble. Prints the layers, the efficiency by number of nodes beside the published speed-ups, and
 the implications of the published points: which overhead, fitted to 64 nodes, predicts 128. Writes
-these as tables, and a figure.
+these as tables, and a figure. Searches the speed of a node, the bandwidth and the latency that come
+nearest to all published speed-ups, with bandwidth alone and with a latency.
 
 The speeds of the nodes and of the network are not among the published numbers used here: --flops
 and --bandwidth are assumptions.
 """
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import minimize
 
 from asyncsim.base.console import counted, number_text, table_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative
@@ -44,6 +47,8 @@ from asyncsim.theory import barrier_time
 
 #: Files with the layers, the published speed-ups, and overheads that may explain them.
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
+#: File with the speeds that come nearest to all published speed-ups.
+FITTED = "fitted.csv"
 #: Das et al.: network, examples of all nodes, nodes, speed-up over one node.
 SPEED_UPS = (
     ("VGG-A", 256, 64, 53.0),
@@ -52,6 +57,18 @@ SPEED_UPS = (
     ("speech, 7 fully connected layers", 0, 16, 6.5),
     ("VGG-A, virtual machines, 10 Gbit Ethernet", 0, 16, 14.0),
 )
+#: Of each: the network's layers, examples a node, and bytes per second of the link if it is stated.
+#: The minibatches of the last two are assumptions: 1,024 and 256 examples.
+_SET_UPS = (
+    ("vgg_a", 4, None),
+    ("vgg_a", 4, None),
+    ("overfeat_fast", 4, None),
+    ("speech", 64, None),
+    ("vgg_a", 16, 1.25e9),
+)
+#: Operations and bytes per second, and seconds of a message, to try.
+_FLOPS, _BANDWIDTHS = np.geomspace(1e11, 1e14, 13), np.geomspace(1e8, 1e11, 16)
+_LATENCIES = np.geomspace(1e-6, 1e-3, 10)
 #: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
@@ -75,7 +92,9 @@ else:
 class Config:
     """Options of the study of scaling."""
 
-    network: Literal["vgg_a", "resnet50", "gpt2_small", "llama_7b"] = "vgg_a"
+    network: Literal["vgg_a", "resnet50", "overfeat_fast", "speech", "gpt2_small", "llama_7b"] = (
+        "vgg_a"
+    )
     """Network whose layers are analysed; an example of a transformer is a sequence."""
     layers: Path | None = None
     """File with your own layers in the order of the forward pass, instead of a network: a CSV with
@@ -147,6 +166,7 @@ def run(config: Config) -> pd.DataFrame:
         }
         if config.is_published:
             tables_of_study |= {PUBLISHED: _published(), IMPLIED: explanations()}
+            tables_of_study[FITTED] = nearest_speeds()
         for name, table in tables_of_study.items():
             write_csv(folder / name, table)
         results.write_origin(folder)
@@ -317,6 +337,49 @@ def explanations() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
+@functools.cache
+def nearest_speeds() -> pd.DataFrame:
+    """Search the speeds whose hybrid speed-ups are nearest to all published ones.
+
+    The largest absolute logarithm of predicted over published is minimised, from the best point of
+    a grid. Columns:
+    ``model`` (bandwidth alone, or with a latency), ``flops``, ``bandwidth``, ``latency``,
+    ``network``, ``nodes``, ``published``, ``predicted``. A stated bandwidth of a link takes
+    precedence.
+    """
+    points, rows = [], []
+    for (name, examples, link), (_, _, nodes, _) in zip(_SET_UPS, SPEED_UPS, strict=True):
+        config = Config(examples=examples, flops=1.0, bandwidth=1.0, latency=0.0)
+        table = layer_table(config, NETWORKS[name], nodes, "hybrid")
+        operations, size, groups = table["computing"].sum(), table["bytes"], table["groups"]
+        rounds = 2 * (groups.to_numpy() - 1)
+        points.append((NETWORKS[name], nodes, link, operations, size.to_numpy(), rounds))
+    published = np.array([speed_up for *_, speed_up in SPEED_UPS])
+
+    def predicted(flops: float, bandwidth: float, latency: float) -> np.ndarray:
+        speed_ups = []
+        for layers, nodes, link, operations, size, rounds in points:
+            computing, spent = operations / flops, size / (link or bandwidth) + rounds * latency
+            waiting = bubbles(layers, computing, spent).sum()
+            speed_ups.append(nodes * computing / (computing + waiting))
+        return np.array(speed_ups)
+
+    def off(logs: Sequence[float]) -> float:
+        latency = math.exp(logs[2]) if len(logs) > 2 else 0.0
+        ratio = predicted(math.exp(logs[0]), math.exp(logs[1]), latency)
+        return float(np.abs(np.log(ratio / published)).max())
+
+    grids = [np.log(values) for values in (_FLOPS, _BANDWIDTHS, _LATENCIES)]
+    for model, searched in (("bandwidth alone", grids[:2]), ("with a latency", grids)):
+        start = min(itertools.product(*searched), key=off)
+        logs = minimize(off, start, method="Nelder-Mead").x
+        speeds = [*np.exp(logs), *[0.0] * (3 - len(logs))]
+        for (network, _, nodes, speed_up), value in zip(SPEED_UPS, predicted(*speeds), strict=True):
+            rows.append((model, *map(float, speeds), network, nodes, speed_up, float(value)))
+    columns = ["model", "flops", "bandwidth", "latency", "network", "nodes"]
+    return pd.DataFrame(rows, columns=[*columns, "published", "predicted"])
+
+
 def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> str:
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
@@ -367,6 +430,13 @@ def _published_text() -> str:
         columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"}
     )
     implied = implied.sort_values("at 128 (published: 90)", ascending=False)
+    fitted = nearest_speeds()
+    by_model = fitted.pivot(index=["network", "nodes", "published"], columns="model")["predicted"]
+    speeds = "; ".join(
+        f"{row.model}: {row.flops:.2g} operations/s, {row.bandwidth:.2g} bytes/s, "
+        f"{row.latency:.2g} s a message"
+        for row in fitted.drop_duplicates("model").itertuples()
+    )
     points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
     return (
@@ -379,5 +449,7 @@ def _published_text() -> str:
         f"{table_text(implied)}\n"
         "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes "
         "predict the point "
-        "at 128: consistent, but no proof of a mechanism, with one constant and one point."
+        "at 128: consistent, but no proof of a mechanism, with one constant and one point.\n\n"
+        f"speeds nearest to all published speed-ups ({speeds})\n"
+        f"{table_text(by_model.reset_index())}"
     )

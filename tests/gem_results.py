@@ -74,6 +74,7 @@ def make_run(
     evaluations = pd.DataFrame(
         {
             "commit": evaluated,
+            "commit_time": evaluated / own,
             "gradients": evaluated,
             "train_loss": train,
             "test_loss": train * (1.1 + (method == "sgd") * 2 * evaluated / count),

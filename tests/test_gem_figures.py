@@ -342,3 +342,72 @@ def test_limits_at_one_place_have_a_row_for_each_method(tmp_path):
     assert {"11 to 13", "0.4 to 0.52"} <= {
         text.get_text() for axes in figure.axes for text in axes.texts
     }
+
+
+def beside(folder, study, cells, table, change, **config):
+    """Write results of MNIST in name, whose tables were changed."""
+    write_study(folder, study, cells, "mnist", **config)
+    for path in (folder / "runs").glob(f"*/*/{table}.parquet"):
+        rewrite(path, change(pd.read_parquet(path)))
+    return read(folder, study)
+
+
+@pytest.mark.parametrize(
+    ("figure", "series", "values", "method"),
+    [
+        ("8a", "gem kappa=3", {"workers": 5, "method.kappa": 3.0}, "gem"),
+        ("6a", "gem n=10", {"workers": 10, "learning_rate": 0.1}, "gem"),
+        ("6b", "downpour n=5", {"workers": 5, "learning_rate": 0.1}, "downpour"),
+    ],
+)
+def test_losses_of_figures_6_and_8_are_beside_the_published_ones(
+    tmp_path, figure, series, values, method
+):
+    theirs, n = published.binned(figure, series), values["workers"]
+
+    def change(commits):
+        return commits.assign(loss=1.1 * theirs.reindex(commits["commit"] // (20 * n)).to_numpy())
+
+    drawing = gem.FIGURES[figure]
+    cells = [(values, method, {"steps": 60})]
+    found = beside(tmp_path, drawing.folder, cells, "commits", change)
+    (row,) = drawing.measure(found)
+    assert row.series == series and row.deviation == pytest.approx(np.log10(1.1))
+    told, grey = published_in(drawing.draw(found))
+    assert told and grey
+
+
+def test_figure_4_has_our_times_stretched_to_the_published_ones(tmp_path):
+    theirs = published.series("4", "gem n=2 b=128")
+
+    def change(commits):
+        return commits.assign(
+            loss=np.interp(2.5 * commits["commit_time"], theirs["x"], theirs["y"])
+        )
+
+    cells = [({"workers": 2, "batch_size": 128}, "gem", {"steps": 200, "seconds": 0.1})]
+    found = beside(tmp_path, "speedup", cells, "commits", change)
+    for row in gem.FIGURES["4"].measure(found):
+        assert float(row.setting.partition("=")[2]) == pytest.approx(2.5, rel=0.06)
+        assert row.deviation < 0.08  # bins of 8 worker steps smooth the published noise
+    figure = gem.FIGURES["4"].draw(found)
+    assert published_in(figure)[1] and "ours \u00d7 2." in figure.axes[0].get_xlabel()
+
+
+def test_figure_5_compares_minibatch_and_test_losses_by_epoch(tmp_path):
+    theirs = published.series("5", "momentum_sgd validation")
+
+    def change(evaluations):
+        epochs = evaluations["gradients"]
+        return evaluations.assign(test_loss=1.1 * np.interp(epochs, theirs["x"], theirs["y"]))
+
+    cells = [({"workers": 1}, "sgd", {"steps": 30})]
+    found = beside(tmp_path, "generalization", cells, "evaluations", change, batch_size=60_000)
+    rows = {row.series: row for row in gem.FIGURES["5"].measure(found)}
+    # Every third epoch is the published value times 1.1; between them ours is straight.
+    between = np.interp(
+        theirs["x"], np.arange(0, 31, 3), np.interp(np.arange(0, 31, 3), *theirs.to_numpy().T)
+    )
+    expected = np.sqrt(np.mean(np.log10(1.1 * between / theirs["y"]) ** 2))
+    assert rows["momentum_sgd validation"].deviation == pytest.approx(expected)
+    assert rows["momentum_sgd training"].deviation > 0

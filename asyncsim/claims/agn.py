@@ -2,7 +2,7 @@
 1710.02368).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,8 @@ SOURCE = "Hermans 2017"
 _LEARNED, _FAILED = 0.9, 0.5
 #: Share of the cells that AGN wins, as the thesis states it.
 _WON = 0.6973
+#: Layers of the thesis' perceptron, and the step of its grid of windows.
+_LAYERS, _STEP = 4, 5
 _METHODS = {"downpour": "DOWNPOUR", "dynsgd": "DynSGD", "agn": "AGN", "aeasgd": "AEASGD"}
 
 
@@ -151,6 +153,62 @@ def implicit_momentum(finished: Finished) -> list[Finding]:
     return findings
 
 
+def better_direction(finished: Finished) -> list[Finding]:
+    """Compare the cosines of updates with the full gradient and the way to the end."""
+    return [
+        _longer_window(finished, "gradient_cosine", "cosine with the full gradient", above),
+        _longer_window(finished, "target_cosine", "with the way to the end", above),
+    ]
+
+
+def aligned_momentum(finished: Finished) -> list[Finding]:
+    """Compare the cosines of consecutive updates."""
+    return [_longer_window(finished, "previous_cosine", "cosine with the previous step", above)]
+
+
+def smaller_steps(finished: Finished) -> list[Finding]:
+    """Compare the lengths of the central variable's steps."""
+    return [_longer_window(finished, "update_norm", "length of a step", below)]
+
+
+def _longer_window(
+    finished: Finished, column: str, words: str, holds: Callable[[pd.Series], bool | None]
+) -> Finding:
+    """Compare the mean of a column of the commits between the longest and the shortest window."""
+    means = {}
+    for window in sorted(finished.summary["window"].unique()):
+        rows = finished.rows(method="agn", window=window).set_index("seed")
+        means[window] = rows["run_folder"].map(
+            lambda name: finished.run(name).commits[column].mean()
+        )
+    (short, of_short), *_, (long, of_long) = means.items()
+    text = f"{words} {of_short.mean():.2g} with window {short}, {of_long.mean():.2g} with {long}"
+    return Finding(text, holds(of_long - of_short))
+
+
+def heuristic(finished: Finished) -> list[Finding]:
+    """Compare AGN's best windows of the thesis' own table with the heuristic (n + layers) / 2."""
+    printed = figures("agn").published.grid("train_accuracy", "agn")
+    best = printed.groupby(level=0).idxmax().map(lambda cell: cell[1])
+    windows = sorted(printed.index.get_level_values(1).unique())
+    near = [
+        abs(window - min(windows, key=lambda tried: abs(tried - (n + _LAYERS) / 2))) <= _STEP
+        for n, window in best.items()
+    ]
+    pairs = ", ".join(f"{window} for n = {n}" for n, window in best.items())
+    return [
+        Finding(
+            f"the best windows of the thesis' table are {pairs}; {sum(near)} of {len(near)} are "
+            "within a step of the grid",
+            all(near),
+        )
+    ]
+
+
+_DIRECTIONS = (
+    "windows --workers 5 --window 1 15 --methods agn --epochs 20 --optimizer none "
+    "--learning-rate 0.05 --directions-every 5 --seeds 3",
+)
 _WINDOWS = ('windows --methods agn "aeasgd(alpha=0.05)" downpour dynsgd --epochs 60 --seeds 3',)
 _PAPER = ("windows --scale paper",)
 _PAPER_ALL = (
@@ -214,6 +272,31 @@ CLAIMS: Sequence[Claim] = (
         _WINDOWS,
         mode,
         _PAPER_ALL,
+    ),
+    Claim(
+        "AGN's updates have a better direction than first-order gradients",
+        f"{SOURCE}, chapter 4",
+        _DIRECTIONS,
+        better_direction,
+    ),
+    Claim(
+        "AGN aligns the implicit momentum",
+        f"{SOURCE}, chapter 4",
+        _DIRECTIONS,
+        aligned_momentum,
+    ),
+    Claim(
+        "A longer window makes AGN's steps smaller",
+        f"{SOURCE}, chapter 4",
+        _DIRECTIONS,
+        smaller_steps,
+    ),
+    Claim(
+        "AGN's best window is about (n + layers) / 2",
+        f"{SOURCE}, chapter 4",
+        _DIRECTIONS,
+        heuristic,
+        _DIRECTIONS,
     ),
     Claim(
         "The mean staleness is n - 1, and E[1/staleness] is 1/(n - 1)",

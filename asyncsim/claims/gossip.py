@@ -13,7 +13,7 @@ from asyncsim.study.ranking import Measure, tuned
 _INSENSITIVE = 1.2
 
 
-_TIME = Measure("time_to_target")
+_TIME, _ACCURACY = Measure("time_to_target"), Measure("test_accuracy", "most")
 
 
 def _best(finished: Finished, measure: Measure = _TIME) -> pd.DataFrame:
@@ -87,19 +87,21 @@ def faster_on_slow_network(late: Finished, even: Finished) -> list[Finding]:
 
 def same_accuracy(late: Finished, even: Finished) -> list[Finding]:
     """Compare the final test accuracy of SGP with all-reduce's."""
-    runs = _best(even, Measure("test_accuracy", "most")).groupby("method")
-    best = {method: rows.groupby("topology")["test_accuracy"].mean().max() for method, rows in runs}
-    gap = best["sgp"] - best["batch_sgd"]
+    runs = _best(even, _ACCURACY).set_index("seed")
+    sgp, reduced = (
+        runs.loc[runs["method"] == method, "test_accuracy"] for method in ("sgp", "batch_sgd")
+    )
     return [
         Finding(
-            f"SGP {best['sgp']:.2%}, all-reduce {best['batch_sgd']:.2%}", bool(abs(gap) <= 0.012)
+            f"SGP {spread(sgp, '.2%')}, all-reduce {spread(reduced, '.2%')}",
+            above(sgp - reduced, -0.012),
         )
     ]
 
 
 def finite_time_graphs(finished: Finished) -> list[Finding]:
     """Compare Base-2 and one-peer exponential graphs on heterogeneous data."""
-    runs = _best(finished, Measure("test_accuracy", "most"))
+    runs = _best(finished, _ACCURACY)
     by_graph = {
         name: rows.set_index("seed")["test_accuracy"] for name, rows in runs.groupby("topology")
     }
@@ -107,7 +109,7 @@ def finite_time_graphs(finished: Finished) -> list[Finding]:
     return [Finding(f"accuracy {spread(gap, '+.2%')} higher with Base-2", above(gap))]
 
 
-_COMMON = "--workers 16 --steps 50 --tune 0.1 0.4 --seeds 3"
+_COMMON = "--workers 16 --steps 50 --tune 0.2 0.8 --target 0.9 --seeds 3"
 _STRAGGLERS = (
     'gossip --methods sgp adpsgd batch_sgd --topology "complete()" "one_peer_exponential()" '
     + _COMMON
@@ -146,7 +148,7 @@ CLAIMS: Sequence[Claim] = (
         _IMAGENET,
     ),
     Claim(
-        "SGP's accuracy is within 1.2 points of all-reduce's",
+        "SGP is at most 1.2 points less accurate than all-reduce",
         "Assran et al. 2019, SGP",
         (_LATE, _NETWORK),
         same_accuracy,
@@ -157,7 +159,7 @@ CLAIMS: Sequence[Claim] = (
         "Takezawa et al. 2023, arXiv 2305.11420",
         (
             'gossip --workers 25 --methods dpsgd --topology "base2()" "one_peer_exponential()" '
-            "--dirichlet 0.1 --tune 0.1 0.4 --steps 60 --seeds 4",
+            "--dirichlet 0.1 --tune 0.4 0.8 --steps 80 --seeds 6",
         ),
         finite_time_graphs,
         "VGG is not among the problems",

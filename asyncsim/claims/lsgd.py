@@ -12,6 +12,8 @@ from asyncsim.study.target import time_to_target
 SOURCE = "Teng et al. 2019"
 #: Largest share of the elections that a worker may win without a monopoly.
 _MONOPOLY = 0.5
+#: Gradient of a central variable at rest.
+_RESTS = 1e-6
 
 
 def sooner(finished: Finished) -> list[Finding]:
@@ -68,10 +70,76 @@ def no_monopoly(finished: Finished) -> list[Finding]:
     ]
 
 
-_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 6",)
+def stationary(finished: Finished) -> list[Finding]:
+    """Judge the gradients where the central variables end."""
+    ends = finished.table("leaders.csv").set_index("method")["gradient"]
+    return [
+        Finding(f"LGD ends with a gradient of {ends['lgd']:.2g}", bool(ends["lgd"] < _RESTS)),
+        Finding(f"EASGD's center with {ends['easgd']:.2g}", bool(ends["easgd"] > 1e3 * _RESTS)),
+    ]
+
+
+def not_decelerated(finished: Finished) -> list[Finding]:
+    """Compare the times to the target of LGD and EASGD."""
+    table = finished.table("leaders.csv").set_index("method")["time_to_target"]
+    return [
+        Finding(
+            f"LGD is in a well after {table['lgd']:,.0f} s, EASGD's center after "
+            f"{table['easgd']:,.0f} s",
+            bool(table["lgd"] < table["easgd"]),
+        )
+    ]
+
+
+def fewer_bytes(finished: Finished) -> list[Finding]:
+    """Compare the traffic of LSGD and EASGD."""
+    table = finished.table("comparison.csv").set_index("method")["gigabytes"]
+    ratio = table["lsgd"] / table["aeasgd"]
+    return [Finding(f"LSGD moves {ratio:.2f} times EASGD's bytes", bool(ratio < 1))]
+
+
+_LEADERS = ("leaders --window 4 16 --learning-rate 0.3 0.1 --gradients 256 --seeds 3",)
 _PAPER = ("leaders --scale paper",)
 
+_WELLS = (
+    'leaders --problem "wells({})" --workers 4 --window 1 --learning-rate 0.01 --gradients {} '
+    "--methods {} --target 0.01 --seeds 1 --x64"
+)
+_PULLS = '"lgd(pull=0.1)" "easgd(beta=0.9)"'
+_TILTED = (_WELLS.format("tilt=0.3", 4000, '"lgd(pull=0.005)" "easgd(alpha=0.005)"'),)
+_UNEVEN = (_WELLS.format("", 1000, _PULLS),)
+_SYMMETRIC = (_WELLS.format("starts=[-1.2, 1.2, 0.9, -0.9]", 3000, _PULLS),)
+_TRAFFIC = ("compare --workers 4 --methods lsgd aeasgd --steps 10 --seeds 1",)
+
 CLAIMS: Sequence[Claim] = (
+    Claim(
+        "Stationary points of the loss stay stationary with a leader; EASGD moves them",
+        f"{SOURCE}, theorem on stationary points",
+        _TILTED,
+        stationary,
+        _TILTED,
+    ),
+    Claim(
+        "Pulling to the leader does not decelerate as pulling to the average does",
+        f"{SOURCE}, introduction",
+        _UNEVEN,
+        not_decelerated,
+        _UNEVEN,
+    ),
+    Claim(
+        "On a symmetric landscape the average is held between the wells, the leader is not",
+        f"{SOURCE}, curse of symmetry",
+        _SYMMETRIC,
+        not_decelerated,
+        _SYMMETRIC,
+    ),
+    Claim(
+        "LSGD communicates less than EASGD",
+        f"{SOURCE}, only losses go up and the leader's parameters come down",
+        _TRAFFIC,
+        fewer_bytes,
+        _TRAFFIC,
+    ),
     Claim(
         "LSGD reaches a test error sooner than EASGD, with 4 and with 16 workers",
         f"{SOURCE}, experiments",

@@ -55,7 +55,7 @@ def half_the_epochs(finished: Finished) -> list[Finding]:
     return [Finding(f"SGD needs {times(ratio)} the gradients", above(ratio, np.log(1.5)))]
 
 
-_REPLICAS = ("replicas --methods parle entropy_sgd sgd --tune 0.03 0.1 0.3 --seeds 8",)
+_REPLICAS = ("replicas --methods parle entropy_sgd easgd sgd --tune 0.03 0.1 0.3 --seeds 4",)
 _UNKNOWN = "wide residual networks with augmentation are not among the problems"
 
 CLAIMS: Sequence[Claim] = (

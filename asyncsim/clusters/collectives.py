@@ -461,10 +461,37 @@ def _llama_7b() -> tuple[Layer, ...]:
     return _transformer(32, width, 2048, table, attention, feed_forward, table + width, vocabulary)
 
 
+def _overfeat_fast() -> tuple[Layer, ...]:
+    """Return OverFeat's fast model: Sermanet et al. 2013, arXiv 1312.6229, table 1.
+
+    The first convolution is unpadded, of 231 pixels a side; 224 padded ones have its 56 outputs.
+    """
+    return (
+        _convolution("conv1", 3, 96, 11, 224, stride=4, extra=96),
+        _convolution("conv2", 96, 256, 5, 24, extra=256),
+        _convolution("conv3", 256, 512, 3, 12, extra=512),
+        _convolution("conv4", 512, 1024, 3, 12, extra=1024),
+        _convolution("conv5", 1024, 1024, 3, 12, extra=1024),
+        _dense("fc1", 1024 * 6 * 6, 3072),
+        _dense("fc2", 3072, 4096),
+        _dense("fc3", 4096, 1000),
+    )
+
+
+def _speech() -> tuple[Layer, ...]:
+    """Return a network of speech recognition with seven hidden layers: Seide, Li and Yu 2011,
+    "Conversational speech transcription using context-dependent deep neural networks".
+    """
+    sizes = (429, *[2048] * 7, 9304)
+    return tuple(_dense(f"fc{i + 1}", *pair) for i, pair in enumerate(itertools.pairwise(sizes)))
+
+
 #: Layers of published networks, in the order of the forward pass.
 NETWORKS: dict[str, tuple[Layer, ...]] = {
     "vgg_a": _vgg_a(),
     "resnet50": _resnet50(),
     "gpt2_small": _gpt2_small(),
     "llama_7b": _llama_7b(),
+    "overfeat_fast": _overfeat_fast(),
+    "speech": _speech(),
 }

@@ -234,8 +234,8 @@ def _breakpoints(law: Law) -> list[float]:
             low=low, high=high
         ):  # dense at the top, where the last of many workers finishes
             return [*(high - (high - low) * np.geomspace(1e-9, 1.0, 60)), high]
-        case HalfNormal(start=start):
-            return [start]
+        case HalfNormal(low=low):
+            return [low]
         case Pareto():
             return [law.minimum]
         case Empirical(samples=samples):
