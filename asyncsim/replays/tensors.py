@@ -106,8 +106,18 @@ def _on_vectors(method: Method, flat: Flat, params: Any) -> Method:
             getattr(method, name)(state, tensors(central), *arguments)
         )
 
+    def refresh(state: Any, read: Any) -> Any:
+        assert method.refresh is not None
+        return method.refresh(state, tensors(read))
+
     changed: dict[str, Any] = dict(
-        message=message, apply=apply, combine=combine, receive=receive, mix=mix, replica=replica
+        refresh=refresh,
+        message=message,
+        apply=apply,
+        combine=combine,
+        receive=receive,
+        mix=mix,
+        replica=replica,
     )
     for border, names in (
         (init, ("init_worker", "init_server", "init_memory")),
