@@ -83,7 +83,7 @@ def run(config: Config) -> Result:
     def conclude(folder: Path, summary: pd.DataFrame) -> None:
         table = pd.DataFrame([_row(folder, config.scale, *entry) for entry in claims])
         write_text(folder / PAGE, page(table))
-        present(folder, {TABLE: table}, report(table))
+        present(folder, {TABLE: table}, report(table), verdict=_counts(table))
 
     record = config.options_record("claims")
     return run_jobs("claims", config, record, jobs, contextlib.nullcontext(Local()), conclude)
@@ -174,9 +174,14 @@ def report(table: pd.DataFrame) -> str:
             for text in (f"{row.verdict}", row.measured, row.command):
                 lines += [f"    {text}"] if text else []
             lines.append("")
+    return "\n".join(lines)
+
+
+def _counts(table: pd.DataFrame) -> str:
+    """Count the claims of each verdict."""
     counts = table["verdict"].str.partition(":")[0].value_counts()
     total = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())
-    return "\n".join([*lines, f"{counted(len(table), 'claim')}; {total}"])
+    return f"{counted(len(table), 'claim')}; {total}"
 
 
 def page(table: pd.DataFrame) -> str:

@@ -174,7 +174,12 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = gap_table(summary)
-            present(folder, {TABLE: table}, *_texts(config, problem, summary, table))
+            present(
+                folder,
+                {TABLE: table},
+                *_texts(config, problem, summary, table),
+                verdict=verdict(table),
+            )
 
         return run_jobs("optimizers_under_delay", config, record, jobs, executor, conclude)
 
@@ -372,8 +377,6 @@ def _texts(
         "",
         "mean gap over the fixed delays, by beta1",
         text_of(by_beta, [columns[1], "beta1", "gap"]),
-        "",
-        verdict(table),
         edges,
     ]
 

@@ -150,7 +150,12 @@ def run(config: Config) -> Result:
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             limits = read(folder, "outer_momentum").table(LIMITS)
             table = comparisons(summary)
-            present(folder, {TABLE: table}, *_texts(config, cell, summary, table, limits))
+            present(
+                folder,
+                {TABLE: table},
+                *_texts(config, cell, summary, table, limits),
+                verdict=verdict(table),
+            )
 
         return run_jobs("outer_momentum", config, record, jobs, executor, conclude)
 
@@ -446,8 +451,6 @@ def _texts(
         "",
         "largest stable effective rate on a quadratic of curvature 1; measured with seed 0",
         text_of(limits, ["case", "rule", columns[2], "theory", "measured"], LIMITS),
-        "",
-        verdict(table),
         edges,
         plain_edges,
     ]

@@ -203,12 +203,16 @@ def _conclude(config: Config, groups: tuple[str, ...], folder: Path, summary: pd
         f"mean staleness {config.staleness}; {over_seeds(config.seeds, 'means over')}\n"
         f"stages {stages}"
     ]
+    answers = []
     for method, rows in table.groupby("method", sort=False):
         rows = rows.reset_index(drop=True)
         shown = ranked_text(rows, ["profile", "learning_rate"], MEASURE, ["relative"], PROFILES)
         texts += ["", f"{method}:", shown, verdict(rows, rows["profile"], MEASURE, "profile")]
-        texts += [at_the_edge(rows, config.tune, list(rows["profile"])), answer(rows)]
-    present(folder, tables, *texts)
+        texts += [at_the_edge(rows, config.tune, list(rows["profile"]))]
+        answers.append(
+            answer(rows) if table["method"].nunique() == 1 else f"{method}: {answer(rows)}"
+        )
+    present(folder, tables, *texts, verdict="; ".join(answers))
 
 
 def answer(table: pd.DataFrame) -> str:

@@ -124,7 +124,7 @@ def run(config: Config) -> Result:
             )
             edge = at_the_edge(table, config.tune, table["method"])
             words = verdict(table, list(table["method"]), _MEASURE) if len(table) > 1 else ""
-            present(folder, {TABLE: table, TUNING: tuning}, text, words, edge or "")
+            present(folder, {TABLE: table, TUNING: tuning}, text, edge, verdict=words)
 
         return run_cells("ringleader", config, cells, conclude)
 

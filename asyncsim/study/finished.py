@@ -234,7 +234,8 @@ def present(
     for name, table in tables.items():
         write_csv(folder / name, table)
     draw(folder)
-    print("\n".join(filter(None, [*texts, f"{results.VERDICT}{verdict}" if verdict else ""])))
+    answer = [f"{results.VERDICT}{'; '.join(verdict.splitlines())}"] if verdict else []
+    print("\n".join(filter(None, [*texts, *answer])))
 
 
 def draw(folder: Path) -> list[Path]:
