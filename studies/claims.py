@@ -141,6 +141,9 @@ def _row(folder: Path, scale: str, name: str, claim: Claim) -> dict[str, Any]:
         return {**row, **nothing, "verdict": f"not testable here: {commands}"}
     assert claim.judge is not None
     row["command"] = " && ".join(f"asyncsim study {command}" for command in commands)
+    for command in commands:
+        if unfinished := results.unfinished(folder / _place(command)):
+            return {**nothing, **row, "verdict": f"not testable here: {unfinished}"}
     try:
         evidence = [read(folder / _place(command), command.split()[0]) for command in commands]
         findings = claim.judge(*evidence)
