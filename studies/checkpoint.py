@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.base.units import SECONDS, positive
 from asyncsim.clusters import failures
@@ -205,9 +205,14 @@ def _measured(config: Config, multiple: float, seed: int) -> Tables:
 def _verdict(table: pd.DataFrame, best: float) -> str:
     """Say where the best interval is, and what Daly's costs beside the best."""
     daly = table.iloc[(table["multiple"] - 1).abs().argmin()]
-    cost = 1 - daly["goodput"] / table["goodput"].max()
+    top = table.loc[table["goodput"].idxmax()]
     share = number_text(best * daly["multiple"] / daly["interval"])
-    return (
-        f"the best interval is {number_text(best)} s, {share} of Daly's; with Daly's the goodput "
-        f"is {daly['goodput']:.1%}, {cost:.1%} below the best of {counted(len(table), 'interval')}"
+    text = (
+        f"the work of {daly['goodput']:.1%} of the time is kept with Daly's interval, "
+        f"{number_text(daly['interval'])} s; a parabola through the points has its top at "
+        f"{number_text(best)} s, {share} of Daly's"
     )
+    noise = np.hypot(daly["goodput_sd"], top["goodput_sd"])
+    if top["multiple"] != daly["multiple"] and not top["goodput"] - daly["goodput"] <= noise:
+        text += f"; {number_text(top['interval'])} s keeps {top['goodput']:.1%}"
+    return text if table["goodput_sd"].notna().any() else f"{text}; one seed shows no noise"

@@ -86,7 +86,7 @@ OPTIMIZERS = {
 class Config(StudyConfig):
     """Options of the study of optimizers under delay."""
 
-    example = "--optimizers sgd muon --seeds 2"
+    example = "--optimizers adamw_90 muon --seeds 2"
 
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """Optimizers at the server: sgd, momentum, adamw_90 and adamw_95 (by beta1), lion, muon."""

@@ -420,7 +420,7 @@ def _texts(
     seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
     about = (
         f"{cell.problem.name}, training loss after {counted(config.commits, 'commit')}, {seeds}; "
-        f"mean staleness of the queue {number_text(staleness)}"
+        f"mean staleness of the queue {'-' if np.isnan(staleness) else number_text(staleness)}"
     )
     columns: list[str | Column] = [
         "case",

@@ -47,7 +47,7 @@ class Config(JobOptions):
     """Stages, each with a run of the problem's layers; 2 or more."""
     groups: tuple[str, ...] = ()
     """Parts of the problem's tree that form the stages, in place of --stages, for a problem whose
-    layers have no order: "embedding,positions" block1 head.
+    layers have no order: embedding+positions block1 head.
     """
     staleness: int = 6
     """Mean staleness over the stages (versions)."""
@@ -221,11 +221,16 @@ def answer(table: pd.DataFrame) -> str:
     ``table``: the rows of one method in `profile_table`.
     """
     cost = dict(zip(table["profile"], table["relative"], strict=True))
+    equal = table.loc[table["apart_from_best"].eq(False), "profile"]
+    of_stages = [name for name in cost if name.startswith("stage ")]
+    if table["seeds"].max() == 1:
+        return "One seed cannot show which stage bears staleness"
+    if set(of_stages) <= {table["profile"].iloc[0], *equal}:
+        return "No stage can be distinguished from the others by these seeds; give more"
     worst = max((name for name in cost if name.startswith("stage ")), key=lambda name: cost[name])
     times = {name: f"{number_text(cost[name], 2)} times" for name in cost}
     others = ", ".join(f"{name} {times[name]}" for name in ("all", "pipeline", "reversed"))
     best = table["profile"].iloc[0]
-    equal = table.loc[table["apart_from_best"].eq(False), "profile"]
     return (
         f"{worst.capitalize()} bears staleness worst: {times[worst]} the loss without staleness, "
         f"each at its best rate; {others}; best: {best}, not distinguishable from it: "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import optax
+import optax.contrib
 
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.methods.method import require_rate
@@ -61,6 +62,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
             for name in dir(optax)
             if not name.startswith(("_", "scale_by_"))
         }
+    functions["muon"] = optax.contrib.muon
     return {
         name: function
         for name, function in functions.items()

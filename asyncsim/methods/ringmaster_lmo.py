@@ -110,7 +110,7 @@ def lmo_steps(
 
     def init(params):
         if all(leaf.ndim < 2 for leaf in jax.tree.leaves(params)):
-            raise InputError(NO_MATRICES)
+            raise InputError(f"ringmaster_lmo: {NO_MATRICES}")
         return optax.tree.zeros_like(params)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -48,7 +48,8 @@ def partition(
     ----------
     params : tree of arrays or of their shapes
     groups : int or sequence of str
-        Groups of tensors. A text names one or several parts of the tree, separated by commas:
+        Groups of tensors. A text names one or several parts of the tree, separated by commas or,
+        on the command line, by ``+``:
         ``"0"`` is the first layer of `asyncsim.problems.digits`, ``"0.weight,1.weight"`` are two
         tensors. Names as in `asyncsim.Run` mean the same: ``"[0]['weight']"``. A number: as many
         runs of neighbouring tensors, the largest of which is as small as possible.
@@ -71,6 +72,9 @@ def partition(
             raise InputError(
                 f"{argument} = {groups}: the order of the problem's layers is unknown; list the "
                 f"groups of tensors in order, of {', '.join(_layers(names))}"
+                if len(names) > 1
+                else f"{argument} = {groups}: the problem has one tensor and no layers; choose "
+                "another problem, such as digits"
             )
         parts = _layers(names) if by_layer else names
         noun = "layer" if by_layer else "tensor"
@@ -95,7 +99,7 @@ def _owners(names: Sequence[str], groups: Sequence[str], argument: str) -> list[
     """Return the group of each tensor."""
     owner = [-1] * len(names)
     for number, group in enumerate(groups):
-        for part in group.split(","):
+        for part in re.split(r"[,+]", group):
             # From the notation of `Run`: "[0]['weight']".
             path = ".".join(re.sub(r"[\[\]'\".]+", " ", part).split())
             matches = [
@@ -108,6 +112,11 @@ def _owners(names: Sequence[str], groups: Sequence[str], argument: str) -> list[
                     f"are {', '.join(known)}"
                 )
             for tensor in matches:
+                if owner[tensor] == number:
+                    raise InputError(
+                        f"{argument}: the tensor {names[tensor]} is twice in {group!r}; name it "
+                        "once"
+                    )
                 if owner[tensor] >= 0:
                     raise InputError(
                         f"{argument}: the tensor {names[tensor]} is in {groups[owner[tensor]]!r} "
