@@ -349,7 +349,7 @@ def _narrower(name: str, value: Any, sites: int) -> Any:
     """
     bandwidths = None if value is None else as_bandwidth(name, value, 1, sites)
     is_pair = isinstance(bandwidths, tuple) and not is_matrix(bandwidths)
-    return min(bandwidths) if is_pair else bandwidths
+    return min(bandwidths) if is_pair else bandwidths  # type: ignore[arg-type]  # a pair
 
 
 def _message_bytes(config: Config) -> float | None:

@@ -158,7 +158,7 @@ def _between(
 ) -> np.ndarray:
     """Return the latency or the bandwidth of each pair of sites, inside on the diagonal."""
     if is_matrix(far):
-        values = np.array(as_matrix(argument, far, sites, check))
+        values: np.ndarray = np.array(as_matrix(argument, far, sites, check))
     else:
         values = np.full((sites, sites), near if far is None else check(argument, far))
     np.fill_diagonal(values, near)
