@@ -553,14 +553,14 @@ def _check_sites(cluster: Cluster, store: Any) -> None:
                 cluster.far_every > 1 or cluster.topology is not None
             ):
                 raise InputError(
-                    f"{name} = {_quoted(value)}: a matrix needs a server that each visit reaches; "
+                    f"{name} = a matrix of {len(cluster.sites)} sites: needs a server that each visit reaches; "
                     "give one number for all pairs, or leave topology and far_every out"
                 )
     sites = 1 if cluster.sites is None else len(cluster.sites)
     if require_count("server_site", cluster.server_site, minimum=0) >= sites:
         raise InputError(
-            f"server_site = {cluster.server_site}: the last of {counted(sites, 'site')} is "
-            f"{sites - 1}; give sites, or a number from 0 to {sites - 1}"
+            f"server_site = {cluster.server_site}: sites are counted from 0, and the cluster has "
+            f"{sites}; give a lower number, or sites, [16, 16] say"
         )
     if cluster.far_every > 1 and (cluster.sites is None or cluster.shared_bandwidth):
         raise InputError(
