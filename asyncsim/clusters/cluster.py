@@ -554,7 +554,8 @@ def _check_sites(cluster: Cluster, store: Any) -> None:
             ):
                 raise InputError(
                     f"{name} = a matrix of {len(cluster.sites)} sites: needs a server that each "
-                    "visit reaches; give one number for all pairs, or leave topology and far_every out"
+                    "visit reaches; give one number for all pairs, or leave topology and far_every "
+                    "out"
                 )
     sites = 1 if cluster.sites is None else len(cluster.sites)
     if require_count("server_site", cluster.server_site, minimum=0) >= sites:
