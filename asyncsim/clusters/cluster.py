@@ -331,8 +331,7 @@ class Cluster:
         # See `_check_collective`.
         assert isinstance(size, float) and isinstance(latency, Constant)
         assert isinstance(bandwidth, float)
-        present = sorted({self.site_of[member] for member in members})
-        counts = np.bincount(np.array(self.site_of)[list(members)])[present].tolist()
+        present, counts = np.unique(np.array(self.site_of)[list(members)], return_counts=True)
 
         def between(value: Any) -> Any:
             if is_matrix(value):
@@ -346,7 +345,7 @@ class Cluster:
                 len(members),
                 bandwidth,
                 latency.value,
-                sites=None if self.sites is None else counts,
+                sites=None if self.sites is None else counts.tolist(),
                 far_bandwidth=between(self.far_bandwidth),
                 far_latency=between(self.far_latency),
             )
