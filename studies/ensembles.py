@@ -51,7 +51,7 @@ _OF_TIMES = (
         "discipline",
         "read_blocks",
     ),
-    *("sites", "far_latency", "far_bandwidth"),
+    *("sites", "far_latency", "far_bandwidth", "server_site"),
 )
 #: Options that the timing of some methods overrides.
 _OF_NEEDS = ("window", "protocol", "policy")

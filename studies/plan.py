@@ -46,7 +46,7 @@ from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.collectives import COLLECTIVES
-from asyncsim.clusters.network import as_bandwidth
+from asyncsim.clusters.network import as_bandwidth, is_matrix
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
 from asyncsim.study.columns import Column, text_of
@@ -313,8 +313,9 @@ def _candidate(
         policy = dataclasses.replace(policy, collective=collective)
     if policy.collective is not None:  # an all-reduce has no server
         options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
+        options["server_site"] = 0
         for name in ("bandwidth", "far_bandwidth"):
-            options[name] = _narrower(name, getattr(config, name))
+            options[name] = _narrower(name, getattr(config, name), len(config.sites))
     options["policy"] = policy
     sizes = None
     if size is not None:
@@ -342,12 +343,13 @@ def _candidate(
     return Candidate(labels, cluster, (up, down))
 
 
-def _narrower(name: str, value: Any) -> Any:
+def _narrower(name: str, value: Any, sites: int) -> Any:
     """Return the smaller bandwidth of both directions: each worker sends and receives in an
     all-reduce.
     """
-    bandwidths = None if value is None else as_bandwidth(name, value, 1)
-    return min(bandwidths) if isinstance(bandwidths, tuple) else bandwidths
+    bandwidths = None if value is None else as_bandwidth(name, value, 1, sites)
+    is_pair = isinstance(bandwidths, tuple) and not is_matrix(bandwidths)
+    return min(bandwidths) if is_pair else bandwidths  # type: ignore[arg-type]  # a pair
 
 
 def _message_bytes(config: Config) -> float | None:
@@ -410,6 +412,7 @@ def _calibrated(config: Config) -> Cluster | None:
         "sites",
         "far_latency",
         "far_bandwidth",
+        "server_site",
     )
     config.say_ignored(ignored, "beside --recording")
     resized = config.changed("workers")

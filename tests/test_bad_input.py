@@ -139,7 +139,11 @@ policies --policy bariers | policy = 'bariers': unknown; did you mean
 policies --policy barrier(3,collective=ring) | count = 3: an all-reduce has the messages of all workers
 policies --policy barrier(collective=ring) --service 1 | an all-reduce has no server; leave service out
 policies --policy barrier(collective=tre) | collective = 'tre': unknown; did you mean 'tree'?
-policies --policy barrier(collective=halving_doubling) --workers 20 | nodes = 20: halving_doubling needs a power of two
+staleness --workers 4 --sites 2 2 --far-latency [[0,1],[1]] | far_latency = 2 rows of 2, 1 entries: must be square
+staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1.0: must be 0, as latency holds
+staleness --workers 4 --sites 1 1 2 --far-latency [[0,40ms],[40ms,0]] | a matrix of 2 sites: there are 3 sites
+gossip --workers 4 --sites 2 2 --far-latency [[0,1],[1,0]] | far_latency = a matrix of 2 sites: needs a server
+staleness --workers 4 --sites 2 2 --server-site 2 | server_site = 2: sites are counted from 0, and the cluster has 2
 scaling --nodes 4 4 | nodes = 4, 4: one comes twice
 scaling --nodes 0 | nodes = 0: must be at least 1
 scaling --nodes 4 1000000000001 | nodes = 1000000000001: must be at most 1,000,000,000,000

@@ -1,6 +1,7 @@
 """Units, networks that differ by worker, and sites."""
 
 import dataclasses
+import json
 import warnings
 
 import numpy as np
@@ -246,3 +247,77 @@ def test_failures_have_units_and_sites():
         InputError, match=r"failure crash: detect = '3 sec': unknown unit 'sec'; choose from ns, us"
     ):
         failures.crash(1, 1, detect="3 sec")
+
+
+def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
+    """Worker 0 is 30 s and 10 s away, worker 1 is at the server, worker 2 is 5 s and 20 s away.
+
+    Up: 12 bytes at 6 bytes/s from site 0, 3 bytes/s from site 2, and in no time inside. Down: at
+    4 and 2 bytes/s.
+    """
+    latency = [[0, "30 s", 1], [10, 0, 20], [1, 5, 0]]
+    cluster = Cluster(
+        3,
+        [10.0, 18.0, 11.0],
+        service=1.0,
+        message_bytes=12,
+        sites=[1, 1, 1],
+        far_latency=latency,
+        far_bandwidth=[[0, 6, 1], [4, 0, 2], [1, "24 bit/s", 0]],
+        server_site=1,
+    )
+    frame = simulate(cluster, 10).frame
+    # Round trips: 0 computes 10, goes 32, is served 1, returns 13; 1: 18 and 1; 2: 11, 9, 1, 26.
+    by_hand = [
+        (1, 18),
+        (2, 20),
+        (1, 37),
+        (0, 42),
+        (1, 56),
+        (2, 67),
+        (1, 75),
+        (1, 94),
+        (0, 98),
+        (1, 113),
+    ]
+    assert list(zip(frame["worker"], frame["arrive_time"], strict=True)) == by_hand
+    np.testing.assert_array_equal(frame["commit_time"], frame["arrive_time"] + 1)
+    text = f"{latency}".replace("'", "")
+    assert dataclasses.replace(cluster, far_latency=text) == cluster
+    assert (
+        dataclasses.replace(cluster, far_latency=np.array([[0, 30, 1], [10, 0, 20], [1, 5, 0]]))
+        == cluster
+    )
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
+    assert (
+        "sites of 1 + 1 + 1 with the server at site 1, between them latency 1 to 30 s by pair"
+        in (describe(cluster))
+    )
+    rate = theory.throughput_theory(cluster).commits
+    assert rate == pytest.approx(1 / 56 + 1 / 19 + 1 / 47)
+    # A single worker stays as far from the server as it was.
+    alone = meet(cluster, methods.sgd().timing)
+    assert alone.sites == (1, 0) and simulate(alone, 2).frame["arrive_time"].tolist() == [42, 98]
+
+
+def test_a_matrix_of_equal_entries_is_a_number():
+    two = dict(workers=4, compute="exponential(1)", sites=[1, 2, 1], server_site=2)
+    size = dict(message_bytes=3, bandwidth=6, far_bandwidth=2, shared_bandwidth=True)
+    number = Cluster(**two, **size, far_latency="gamma(1, 0.5)")
+    rows = [["gamma(1, 0.5)" if i != j else 0 for j in range(3)] for i in range(3)]
+    matrix = dataclasses.replace(number, far_latency=rows, far_bandwidth=2 - 2 * np.eye(3))
+    assert number.ways == matrix.ways and number != matrix
+    assert simulate(number, 50).frame.equals(simulate(matrix, 50).frame)
+    # A server without workers at its site.
+    apart = Cluster(2, 1.0, sites=[0, 2], far_latency=[[0, 3], [2, 0]])
+    assert simulate(apart, 3).frame["arrive_time"].tolist() == [3, 3, 9]
+
+
+def test_all_reduces_have_the_matrix_of_the_sites_that_are_left():
+    far = [[0, 5, 1], [5, 0, 2], [3, 2, 0]]
+    cluster = Cluster(4, 1.0, sites=[1, 1, 2], far_latency=far, policy="barrier(collective=tree)")
+    assert cluster.collective_time == collective_time(
+        "tree", 0, 4, sites=[1, 1, 2], far_latency=far
+    )
+    # Without worker 1: 3 and 2 send to 0 in 3 s each, and receive the sum in 1 s each.
+    assert cluster.collective_time_of([0, 2, 3]) == 3 + 3 + 1 + 1

@@ -24,6 +24,7 @@ from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_tim
 from asyncsim.clusters.failures import Failure, as_failures
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
 from asyncsim.clusters.network import (
+    Matrix,
     PerWorker,
     SizeLike,
     Way,
@@ -33,6 +34,8 @@ from asyncsim.clusters.network import (
     as_sites,
     as_text,
     directed,
+    far_values,
+    is_matrix,
     with_mean,
 )
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, as_policy, asynchronous
@@ -60,8 +63,8 @@ _WITHOUT_SERVER = (
 )
 #: Entries that `to_dict` omits at their default: older versions did not have them.
 _LATER = (
-    *("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers"),
-    "rollouts",
+    *("failures", "topology", "sites", "far_latency", "far_bandwidth", "server_site", "far_every"),
+    *("servers", "rollouts"),
 )
 #: Computations that a message may last before the unit of its bandwidth is questioned.
 _SLOW = 100
@@ -138,11 +141,17 @@ class Cluster:
         `asyncsim.topologies`. Latency and bandwidth are those of an edge (with
         `asyncsim.per_worker` the sender's); arguments of a server are refused. May be a text.
     sites : tuple of int or None
-        Workers of each site, in the order of their indices; the server is at the first.
-    far_latency : Law, tuple of two Law, or None
-        Seconds one way between two sites, instead of ``latency``; None: the same.
-    far_bandwidth : float, pair of float, or None
-        Bytes per second between two sites, instead of ``bandwidth``; None: the same.
+        Workers of each site, in the order of their indices; 0 at a site that only has the server.
+    far_latency : Law, tuple of two Law, matrix of Law, or None
+        Seconds one way between two sites, instead of ``latency``; None: the same. A matrix holds a
+        law for each pair, in row ``i`` and column ``j`` from site ``i`` to site ``j``, and 0 on
+        the diagonal, as ``latency`` holds inside a site. With a topology or ``far_every`` a matrix
+        is refused.
+    far_bandwidth : float, pair of float, matrix of float, or None
+        Bytes per second between two sites, instead of ``bandwidth``; None: the same. A matrix is
+        that of ``far_latency``.
+    server_site : int
+        The server's site, from 0, the first one.
     rollouts : Rollouts or None
         Slots that generate samples for the workers, which are then learners: see
         `asyncsim.Rollouts`. May be a text.
@@ -182,8 +191,9 @@ class Cluster:
     failures: tuple[Failure, ...] = ()
     topology: Topology | None = None
     sites: tuple[int, ...] | None = None
-    far_latency: Law | tuple[Law, Law] | None = None
-    far_bandwidth: float | tuple[float, float] | None = None
+    far_latency: Law | tuple[Law, Law] | Matrix | None = None
+    far_bandwidth: float | tuple[float, float] | Matrix | None = None
+    server_site: int = 0
     far_every: int = 1
     servers: int | tuple[str, ...] = 1
     rollouts: Rollouts | None = None
@@ -208,8 +218,9 @@ class Cluster:
             failures: Failure | str | Sequence[Failure | str] = (),
             topology: Topology | str | None = None,
             sites: Sequence[int] | None = None,
-            far_latency: LawLike | Sequence[LawLike] | PerWorker | None = None,
-            far_bandwidth: SizeLike | PerWorker | None = None,
+            far_latency: LawLike | Sequence[LawLike | Sequence[LawLike]] | PerWorker | None = None,
+            far_bandwidth: SizeLike | Sequence[Sequence[float | str]] | PerWorker | None = None,
+            server_site: int = 0,
             far_every: int = 1,
             servers: int | Sequence[str] = 1,
             rollouts: Rollouts | str | None = None,
@@ -311,34 +322,33 @@ class Cluster:
         return self.collective_time_of(range(self.workers))
 
     def collective_time_of(self, members: Collection[int]) -> float:
-        """Return the seconds from the barrier to the end of an all-reduce; 0 without one.
-
-        If the number of living workers is no power of two, ``halving_doubling`` uses the next lower
-        one: each surplus worker sends its message to another before, and receives the sum after.
-        """
+        """Return the seconds from the barrier to the end of an all-reduce; 0 without one."""
         policy = self.policy
         if policy.collective is None or not members:
             return 0.0
         size = 0.0 if self.message_bytes is None else self.message_bytes
-        latency, far_latency = self.latency, self.far_latency
-        assert isinstance(size, float) and isinstance(latency, Constant)  # see `_check_policy`
-        assert isinstance(far_latency, Constant | None) and isinstance(
-            self.far_bandwidth, float | None
-        )
-        bandwidth = math.inf if self.bandwidth is None else self.bandwidth
+        latency, bandwidth = self.latency, math.inf if self.bandwidth is None else self.bandwidth
+        # See `_check_collective`.
+        assert isinstance(size, float) and isinstance(latency, Constant)
         assert isinstance(bandwidth, float)
-        kind, nodes, sites = policy.collective, len(members), self.sites
-        near = functools.partial(collective_time, bandwidth=bandwidth, latency=latency.value)
-        far_seconds = None if far_latency is None else far_latency.value
-        between = functools.partial(near, far_bandwidth=self.far_bandwidth, far_latency=far_seconds)
-        if sites is not None:
-            counts = np.bincount(np.array(self.site_of)[list(members)])
-            sites = tuple(counts[counts > 0].tolist())
+        present, counts = np.unique(np.array(self.site_of)[list(members)], return_counts=True)
+
+        def between(value: Any) -> Any:
+            if is_matrix(value):
+                return [[between(value[i][j]) for j in present] for i in present]
+            return value.value if isinstance(value, Constant) else value
 
         def seconds(size: float) -> float:
-            if kind == "halving_doubling" and nodes < self.workers and nodes & (nodes - 1):
-                return near(kind, size, 2 ** (nodes.bit_length() - 1)) + near("tree", size, 2)
-            return between(kind, size, nodes, sites=sites)
+            return collective_time(
+                policy.collective or "",
+                size,
+                len(members),
+                bandwidth,
+                latency.value,
+                sites=None if self.sites is None else counts.tolist(),
+                far_bandwidth=between(self.far_bandwidth),
+                far_latency=between(self.far_latency),
+            )
 
         if policy.layers is None:
             return seconds(size)
@@ -355,9 +365,7 @@ class Cluster:
         if self.sites is None or len(self.sites) == 1 or self.policy.collective is not None:
             return self.near_ways
         now_and_then = self.far_every > 1 or self.topology is not None
-        return self._ways(
-            [now_and_then or worker >= self.sites[0] for worker in range(self.workers)]
-        )
+        return self._ways([now_and_then or site != self.server_site for site in self.site_of])
 
     @functools.cached_property
     def near_ways(self) -> tuple[Way, Way]:
@@ -414,7 +422,7 @@ class Cluster:
             speeds = directed(self.bandwidth, direction, self.workers)
             for value, near in ((self.far_latency, laws), (self.far_bandwidth, speeds)):
                 if value is not None:
-                    between = directed(value, direction, self.workers)
+                    between = far_values(value, direction, self.site_of, self.server_site)
                     near[:] = [between[i] if crosses else near[i] for i, crosses in enumerate(far)]
             size = (
                 self.message_bytes[direction]
@@ -534,12 +542,26 @@ def _check_sites(cluster: Cluster, store: Any) -> None:
     for name, read in (("far_latency", as_latency), ("far_bandwidth", as_bandwidth)):
         value = getattr(cluster, name)
         if value is not None:
-            store(name, read(name, value))
             if cluster.sites is None:
                 raise InputError(
                     f"{name} = {value}: is between sites, and there is one; give sites, [16, 16] "
                     "say"
                 )
+            store(name, read(name, value, sites=len(cluster.sites)))
+            if is_matrix(getattr(cluster, name)) and (
+                cluster.far_every > 1 or cluster.topology is not None
+            ):
+                raise InputError(
+                    f"{name} = a matrix of {len(cluster.sites)} sites: needs a server that each "
+                    "visit reaches; give one number for all pairs, or leave topology and far_every "
+                    "out"
+                )
+    sites = 1 if cluster.sites is None else len(cluster.sites)
+    if require_count("server_site", cluster.server_site, minimum=0) >= sites:
+        raise InputError(
+            f"server_site = {cluster.server_site}: sites are counted from 0, and the cluster has "
+            f"{sites}; give a lower number, or sites, [16, 16] say"
+        )
     if cluster.far_every > 1 and (cluster.sites is None or cluster.shared_bandwidth):
         raise InputError(
             f"far_every = {cluster.far_every}: needs sites, [16, 16] say, and no shared_bandwidth"
@@ -650,6 +672,7 @@ def _check_collective(cluster: Cluster) -> None:
             "shared_bandwidth",
             "protocol",
             "discipline",
+            "server_site",
             "far_every",
             "servers",
         ):
@@ -672,7 +695,8 @@ def _check_collective(cluster: Cluster) -> None:
         ("far_bandwidth", float),
     ):
         value = getattr(cluster, name)
-        if not isinstance(value, kind | None):
+        pairs = np.ravel(value).tolist() if is_matrix(value) else [value]
+        if not all(isinstance(pair, kind | None) or pair == 0.0 for pair in pairs):
             raise InputError(
                 f"{name} = {as_text(value)}: {subject}: the time of an all-reduce is known for one "
                 "constant latency and one bandwidth; give a number"

@@ -6,7 +6,7 @@ from asyncsim.base.console import counted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Constant, Law, brief
-from asyncsim.clusters.network import PerWorker
+from asyncsim.clusters.network import PerWorker, is_matrix
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.clusters.rollouts import Rollouts
 
@@ -91,6 +91,7 @@ def _network(cluster: Cluster) -> list[str]:
         far = _latency(cluster.far_latency, "latency") if cluster.far_latency is not None else []
         far += [_bandwidth(cluster.far_bandwidth)] if cluster.far_bandwidth is not None else []
         sites = " + ".join(map(str, cluster.sites))
+        sites += f" with the server at site {cluster.server_site}" if cluster.server_site else ""
         texts.append(f"sites of {sites}{', between them ' + ' and '.join(far) if far else ''}")
         texts += (
             [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
@@ -106,6 +107,9 @@ def _latency(latency: Any, name: str) -> list[str]:
             for law in (value if isinstance(value, tuple) else (value,))
         ]
         return [f"{name} by worker, means {min(means):.3g} to {max(means):.3g} s"]
+    if is_matrix(latency):
+        means = [law.mean for i, row in enumerate(latency) for law in (*row[:i], *row[i + 1 :])]
+        return [f"{name} {min(means):.3g} to {max(means):.3g} s by pair"]
     if isinstance(latency, tuple):
         return [f"{name} {brief(latency[0])} up and {brief(latency[1])} down"]
     return [f"{name} {brief(latency)} each way"] if latency != Constant(0.0) else []
@@ -119,6 +123,9 @@ def _bandwidth(bandwidth: Any) -> str:
             for speed in (value if isinstance(value, tuple) else (value,))
         ]
         return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by worker,"
+    if is_matrix(bandwidth):
+        speeds = [speed for row in bandwidth for speed in row if speed]
+        return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by pair"
     if isinstance(bandwidth, tuple):
         return f"{bandwidth[0]:.4g} bytes/s up and {bandwidth[1]:.4g} down"
     return f"{bandwidth:.4g} bytes/s"

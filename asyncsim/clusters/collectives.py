@@ -6,10 +6,11 @@ computed, plus the all-reduce. With ``layers`` the message is cut into layers or
 the time that computing does not hide remains.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +21,12 @@ from asyncsim.base.errors import (
     require_list,
     require_nonnegative,
 )
+from asyncsim.clusters.network import as_matrix, is_matrix
 
 #: The all-reduces by their names.
 COLLECTIVES = ("ring", "tree", "halving_doubling", "shared_link", "two_level")
-#: All-reduces with a formula for several sites.
-BETWEEN_SITES = ("ring", "two_level")
+#: All-reduces whose time between several sites is known.
+BETWEEN_SITES = ("ring", "tree", "halving_doubling", "two_level")
 #: Limit of the first bucket of PyTorch's DistributedDataParallel, bytes; the others have one of 25
 #: MiB by default.
 FIRST_BUCKET = 1024 * 1024
@@ -41,8 +43,8 @@ def collective_time(
     latency: float = 0.0,
     *,
     sites: Sequence[int] | None = None,
-    far_bandwidth: float | None = None,
-    far_latency: float | None = None,
+    far_bandwidth: float | Sequence[Sequence[float]] | None = None,
+    far_latency: float | Sequence[Sequence[float]] | None = None,
 ) -> float:
     """Return the time (s) of an all-reduce that all nodes start at once.
 
@@ -50,8 +52,9 @@ def collective_time(
 
     - ``"ring"``: ``2 (P - 1) (M / (P B) + L)``.
     - ``"tree"``, not pipelined: ``2 ceil(log2 P) (M / B + L)``.
-    - ``"halving_doubling"``, recursive: ``2 (P - 1) / P M / B + 2 log2(P) L``; ``P`` must be a
-      power of two.
+    - ``"halving_doubling"``, recursive: ``2 (P - 1) / P M / B + 2 log2(P) L`` for a power of two.
+      Otherwise the next lower power, and each surplus node sends its message to another before, and
+      receives the sum after: ``2 (M / B + L)`` more.
     - ``"shared_link"``, a server whose link carries one message at a time: ``P M / B`` up, as much
       down, and ``2 L``.
     - ``"two_level"``: a ring inside each site, a ring of one leader from each, and a broadcast
@@ -71,11 +74,15 @@ def collective_time(
     latency : float
         Seconds of each message.
     sites : sequence of int, optional
-        Nodes of each site, at least 1; ``"two_level"`` requires it. A ``"ring"`` then leaves each
-        site once, and a node sends its next message after it has sent and received the previous
-        one.
-    far_bandwidth, far_latency : float, optional
-        Between two sites; by default as inside.
+        Nodes of each site, at least 1; ``"two_level"`` requires it. The formulas then hold only
+        inside a site, and messages are timed one by one. A ``"ring"`` leaves each site once, and a
+        node sends its next message after it has sent and received the previous one. In a ``"tree"``
+        and in ``"halving_doubling"`` two nodes begin a message, or an exchange, when both have
+        finished their previous ones. Nodes ``i`` and ``i + 2**k`` are partners, the largest ``k``
+        first, then in the reverse order.
+    far_bandwidth, far_latency : float or sequence of sequence of float, optional
+        Between two sites; by default as inside. A matrix holds the values from site ``i`` (row) to
+        site ``j`` (column), with 0 on the diagonal.
 
     References
     ----------
@@ -86,27 +93,36 @@ def collective_time(
     size = require_nonnegative("message_bytes", message_bytes, "bytes")
     nodes = require_count("nodes", nodes)
     near = size / _rate("bandwidth", bandwidth), require_nonnegative("latency", latency, "seconds")
-    if sites is None:
-        if kind == "two_level":
-            raise InputError("collective = 'two_level': needs the nodes of each site; give sites")
-        return _at_one_site(kind, nodes, *near)
-    counts = _sites(kind, sites, nodes)
-    far = (
-        near[0] if far_bandwidth is None else size / _rate("far_bandwidth", far_bandwidth),
-        near[1]
-        if far_latency is None
-        else require_nonnegative("far_latency", far_latency, "seconds"),
-    )
-    if len(counts) == 1:
-        return _at_one_site("ring" if kind == "two_level" else kind, nodes, *near)
+    if sites is None and kind == "two_level":
+        raise InputError("collective = 'two_level': needs the nodes of each site; give sites")
+    counts = [nodes] if sites is None else _sites(kind, sites, nodes)
+    rate = _between("far_bandwidth", far_bandwidth, bandwidth, len(counts), _rate)
+    seconds = functools.partial(require_nonnegative, unit="seconds")
+    links = size / rate, _between("far_latency", far_latency, latency, len(counts), seconds)
+    if kind == "shared_link":
+        return 2 * nodes * near[0] + 2 * near[1]
+    if kind == "ring" or (kind == "two_level" and len(counts) == 1):
+        return _ring_time(counts, *links)
     if kind == "two_level":
-        inside = max(
-            _at_one_site("ring", count, *near) + _doublings(count) * sum(near) for count in counts
-        )
-        return inside + _at_one_site("ring", len(counts), *far)
-    last = np.cumsum(counts) - 1  # the nodes whose successors are at other sites
-    sends, travels = np.full(nodes, near[0] / nodes), np.full(nodes, near[1])
-    sends[last], travels[last] = far[0] / nodes, far[1]
+        inside = max(_equal_ring_time(p, *near) + _doublings(p) * sum(near) for p in counts)
+        return inside + _ring_time([1] * len(counts), *links)
+    site, free = np.repeat(np.arange(len(counts)), counts), np.zeros(nodes)
+    for source, to, share in _steps(kind, nodes):
+        transfer, travel = (link[site[source], site[to]] for link in links)
+        end = np.maximum(free[source], free[to]) + share * transfer + travel
+        free[to] = end
+        free[source] = np.maximum(free[source], end)
+    return float(free.max())
+
+
+def _ring_time(counts: Sequence[int], transfer: np.ndarray, latency: np.ndarray) -> float:
+    """Return the time (s) of a ring through sites; links have shape ``[sites, sites]``."""
+    nodes = sum(counts)
+    if len(counts) == 1:
+        return _equal_ring_time(nodes, transfer[0, 0], latency[0, 0])
+    site = np.repeat(np.arange(len(counts)), counts)
+    successor = np.roll(site, -1)
+    sends, travels = transfer[site, successor] / nodes, latency[site, successor]
     begin = np.zeros(nodes)
     for _ in range(2 * (nodes - 1)):
         arrive = np.roll(begin + sends + travels, 1)
@@ -114,17 +130,39 @@ def collective_time(
     return float(arrive.max())
 
 
-def _at_one_site(kind: str, nodes: int, transfer: float, latency: float) -> float:
-    """Return the time (s) over equal links that carry a message in ``transfer`` seconds each."""
-    share = (nodes - 1) / nodes
-    if kind == "ring":
-        return 2 * share * transfer + 2 * (nodes - 1) * latency
-    if kind == "tree":
-        return 2 * _doublings(nodes) * (transfer + latency)
-    if kind == "halving_doubling":
-        _require_power_of_two(nodes)
-        return 2 * share * transfer + 2 * _doublings(nodes) * latency
-    return 2 * nodes * transfer + 2 * latency
+def _equal_ring_time(nodes: int, transfer: float, latency: float) -> float:
+    """Return the time (s) of a ring of equal links."""
+    return float(2 * (nodes - 1) * (transfer / nodes + latency))
+
+
+def _steps(kind: str, nodes: int) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """Return the steps of a tree or of halving and doubling.
+
+    Each has the senders, the receivers, and the share of the message that is sent.
+    """
+    steps = []
+    if kind == "halving_doubling" and (surplus := nodes - 2 ** (nodes.bit_length() - 1)):
+        nodes -= surplus
+        steps.append((np.arange(surplus) + nodes, np.arange(surplus), 1.0))
+    for stride in (2**k for k in reversed(range(_doublings(nodes)))):
+        if kind == "tree":
+            lower = np.arange(min(stride, nodes - stride))
+            steps.append((lower + stride, lower, 1.0))
+        else:
+            steps.append((np.arange(nodes), np.arange(nodes) ^ stride, stride / nodes))
+    return [*steps, *((to, source, share) for source, to, share in reversed(steps))]
+
+
+def _between(
+    argument: str, far: Any, near: float, sites: int, check: Callable[[str, Any], float]
+) -> np.ndarray:
+    """Return the latency or the bandwidth of each pair of sites, inside on the diagonal."""
+    if is_matrix(far):
+        values: np.ndarray = np.array(as_matrix(argument, far, sites, check))
+    else:
+        values = np.full((sites, sites), near if far is None else check(argument, far))
+    np.fill_diagonal(values, near)
+    return values
 
 
 class Traffic(NamedTuple):
@@ -140,7 +178,8 @@ def collective_bytes(
 ) -> Traffic:
     """Return the bytes that an all-reduce sends; arguments as in `collective_time`.
 
-    Ring and halving-doubling send ``2 (P - 1) / P M`` from each node, which is the least possible.
+    Ring and, for a power of two, halving-doubling send ``2 (P - 1) / P M`` from each node, which is
+    the least possible.
     """
     require_choice("collective", kind, COLLECTIVES)
     size, nodes = (
@@ -159,25 +198,18 @@ def collective_bytes(
         return Traffic(total * size, busiest * size, 2 * (places - 1) * size)
     if kind == "shared_link":
         return Traffic(2 * nodes * size, nodes * size, 0.0)
-    if kind == "tree":
-        return Traffic(2 * (nodes - 1) * size, _doublings(nodes) * size, 0.0)
-    if kind == "halving_doubling":
-        _require_power_of_two(nodes)
-    return Traffic(nodes * from_node, from_node, places * from_node if places > 1 else 0.0)
+    if kind == "ring":
+        return Traffic(nodes * from_node, from_node, places * from_node if places > 1 else 0.0)
+    site, sent, far = np.repeat(np.arange(places), counts), np.zeros(nodes), 0.0
+    for source, to, share in _steps(kind, nodes):
+        sent[source] += share * size
+        far += share * size * np.count_nonzero(site[source] != site[to])
+    return Traffic(float(sent.sum()), float(sent.max()), float(far))
 
 
 def _doublings(nodes: int) -> int:
     """Return the number of doublings from 1 to at least ``nodes``."""
     return (nodes - 1).bit_length()
-
-
-def _require_power_of_two(nodes: int) -> None:
-    if nodes & (nodes - 1):
-        raise InputError(
-            f"nodes = {nodes}: halving_doubling needs a power of two; give "
-            f"{2 ** (nodes.bit_length() - 1)} or "
-            f"{2 ** nodes.bit_length()}, or choose 'ring'"
-        )
 
 
 def _rate(argument: str, value: float) -> float:
@@ -198,7 +230,7 @@ def _sites(kind: str, sites: Sequence[int], nodes: int) -> list[int]:
     if len(counts) > 1 and kind not in BETWEEN_SITES:
         raise InputError(
             f"collective = {kind!r}: its time between {len(counts)} sites is not known; choose "
-            f"{' or '.join(map(repr, BETWEEN_SITES))}"
+            f"from {', '.join(BETWEEN_SITES)}"
         )
     return counts
 

@@ -16,8 +16,11 @@ from asyncsim.clusters.laws import Constant, Law, as_law, built, parse
 
 #: A user's bandwidth or size: a number, a text, or a pair of them.
 SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]
+#: A checked matrix between sites: from the site of a row to the site of a column.
+Matrix: TypeAlias = tuple[tuple[Any, ...], ...]
 #: Largest sum of runs of equal values in a text; Python cannot parse a sum of thousands.
 _MOST_SUMMANDS = 100
+_MATRIX_EXAMPLE = "[[0, 40 ms], [40 ms, 0]]"
 _RATE_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
 
 
@@ -62,17 +65,27 @@ class Way(NamedTuple):
         return tuple(law.mean for law in self.latency)
 
 
-def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
-    """Check a latency: a law, a pair of laws (up, down), or one of these for each worker."""
+def as_latency(argument: str, value: Any, workers: int = 0, sites: int = 0) -> Any:
+    """Check a latency: a law, a pair of laws (up, down), or one of these for each worker.
+
+    Between ``sites`` it may be a matrix of laws, see `as_matrix`.
+    """
     value = _from_text(argument, value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
-    law = functools.partial(
-        _pair, check=lambda name, law: with_mean(name, as_law(name, law)), of="laws", noun="law"
-    )
-    return _for_workers(argument, value, workers, law)
+
+    def law(name: str, value: Any) -> Law:
+        return with_mean(name, as_law(name, value))
+
+    if sites and is_matrix(value):
+        return as_matrix(argument, value, sites, law)
+    pair = functools.partial(_pair, check=law, of="laws", noun="law")
+    return _for_workers(argument, value, workers, pair)
 
 
-def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
-    """Check a bandwidth (bytes/s): a number, a pair (up, down), or one of these for each worker."""
+def as_bandwidth(argument: str, value: Any, workers: int = 0, sites: int = 0) -> Any:
+    """Check a bandwidth (bytes/s): a number, a pair (up, down), or one of these for each worker.
+
+    Between ``sites`` it may be a matrix of numbers, see `as_matrix`.
+    """
     value = _from_text(
         argument,
         value,
@@ -81,6 +94,8 @@ def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
         functools.partial(_list, example=_RATE_EXAMPLE),
     )
     rate = functools.partial(positive, units=RATES)
+    if sites and is_matrix(value):
+        return as_matrix(argument, value, sites, rate)
     return _for_workers(
         argument, value, workers, functools.partial(_pair, check=rate, of="numbers", noun="number")
     )
@@ -98,9 +113,10 @@ def as_message_bytes(value: Any) -> float | tuple[float, float]:
 
 
 def as_sites(value: Any, workers: int) -> tuple[int, ...]:
-    """Check the numbers of workers at each site."""
+    """Check the numbers of workers at each site; 0 at a site that only has the server."""
     sites = tuple(
-        require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", value))
+        require_count(f"sites[{i}]", count, minimum=0)
+        for i, count in enumerate(require_list("sites", value))
     )
     if sum(sites) != workers:
         raise InputError(
@@ -108,6 +124,44 @@ def as_sites(value: Any, workers: int) -> tuple[int, ...]:
             f"{workers}; let both agree"
         )
     return sites
+
+
+def is_matrix(value: Any) -> bool:
+    """Return whether a value between sites is nested lists: one for each pair of sites."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 1
+    return isinstance(value, list | tuple) and any(isinstance(row, list | tuple) for row in value)
+
+
+def as_matrix(argument: str, value: Any, sites: int, check: Callable[[str, Any], Any]) -> Matrix:
+    """Check the values of all pairs of sites: from the site of a row to the site of a column.
+
+    Raises InputError unless the matrix is square, has a row for each site and zeros on its
+    diagonal; ``check`` reads the other entries.
+    """
+    rows = value.tolist() if isinstance(value, np.ndarray) else value
+    lengths = [len(row) if isinstance(row, list | tuple) else 1 for row in rows]
+    if set(lengths) != {len(rows)}:
+        raise InputError(
+            f"{argument} = {len(rows)} rows of {', '.join(map(str, lengths))} entries: must be "
+            f"square; give each site a row and a column, such as {_MATRIX_EXAMPLE}"
+        )
+    if len(rows) != sites:
+        raise InputError(
+            f"{argument} = a matrix of {len(rows)} sites: there are {sites} sites; give as many "
+            "rows and columns"
+        )
+    for i in range(sites):
+        entry = rows[i][i]
+        if entry != Constant(0.0) and str(entry).split()[:1] not in (["0"], ["0.0"]):
+            raise InputError(
+                f"{argument}[{i}][{i}] = {entry}: must be 0, as {argument.removeprefix('far_')} "
+                "holds inside a site; write 0 on the diagonal"
+            )
+    return tuple(
+        tuple(0.0 if i == j else check(f"{argument}[{i}][{j}]", row[j]) for j in range(sites))
+        for i, row in enumerate(rows)
+    )
 
 
 def with_mean(argument: str, law: Law) -> Law:
@@ -128,6 +182,13 @@ def directed(value: Any, direction: int, workers: int) -> list[Any]:
     """Return each worker's checked latency or bandwidth in one direction, 0 up or 1 down."""
     values = value.values if isinstance(value, PerWorker) else (value,) * workers
     return [pair[direction] if isinstance(pair, tuple) else pair for pair in values]
+
+
+def far_values(value: Any, direction: int, site_of: Sequence[int], server_site: int) -> list[Any]:
+    """Return each worker's checked value between sites in one direction, 0 up or 1 down."""
+    if not is_matrix(value):
+        return directed(value, direction, len(site_of))
+    return [value[server_site][i] if direction else value[i][server_site] for i in site_of]
 
 
 def as_text(values: Any) -> str:
@@ -153,6 +214,8 @@ def _from_text(
     if not isinstance(value, str):
         return value
     try:
+        if value.lstrip().startswith("[["):
+            return built(read(value, "a matrix", _MATRIX_EXAMPLE, units=True))
         if not value.strip().startswith(per_worker.__name__):
             return otherwise(value)
         call = read(value, noun, example, units=True)

@@ -33,6 +33,7 @@ _OF_CLUSTERS = (
         "sites",
         "far_latency",
         "far_bandwidth",
+        "server_site",
     ),
     *("dynamic_window", "servers", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
@@ -83,6 +84,7 @@ class RealConfig(StudyConfig):
     sites: Hidden[tuple[int, ...]] = ()
     far_latency: Hidden[LawLike | None] = None
     far_bandwidth: Hidden[float | None] = None
+    server_site: Hidden[int] = 0
     dynamic_window: Hidden[bool] = False
     servers: Hidden[int] = 1
     read_blocks: Hidden[int] = 1

@@ -22,7 +22,7 @@ from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import WeakAttackWarning, parse_attack
 from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
-from asyncsim.clusters.network import PerWorker
+from asyncsim.clusters.network import PerWorker, is_matrix
 from asyncsim.methods import Method, Timing
 from asyncsim.methods.method import OF_SIZES
 from asyncsim.methods.robust_gossip import note_few_replicas
@@ -134,9 +134,13 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         for name in ("latency", "bandwidth"):
             if isinstance(value := getattr(cluster, name), PerWorker):
                 needs[name] = value.first(needs["workers"])
-        if cluster.sites is not None:  # the sites of the first workers
+        if cluster.sites is not None:  # the sites of the first workers and of the server
             remaining = np.diff(np.minimum(np.cumsum((0, *cluster.sites)), needs["workers"]))
-            needs["sites"] = tuple(remaining[remaining > 0].tolist())
+            count = max(cluster.server_site, np.flatnonzero(remaining)[-1]) + 1
+            needs["sites"] = tuple(remaining[:count].tolist())
+            for name in ("far_latency", "far_bandwidth"):
+                if is_matrix(value := getattr(cluster, name)):
+                    needs[name] = tuple(row[:count] for row in value[:count])
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
@@ -147,7 +151,13 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         up, down = vector if isinstance(vector, tuple) else (vector, vector)
         needs["message_bytes"] = timing.bytes_of_visit(up, down, bits)
     far_every, groups = needs.pop("far_every", 1), needs.pop("groups", None)
-    if cluster.sites is not None and groups is not None and not cluster.shared_bandwidth:
+    is_uniform = not any(map(is_matrix, (cluster.far_latency, cluster.far_bandwidth)))
+    if (
+        cluster.sites is not None
+        and groups is not None
+        and not cluster.shared_bandwidth
+        and is_uniform
+    ):
         group = np.arange(cluster.workers) * groups // cluster.workers
         begins = np.cumsum(cluster.sites)[:-1]
         if (group[begins] != group[begins - 1]).all():  # no group is at two sites

@@ -34,6 +34,7 @@ GROUPS = {
             "sites",
             "far_latency",
             "far_bandwidth",
+            "server_site",
         ),
     ),
     "Failures and attacks": ("failures", "attack"),

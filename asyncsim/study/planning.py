@@ -108,7 +108,8 @@ def measure(
     late = column["commit_time"] > begin
     up, down = message_bytes
     if cluster.policy.collective is not None:
-        sent = collective_bytes(cluster.policy.collective, up, cluster.workers, cluster.sites).total
+        sites = [count for count in cluster.sites or (cluster.workers,) if count]
+        sent = collective_bytes(cluster.policy.collective, up, cluster.workers, sites).total
         sent *= per_second["versions"]
     else:
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())

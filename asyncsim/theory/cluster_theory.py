@@ -276,7 +276,8 @@ def _links(cluster: Cluster) -> list[tuple[range, float]]:
     if not cluster.shared_bandwidth:
         return [(range(cluster.workers), math.inf)]
     links = []
-    for first, last in itertools.pairwise(np.cumsum([0, *cluster.link_sizes]).tolist()):
+    sizes = [size for size in cluster.link_sizes if size]
+    for first, last in itertools.pairwise(np.cumsum([0, *sizes]).tolist()):
         seconds = max(min(way.transfer[first:last]) for way in cluster.ways)
         links.append((range(first, last), 1 / seconds if seconds > 0 else math.inf))
     return links
