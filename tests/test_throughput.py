@@ -208,8 +208,8 @@ def test_study_of_replays(told, task, workers, names):
     assert (summary["per_second_min"] <= summary["per_second"]).all() and (
         summary["per_second_min"] > 0
     ).all()
-    assert out[-3].startswith("replay ")
-    assert out[-1].startswith("wrote mine: config.json, summary.csv, made.json, report.html")
+    assert out[-4].startswith("replay ")
+    assert out[-2].startswith("wrote mine: config.json, summary.csv, made.json, report.html")
     assert json.loads(Path("mine/config.json").read_text())["methods"] == names
     assert f"{task}, {workers[-1]} workers, " in err[-1] and "turn 2 of 2" in err[-1]
 
