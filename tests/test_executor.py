@@ -134,7 +134,7 @@ def test_an_own_study_says_what_it_wrote(capsys):
     assert study.main([*STUDY, "--out=mine"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt",
-        "open it: asyncsim show mine",
+        "open it: asyncsim show ./mine",
     ]
 
 

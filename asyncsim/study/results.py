@@ -370,7 +370,9 @@ def say_written(folder: Path) -> None:
         )
     )
     print(f"\nwrote {folder}: {', '.join(path.name for path in paths)}")
-    print(f"open it: asyncsim show {shlex.quote(str(folder))}")
+    # A name alone could also be a tag, or another folder of this name.
+    path = folder if len(folder.parts) > 1 else f".{os.sep}{folder}"
+    print(f"open it: asyncsim show {shlex.quote(str(path))}")
 
 
 def lacks_runs(folder: Path | None) -> bool:
