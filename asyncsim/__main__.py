@@ -1,5 +1,6 @@
 """The command line: ``asyncsim``, or ``python -m asyncsim``."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,15 +21,21 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim calibrate FILE         fit a cluster to a server's log; predict more workers
        asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
        asyncsim --version              print the version
+
+--no-color anywhere, or the environment variable NO_COLOR, turns the colours of terminals off.
 """
 
+_NO_COLOR = "--no-color"
 #: Commands that run a study, and its name.
 _OF_STUDIES = {"train": ["train"], "post-training": ["post_training"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 2 for bad input or an unknown command."""
-    command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if _NO_COLOR in typed:
+        os.environ["NO_COLOR"] = "1"
+    command, *rest = [argument for argument in typed if argument != _NO_COLOR] or ["--help"]
     try:
         from asyncsim.base.console import discard_output, safe_output
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted, note
+from asyncsim.base.console import VERDICT, counted, note
 from asyncsim.base.errors import InputError, require_choice, require_positive
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.problems import Problem
@@ -35,7 +35,6 @@ from asyncsim.study.ranking import (
     rates_as_good,
     verdict,
 )
-from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
@@ -234,7 +233,7 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
         f"{direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
-    lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS), TABLE))
+    lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS)))
     if several:
         lines.append(f"{VERDICT}{verdict(table, list(table['method']), measure)}")
         if config.tune and int(table["seeds"].max()) > 1:

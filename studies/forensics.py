@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from asyncsim.base.console import counted, note
+from asyncsim.base.console import VERDICT, counted, note
 from asyncsim.base.errors import InputError, require_choice, require_nonnegative
 from asyncsim.drawing.curves import Curve, curve_of
 from asyncsim.methods import Method
@@ -45,7 +45,6 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, outcomes, present, read
-from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 #: The panels of the paper's figure by their methods.

@@ -359,7 +359,7 @@ def _conclude(
     lines = [
         f"{setting}; time and gradients until {goal.criterion()}; consensus distance: mean "
         "squared distance of the replicas from their mean; gap: spectral gap of the topology",
-        text_of(printed, [name for name in printed if name not in ("seeds", "diverged")], TABLE),
+        text_of(printed, [name for name in printed if name not in ("seeds", "diverged")]),
         *left_out,
     ]
     if table["seeds"].max() == 1:

@@ -391,7 +391,7 @@ def _texts(config: Config, rewards: pd.DataFrame, contrasts: pd.DataFrame) -> li
     texts = [
         f"token bandit, groups of {config.group}, batches of {config.batch}, {config.steps} "
         f"updates; {seeds}",
-        text_of(rewards.assign(reward=spread(rewards, "reward")), columns, REWARDS),
+        text_of(rewards.assign(reward=spread(rewards, "reward")), columns),
         "mixed pairs: the probability that two draws from a group are by different versions",
         "",
         "uncorrected updates along the gradient of the reward, relative to it: measured, and by "
@@ -400,12 +400,11 @@ def _texts(config: Config, rewards: pd.DataFrame, contrasts: pd.DataFrame) -> li
         text_of(
             uncorrected.assign(ascent=spread(uncorrected, "ascent")),
             ["law", "mix", "learning_rate", *ASCENTS],
-            REWARDS,
         ),
         "",
         f"contrasts; the {len(contrasts)} intervals, paired by seed, hold together with "
         f"{CONFIDENCE:.0%}",
-        text_of(contrasts, ["contrast", "expected", "difference", "low", "high"], CONTRASTS_FILE),
+        text_of(contrasts, ["contrast", "expected", "difference", "low", "high"]),
     ]
     names = [f"{row.law} by {row.mix}, {row.method}" for row in rewards.itertuples()]
     if edge := at_the_edge(rewards, config.tune, names):

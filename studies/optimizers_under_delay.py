@@ -372,7 +372,7 @@ def _texts(
     return [
         f"{problem.name}, training loss (nats) after {counted(config.gradients, 'gradient')}, each "
         f"at its best rate; {seeds}",
-        text_of(shown, columns, TABLE),
+        text_of(shown, columns),
         "gap: loss minus that of the same optimizer without delay",
         "",
         "mean gap over the fixed delays, by beta1",

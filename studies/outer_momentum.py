@@ -444,13 +444,13 @@ def _texts(
     )
     return [
         about,
-        text_of(best, columns, TABLE),
+        text_of(best, columns),
         "harm: the loss with momentum over the loss without it, with its 95 % interval over the "
         "seeds\nequal rate: the rate that is best without momentum; equal effective rate: that "
         "rate times 1 - momentum",
         "",
         "largest stable effective rate on a quadratic of curvature 1; measured with seed 0",
-        text_of(limits, ["case", "rule", columns[2], "theory", "measured"], LIMITS),
+        text_of(limits, ["case", "rule", columns[2], "theory", "measured"]),
         edges,
         plain_edges,
     ]

@@ -206,7 +206,7 @@ def _conclude(config: Config, groups: tuple[str, ...], folder: Path, summary: pd
     answers = []
     for method, rows in table.groupby("method", sort=False):
         rows = rows.reset_index(drop=True)
-        shown = ranked_text(rows, ["profile", "learning_rate"], MEASURE, ["relative"], PROFILES)
+        shown = ranked_text(rows, ["profile", "learning_rate"], MEASURE, ["relative"])
         texts += ["", f"{method}:", shown, verdict(rows, rows["profile"], MEASURE, "profile")]
         texts += [at_the_edge(rows, config.tune, list(rows["profile"]))]
         answers.append(

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from asyncsim.base.console import LEAST_SHARE, counted, note, table_text
+from asyncsim.base.console import LEAST_SHARE, VERDICT, counted, note, table_text
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
@@ -26,7 +26,6 @@ from asyncsim.study.columns import Column, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
-from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.theory import throughput_theory
@@ -233,7 +232,7 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short "
         "traces may exceed; parts of the workers' time; "
         "staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
-        f"{table_text(printed, file=POLICIES)}\n"
+        f"{table_text(printed)}\n"
     )
 
 
@@ -252,7 +251,7 @@ def _times_text(times: pd.DataFrame, config: Config) -> str:
         texts.append(
             f"{method}, {counted(int(workers), 'worker')}: simulated time until "
             f"{config.goal.criterion()}\n"
-            f"{ranked_text(table, by, measure, columns, TIMES)}\n"
+            f"{ranked_text(table, by, measure, columns)}\n"
             f"{VERDICT}{verdict(table, names, measure, 'policy')}" + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)

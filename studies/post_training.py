@@ -463,7 +463,7 @@ def _texts(
         Column("length_trained", "trained (s)"),
         "limit",
     ]
-    texts = [about, text_of(queues, shown, QUEUES), _LEGEND]
+    texts = [about, text_of(queues, shown), _LEGEND]
     if config.seeds == 1:
         texts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
@@ -478,7 +478,7 @@ def _texts(
             shown[4],
             "limit",
         ]
-        texts.append(text_of(tables[SPLIT].head(10), own, SPLIT))
+        texts.append(text_of(tables[SPLIT].head(10), own))
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
@@ -497,7 +497,7 @@ def _texts(
         ]
         if config.by_length:
             columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
-        texts.append(text_of(shown_rewards, columns, REWARDS))
+        texts.append(text_of(shown_rewards, columns))
         if config.by_length:
             texts.append(
                 f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "

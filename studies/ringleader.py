@@ -120,7 +120,7 @@ def run(config: Config) -> Result:
                 f"{cells[0].problem.name}, {counted(config.workers, 'worker')}, "
                 f"{config.horizon:g} s for every method; time and gradients until "
                 f"{config.goal.criterion()}\n"
-                f"{ranked_text(table, _BY, _MEASURE, _COLUMNS, TABLE)}"
+                f"{ranked_text(table, _BY, _MEASURE, _COLUMNS)}"
             )
             edge = at_the_edge(table, config.tune, table["method"])
             words = verdict(table, list(table["method"]), _MEASURE) if len(table) > 1 else ""

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import write
-from asyncsim.base.console import counted, note, number_text, tell
+from asyncsim.base.console import VERDICT, counted, note, number_text, tell
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
@@ -35,7 +35,6 @@ from asyncsim.study.columns import text_of
 from asyncsim.study.finished import read, report
 from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
-from asyncsim.study.results import VERDICT
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 #: Files with the limits, and with the runs behind them.

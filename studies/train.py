@@ -114,4 +114,4 @@ def _trained(
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    present(folder, {}, text_of(summary, _PRINTED, results.SUMMARY))
+    present(folder, {}, text_of(summary, _PRINTED))

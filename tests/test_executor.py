@@ -132,11 +132,10 @@ def files(folder: str) -> dict[str, bytes]:
 
 def test_an_own_study_says_what_it_wrote(capsys):
     assert study.main([*STUDY, "--out=mine"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        last
-        == "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt"
-    )
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt",
+        "open it: asyncsim show ./mine",
+    ]
 
 
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():

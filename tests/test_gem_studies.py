@@ -74,7 +74,7 @@ def test_study_runs_and_is_resumed(told, name, lenient):
     options, columns = TINY[name]
     code, out, err = told(name, options)
     assert code == 0, err
-    said, named = re.fullmatch("wrote (.*?): (.*)", out[-1]).groups()
+    said, named = re.fullmatch("wrote (.*?): (.*)", out[-2]).groups()
     assert said == "mine" and sorted(named.split(", ")) == sorted(
         path.name for path in Path("mine").iterdir()
     )
@@ -395,7 +395,7 @@ def test_limits_of_gradient_descent(told, monkeypatch):
         True,
         True,
     ]
-    assert "limits.csv" in out[-1] and "limit_runs.csv" in out[-1]
+    assert "limits.csv" in out[-2] and "limit_runs.csv" in out[-2]
 
 
 def test_numbers_of_workers_that_are_tried():

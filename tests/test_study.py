@@ -823,7 +823,7 @@ def test_study_says_and_writes_what_can_be_read(small_run):
     assert (
         len(ended.stderr.splitlines()) == 3 and "] adaptive_staleness, seed 0: loss" in ended.stderr
     )
-    named = out.splitlines()[-1].partition("wrote results/staleness: ")[2].split(", ")
+    named = out.splitlines()[-2].partition("wrote results/staleness: ")[2].split(", ")
     assert sorted(named) == sorted(path.name for path in folder.iterdir())
     config = json.loads((folder / "config.json").read_text())
     assert (config["study"], config["workers"], config["problem"]) == ("staleness", 2, "digits")

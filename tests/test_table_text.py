@@ -1,11 +1,19 @@
 """Numbers and tables as people read them."""
 
+import calendar
+import re
+import sys
+import time
+
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim.base.console import number_text, table_text
+from asyncsim.__main__ import main
+from asyncsim.base.console import Progress, heard, note, number_text, table_text, tell_error
 from asyncsim.study.columns import Column, as_column, axis_of, text_of, with_titles
+from asyncsim.study.jobs import expected_end
 
 
 @pytest.mark.parametrize(
@@ -45,17 +53,133 @@ def test_tables():
     ]
 
 
-def test_on_a_narrow_terminal_the_last_columns_are_named_below(monkeypatch):
-    table = pd.DataFrame({f"column {number}": [1.0] for number in range(12)})
-    assert "also in" not in table_text(table, file="table.csv")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    """Standard output and standard error are a terminal of 40 columns."""
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     monkeypatch.setenv("COLUMNS", "40")
-    lines = table_text(table, file="table.csv").splitlines()
-    assert max(map(len, lines)) <= 40 and lines[0].split()[1::2] == ["0", "1", "2", "3"]
-    assert (
-        " ".join(lines[2:]).startswith("also in table.csv: column 4, column 5")
-        and "column 11" in lines[-1]
-    )
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "")
+
+
+def wide_table(**first):
+    rows = len(next(iter(first.values())))
+    return pd.DataFrame({**first, **{f"column {number}": [1.0] * rows for number in range(6)}})
+
+
+def printed_blocks(table, capsys):
+    """The cells of the printed blocks; the copy for written files stays wide."""
+    with heard() as copy:
+        print(f"before\n{table_text(table)}\nafter")
+    assert max(map(len, copy.getvalue().splitlines())) > 40
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "before" and lines[-1] == "after" and max(map(len, lines)) <= 40
+    blocks = "\n".join(lines[1:-1]).split("\n\n")
+    return [
+        [line.replace("column ", "column").split() for line in block.splitlines()]
+        for block in blocks
+    ]
+
+
+def test_tables_fit_a_narrow_terminal(terminal, capsys):
+    table = wide_table(method=["gem", "streaming_sgd"])
+    assert printed_blocks(table, capsys) == [
+        [["method", *columns], ["gem", *cells], ["streaming_sgd", *cells]]
+        for columns, cells in (
+            (["column0", "column1"], ["1.00"] * 2),
+            (["column2", "column3"], ["1.00"] * 2),
+            (["column4", "column5"], ["1.00"] * 2),
+        )
+    ]
+
+
+def test_blocks_begin_with_the_columns_that_identify_rows(terminal, capsys):
+    rows = {"method": ["gem", "gem"], "rate": [0.1, 0.2]}
+    assert {tuple(block[0][:2]) for block in printed_blocks(wide_table(**rows), capsys)} == {
+        ("method", "rate")
+    }
+    # A place has no title.
+    ranked_rows = {"": ["1", "~2"], "method": ["gem", "sgd"]}
+    assert {tuple(block[2][:2]) for block in printed_blocks(wide_table(**ranked_rows), capsys)} == {
+        ("~2", "sgd")
+    }
+    # Wide identifying columns, and rows that nothing distinguishes: only the first column.
+    wide_rows = {"method": ["gem"] * 2, "cluster": ["a" * 20, "b" * 20]}
+    for table in (wide_table(**wide_rows), wide_table(method=["gem"] * 2)):
+        *_, last = printed_blocks(table, capsys)
+        assert last[0][0] == "method" and last[0][1].startswith("column")
+
+
+def test_tables_stay_wide_without_a_terminal(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: False)
+    table = wide_table(method=["gem"])
+    with heard():
+        print(table_text(table))
+    assert capsys.readouterr().out == f"{table_text(table)}\n"
+
+
+def colours(capsys):
+    """The coloured lines on standard output and standard error; the copy has none."""
+    with heard() as copy:
+        print("a table\nverdict: gem is the best\nan end")
+    assert "\033" not in copy.getvalue()
+    tell_error("rate = 0: must be above zero; give another")
+    note("a note")
+    out, err = capsys.readouterr()
+    return [re.sub("\033[^m]*m", "", line) for line in (out + err).splitlines() if "\033" in line]
+
+
+def test_only_verdicts_errors_and_hints_have_colours(terminal, capsys):
+    assert colours(capsys) == [
+        "verdict: gem is the best",
+        "error: rate = 0: must be above zero",
+        "hint: give another",
+    ]
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("", "")])
+def test_colours_are_switched_off(terminal, monkeypatch, capsys, name, value):
+    if name:
+        monkeypatch.setenv(name, value)
+    else:
+        monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: False)
+    assert colours(capsys) == []
+
+
+def test_the_option_no_color_may_stand_anywhere(terminal, capsys):
+    assert main(["study", "nowhere"]) == 2 and "\033[" in capsys.readouterr().err
+    assert main(["study", "--no-color", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_progress_bars_say_that_jax_compiles(monkeypatch, capsys):
+    bars = []
+    monkeypatch.setattr(Progress, "refresh", lambda bar, **_: bars.append(bar.postfix))
+    with Progress(2, "runs", "run", is_shown=True) as bar:
+        bar.say("end about 12:00")
+        jax.jit(lambda x: x * 2 + 1)(1.0).block_until_ready()
+        assert "end about 12:00, compiling" in bars and bars[-1] == "end about 12:00"
+        bars.clear()
+    jax.jit(lambda x: x * 3 + 1)(1.0).block_until_ready()
+    assert bars == []  # the bar is closed
+    with Progress(2, "runs", "run", is_shown=True) as bar, pytest.raises(ValueError, match="mine"):
+        jax.jit(failing)(1.0)
+    assert bars[-1] == ""  # no failed compilation stays
+
+
+def failing(x):
+    raise ValueError("mine")
+
+
+def test_jobs_end_after_the_mean_time_of_those_that_have_ended(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    noon = calendar.timegm((2026, 3, 1, 12, 0, 0))
+    monkeypatch.setattr(time, "time", lambda: noon)
+    assert expected_end(noon - 600, 2, 8) == "end about 12:30"
+    assert expected_end(noon - 7200, 1, 8) == "end about 02 Mar 02:00"
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_columns_are_printed_with_their_titles_and_parts_with_their_whole():

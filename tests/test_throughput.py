@@ -208,8 +208,8 @@ def test_study_of_replays(told, task, workers, names):
     assert (summary["per_second_min"] <= summary["per_second"]).all() and (
         summary["per_second_min"] > 0
     ).all()
-    assert out[-3].startswith("replay ")
-    assert out[-1].startswith("wrote mine: config.json, summary.csv, made.json, report.html")
+    assert out[-4].startswith("verdict: replay ")
+    assert out[-2].startswith("wrote mine: config.json, summary.csv, made.json, report.html")
     assert json.loads(Path("mine/config.json").read_text())["methods"] == names
     assert f"{task}, {workers[-1]} workers, " in err[-1] and "turn 2 of 2" in err[-1]
 
@@ -219,7 +219,7 @@ def test_study_of_simulation_and_its_figure(told):
     assert code == 0, err
     summary = pd.read_csv("mine/summary.csv")
     assert list(summary["contender"]) == ["simulate", "usual SimPy model"] * 2
-    assert out[-3].startswith("simulation ") and out[-3].endswith(
+    assert out[-4].startswith("verdict: simulation ") and out[-4].endswith(
         " times as fast as the usual SimPy model"
     )
     first = [path.read_bytes() for path in draw_folder(Path("mine"))]

@@ -96,31 +96,74 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"{value:#.{digits}g}"
 
 
-def table_text(table: Any, digits: int = 3, file: str = "") -> str:
+def table_text(table: Any, digits: int = 3) -> str:
     """Write the rows of a DataFrame, with floats as in `number_text` and dashes for missing values.
 
-    ``file``: the file with the whole table. On a terminal that is too narrow the last columns are
-    left out, and a line below names them and the file.
+    Where the text is printed on a narrower terminal, its columns continue in blocks below, each
+    with the columns that identify the rows; copies of the printed text stay wide.
     """
-    count = len(table.columns)
-    terminal = bool(file) and sys.stdout is not None and sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else None
-    while True:
-        part = table.iloc[:, :count]
-        text = str(
-            part.to_string(
-                index=False, float_format=lambda value: number_text(value, digits), na_rep="-"
-            )
+    text = _rows_text(table, digits)
+    width = shutil.get_terminal_size().columns
+    if sys.stdout is not None and sys.stdout.isatty() and _width(text) > width:
+        _NARROW[printable(text)] = printable(_in_blocks(table, digits, width))
+    return text
+
+
+#: Tables in blocks that fit the terminal, by their wide texts.
+_NARROW: dict[str, str] = {}
+
+
+def _rows_text(table: Any, digits: int) -> str:
+    return str(
+        table.to_string(
+            index=False, float_format=lambda value: number_text(value, digits), na_rep="-"
         )
-        if width is None or count <= 2 or max(map(len, text.splitlines())) <= width:
-            break
-        count -= 1
-    left_out = ", ".join(table.columns[count:])
-    return (
-        "\n".join([text, *textwrap.wrap(f"also in {file}: {left_out}", width or 80)])
-        if left_out
-        else text
     )
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def _in_blocks(table: Any, digits: int, width: int) -> str:
+    """Divide a table by its columns into blocks that fit a width, if single columns do.
+
+    Each block begins with the columns that identify the rows: the first ones whose values differ
+    between rows, if they leave half of the width; else the first one with a title.
+    """
+    count = table.shape[1]
+    fewest = 2 if table.columns[0] == "" else 1
+    keys = fewest
+    while keys < count and table.iloc[:, :keys].duplicated().any():
+        keys += 1
+    if _width(_rows_text(table.iloc[:, :keys], digits)) > width / 2:
+        keys = fewest
+    blocks, start = [], keys
+    while start < count:
+        for stop in range(count, start, -1):
+            columns = [*range(keys), *range(start, stop)]
+            text = _rows_text(table.iloc[:, columns], digits)
+            if _width(text) <= width or stop == start + 1:
+                break
+        blocks.append(text)
+        start = stop
+    return "\n\n".join(blocks)
+
+
+#: The begin of the printed line that answers a study's question.
+VERDICT = "verdict: "
+#: The colours of printed lines, as codes of ANSI terminals, by the begins of the lines.
+_COLOURS = {VERDICT: "1;32", "error: ": "31", "hint: ": "36"}
+_COLOURED = re.compile(f"^({'|'.join(_COLOURS)}).*", re.MULTILINE)
+
+
+def _coloured(text: str) -> str:
+    """Colour the verdicts, errors and hints of a text for a terminal, unless the environment has
+    NO_COLOR (https://no-color.org) or TERM=dumb.
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return _COLOURED.sub(lambda line: f"\033[{_COLOURS[line[1]]}m{line[0]}\033[0m", text)
 
 
 #: The printed notes, inside `each_note_once`.
@@ -134,8 +177,9 @@ def on_a_terminal() -> bool:
 
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
+    text = printable(text)
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
-        print(printable(text), file=sys.stderr, flush=True)
+        print(_coloured(text) if on_a_terminal() else text, file=sys.stderr, flush=True)
 
 
 def tell_error(error: object, hint: str = "") -> None:
@@ -149,8 +193,54 @@ def tell_error(error: object, hint: str = "") -> None:
 _ASCII = str.maketrans({"\u00b1": "+-", "\u00d7": "x", "\u00b2": "^2"})
 
 
+#: An entry for each step of a compilation in progress, in any thread; a step may contain others.
+_compiling: list[None] = []
+_bars: "set[Progress]" = set()
+
+
+class Progress(tqdm):
+    """A progress bar that is removed at its end, and says meanwhile if JAX compiles.
+
+    ``is_shown``: by default, if standard error is a terminal.
+    """
+
+    def __init__(self, total: int, description: str, unit: str, is_shown: bool | None = None):
+        self.words = ""
+        is_shown = on_a_terminal() if is_shown is None else is_shown
+        super().__init__(
+            total=total, desc=description, unit=unit, disable=not is_shown, leave=False
+        )
+        if is_shown:
+            _bars.add(self)
+
+    def say(self, words: str) -> None:
+        """Replace the words at the end of the bar; "compiling" follows them."""
+        self.words = words
+        self.set_postfix_str(", ".join(filter(None, [words, "compiling" if _compiling else ""])))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        _bars.discard(self)
+        super().close()
+
+
+def show_compilation(is_running: bool) -> None:
+    """Count the steps of compilations; during one the progress bars say "compiling"."""
+    was_running = bool(_compiling)
+    if is_running:
+        _compiling.append(None)
+    elif _compiling:  # else the step began before the first call
+        _compiling.pop()
+    if bool(_compiling) != was_running:
+        for bar in tuple(_bars):
+            bar.say(bar.words)
+
+
 class _Output:
-    """Standard output without control characters, in any encoding; optionally with a copy."""
+    """Standard output without control characters, in any encoding; optionally with a copy.
+
+    A terminal gets tables of its width, and colours; the copy does not.
+    """
 
     def __init__(self, stream: Any, copy: io.StringIO | None = None):
         # A process may have no standard output.
@@ -160,6 +250,10 @@ class _Output:
         text = printable(text)
         if self._copy is not None:
             self._copy.write(text)
+        if not isinstance(self.stream, _Output) and self.stream.isatty():
+            for wide in sorted(_NARROW, key=len, reverse=True):
+                text = text.replace(wide, _NARROW[wide])
+            text = _coloured(text)
         encoding = self.stream.encoding or "utf-8"
         try:
             text.encode(encoding)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.monitoring
 import numpy as np
 from jax._src import xla_bridge
 
+from asyncsim.base.console import show_compilation
 from asyncsim.base.errors import InputError
 
 #: Folders of files that are not the user's, besides installed packages.
@@ -37,6 +39,24 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
+
+
+#: The events of JAX's steps of a compilation: a number when a step begins, its duration at its end.
+_COMPILATION = "/jax/core/compile/"
+
+
+def _begin(event: str, value: float | int, **_: str | int) -> None:
+    if event.startswith(_COMPILATION):
+        show_compilation(True)
+
+
+def _end(event: str, duration_secs: float, **_: str | int) -> None:
+    if event.startswith(_COMPILATION):
+        show_compilation(False)
+
+
+jax.monitoring.register_scalar_listener(_begin)
+jax.monitoring.register_event_duration_secs_listener(_end)
 
 
 def require_threads() -> None:

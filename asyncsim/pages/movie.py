@@ -7,9 +7,8 @@ import numpy as np
 from matplotlib.animation import FFMpegWriter, FuncAnimation, PillowWriter
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Circle
-from tqdm import tqdm
 
-from asyncsim.base.console import number_text, on_a_terminal
+from asyncsim.base.console import Progress, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_whole
 from asyncsim.drawing import look
@@ -111,9 +110,7 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
         # The function returns no artists, which blit=False allows.
         movie = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]
         kind = PillowWriter if path.suffix == ".gif" else FFMpegWriter
-        with tqdm(
-            total=len(times), desc=path.name, unit="frame", disable=not on_a_terminal(), leave=False
-        ) as bar:
+        with Progress(len(times), path.name, "frame") as bar:
             return write_whole(
                 path,
                 lambda partial: movie.save(

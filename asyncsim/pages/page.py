@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.base.console import counted, heard, number_text
+from asyncsim.base.console import VERDICT, counted, heard, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
@@ -286,7 +286,7 @@ def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dic
 
 def _verdict(text: str) -> str | None:
     """Return the sentences of a study's verdict, from its printed text; None without one."""
-    mark = results.VERDICT
+    mark = VERDICT
     verdicts = [line.removeprefix(mark) for line in text.splitlines() if line.startswith(mark)]
     return "; ".join(verdicts) or None
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 import asyncsim.real.peers as peers
-from asyncsim.base.console import note, on_a_terminal
+from asyncsim.base.console import Progress, note, on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_path, require_positive
 from asyncsim.base.files import plain, require_plain
 from asyncsim.methods.method import OF_JOURNEYS
@@ -296,7 +294,7 @@ def _counting(
     The function raises InputError if the count has not grown within the timeout.
     """
     count, grown = 0, time.monotonic()
-    with tqdm(total=total, unit=unit, disable=not limits.progress, leave=False) as bar:
+    with Progress(total, "", unit, limits.progress) as bar:
 
         def advance(total_now: int) -> None:
             nonlocal count, grown

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
-from asyncsim.base.console import on_a_terminal
+from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.base.threads import has_one_core
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
@@ -323,13 +322,12 @@ def run_to_the_end(
 ) -> None:
     """Advance to the last commit, evaluate at each stop, and show the progress."""
     commits = len(running.trace)
-    show = on_a_terminal() if progress is None else progress
-    with tqdm(total=commits, desc=description, unit="commit", disable=not show, leave=False) as bar:
+    with Progress(commits, description, "commit", progress) as bar:
 
         def evaluate() -> list[dict[str, float]]:
-            bar.set_postfix_str("evaluating")
+            bar.say("evaluating")
             rows = running.evaluate()
-            bar.set_postfix_str("")
+            bar.say("")
             return rows
 
         for row in evaluate():

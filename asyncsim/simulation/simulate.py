@@ -8,9 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
-from asyncsim.base.console import on_a_terminal
+from asyncsim.base.console import Progress, on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_memory
 from asyncsim.base.threads import require_wanted
 from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
@@ -107,5 +105,5 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
         require_wanted()
         bar.update(count - bar.n)
 
-    with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
+    with Progress(commits, "simulate", "commit", is_shown=True) as bar:
         yield report

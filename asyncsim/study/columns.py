@@ -95,10 +95,9 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
 def text_of(
     table: pd.DataFrame,
     columns: Iterable[str | Column] | None = None,
-    file: str = "",
     digits: int = 3,
 ) -> str:
-    """Return some columns of a table as text, one line for each row; ``file`` and ``digits`` as in
+    """Return some columns of a table as text, one line for each row; ``digits`` as in
     `table_text`.
     """
-    return table_text(with_titles(table, columns), digits, file)
+    return table_text(with_titles(table, columns), digits)

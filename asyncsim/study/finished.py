@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncsim.base.console import VERDICT
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import CHECKSUM, read_table, read_text, within, write_csv
 from asyncsim.study import load_file, results, shipped
@@ -234,7 +235,7 @@ def present(
     for name, table in tables.items():
         write_csv(folder / name, table)
     draw(folder)
-    answer = [f"{results.VERDICT}{'; '.join(verdict.splitlines())}"] if verdict else []
+    answer = [f"{VERDICT}{'; '.join(verdict.splitlines())}"] if verdict else []
     print("\n".join(filter(None, [*texts, *answer])))
 
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tqdm import tqdm
-
 from asyncsim.base import hooks
-from asyncsim.base.console import note, on_a_terminal, tell
+from asyncsim.base.console import Progress, note, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
     read_table,
@@ -120,11 +118,11 @@ class Runner:
             for job in pending
         ]
         errors = set()
-        with tqdm(
-            total=len(calls), desc="runs", unit="run", disable=not on_a_terminal(), leave=False
-        ) as bar:
-            for completion in self._executor.map(_timed, calls):
+        started = time.time()
+        with Progress(len(calls), "runs", "run") as bar:
+            for count, completion in enumerate(self._executor.map(_timed, calls), start=1):
                 bar.update()
+                bar.say(expected_end(started, count, len(calls)))
                 place = missing[completion.place]
                 job = self.jobs[place]
                 if isinstance(completion.value, JobError):
@@ -186,6 +184,14 @@ class Runner:
         words = job.say(tables) if tables is not None else ""
         text = f"{job.name}: {f'{words}, ' if words else ''}{how}"
         tell(f"[{len(self._ended) + len(self.failed)}/{len(self.jobs)}] {text}")
+
+
+def expected_end(started: float, ended: int, count: int) -> str:
+    """Estimate the time of day at which jobs end, from the mean time of those that have ended."""
+    now = time.time()
+    end = time.localtime(now + (now - started) / ended * (count - ended))
+    is_today = end[:3] == time.localtime(now)[:3]
+    return time.strftime("end about %H:%M" if is_today else "end about %d %b %H:%M", end)
 
 
 def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:

@@ -307,21 +307,20 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def ranked_text(
-    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str], file: str = ""
+    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str]
 ) -> str:
     """Return a `ranked` table as text; several rows have places, and a legend of the marks below.
 
-    ``by``: the columns that name a row. ``more``: further columns, if the table has them. ``file``:
-    as in `asyncsim.base.console.table_text`.
+    ``by``: the columns that name a row. ``more``: further columns, if the table has them.
     """
     ends = ["reached", "diverged", *(name for name in further if name != measure.name)]
     columns = table.assign(**{measure.name: spread(table, measure.name)})
     first = Column(measure.name, measure.heading)
     if len(table) == 1:
-        return text_of(columns, [*by, first, *ends], file)
+        return text_of(columns, [*by, first, *ends])
     order = order_columns(table)
     columns = columns.assign(**order)
-    return f"{text_of(columns, ['', *by, first, *list(order)[1:], *ends], file)}\n{marks(table)}"
+    return f"{text_of(columns, ['', *by, first, *list(order)[1:], *ends])}\n{marks(table)}"
 
 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:

@@ -47,8 +47,6 @@ FILES = "files"
 ORIGIN = "made.json"
 #: The page of a finished study.
 PAGE = "report.html"
-#: The begin of the printed line that answers a study's question.
-VERDICT = "verdict: "
 #: In the folder of the index, the paths of results and of folders of results, a line each.
 FOLDER_LIST = "folders"
 #: And the file of tagged folders without results.
@@ -359,7 +357,9 @@ def telling(
 
 
 def say_written(folder: Path) -> None:
-    """Print the names of a study's files: the options, folders, tables, then figures."""
+    """Print the names of a study's files: the options, folders, tables, then figures; and the
+    command that opens its page.
+    """
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     paths.sort(
         key=lambda path: (
@@ -370,6 +370,9 @@ def say_written(folder: Path) -> None:
         )
     )
     print(f"\nwrote {folder}: {', '.join(path.name for path in paths)}")
+    # A name alone could also be a tag, or another folder of this name.
+    path = folder if len(folder.parts) > 1 else f".{os.sep}{folder}"
+    print(f"open it: asyncsim show {shlex.quote(str(path))}")
 
 
 def lacks_runs(folder: Path | None) -> bool:
