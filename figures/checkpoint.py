@@ -34,7 +34,6 @@ def checkpoint(finished: Finished) -> Figure:
     daly = (table["interval"] / table["multiple"]).iloc[0]
     axes.axvline(daly, color=look.VERMILLION, linestyle=":", label="Daly's interval")
     axes.set_xscale("log")
-    layout.plain_logs(axes.xaxis)
     axes.set_xlabel("interval between checkpoints (s)")
     axes.set_ylabel("share of time whose work is kept")
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)

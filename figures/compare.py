@@ -154,8 +154,6 @@ def tuning(finished: Finished) -> Figure | None:
         wider = [low - room, high] if edge < 0.5 else [low, high + room]
         axes.set_ylim(*scale.inverted().transform(np.array(wider)))
     layout.ticks_at(axes.xaxis, sorted(tried["learning_rate"].unique()))
-    if axes.get_yscale() == "log":
-        layout.plain_logs(axes.yaxis)
     axes.set_xlabel("learning rate")
     axes.set_ylabel(axis_of(name))
     handles, named = axes.get_legend_handles_labels()

@@ -69,7 +69,6 @@ def over_time(finished: Finished) -> Figure:
                     **DIVERGED,
                 )
         axes.set_yscale("log")
-        layout.plain_logs(axes.yaxis)
         axes.set_xlim(0, None)
         axes.set_title(f"n = {n}, period {window}", fontsize=8)
     for axes in panels[-len(windows) :]:
@@ -118,7 +117,6 @@ def periods(finished: Finished) -> Figure:
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        layout.plain_logs(axes.yaxis)
         layout.ticks_at(axes.xaxis, sorted(table["window"].unique()))
         axes.set_xlabel("communication period (local steps)")
         axes.set_title(f"n = {n}", fontsize=8)

@@ -74,7 +74,6 @@ def gaps(finished: Finished) -> Figure:
     queue.set_xlabel("mean staleness (versions)")
     shift.set_ylabel("best rate, over that at delay 0")
     shift.set_yscale("log")
-    layout.plain_logs(shift.yaxis)
     beta.set_xlim(-0.05, 1)
     beta.set_xlabel("beta1, weight of the past in a step")
     layout.legend_below(figure, *fixed.get_legend_handles_labels(), 6)

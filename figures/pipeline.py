@@ -63,7 +63,6 @@ def _against_rate(axes: Axes, runs: pd.DataFrame, looks: dict[str, Look]) -> Non
     axes.set_ylabel(axis_of("train_loss"))
     least = float(runs["train_loss"].min())
     axes.set_ylim(least / 2, _MOST)
-    layout.plain_logs(axes.xaxis)
 
 
 def _at_best_rate(

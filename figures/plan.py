@@ -81,7 +81,6 @@ def plan(finished: Finished) -> Figure:
         label="Pareto front",
     )
     axes.set_xscale("log")
-    layout.plain_logs(axes.xaxis)
     if (stalest := table["staleness_mean"].max()) > 0:
         axes.set_yscale("symlog", linthresh=1.0)
         ticks = (step * 10.0**decade for decade in range(7) for step in (1, 2, 5))

@@ -65,7 +65,6 @@ def rewards(finished: Finished) -> Figure | None:
         axes.set_ylabel("expected reward")
         axes.tick_params(labelbottom=True, labelleft=True)
         layout.panel_title(axes, queue)
-    layout.plain_logs(panels[0].xaxis)
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; each at its best rate; dotted: the target"

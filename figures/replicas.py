@@ -71,12 +71,10 @@ def replicas(finished: Finished) -> Figure:
             zorder=0,
         )
         axes.set_xlabel(along)
-        layout.plain_logs(axes.yaxis)
     # Twice the time of the fastest method: data-parallel SGD takes many times as long as the rest.
     ends = [float(np.nanmax(by_axis["simulated time (s)"].step)) for by_axis in drawn.values()]
     panels[1].set_xlim(0, 2 * min(ends))
     panels[2].set_xscale("log")
-    layout.plain_logs(panels[2].xaxis)
     panels[0].set_xlim(0, None)
     panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))
     lines = [

@@ -73,7 +73,6 @@ def scaling(finished: Finished) -> Figure:
         )
     layer_axes.barh(place, computing, color="#d9d9d9", label="computing")
     layer_axes.set_xscale("log")
-    layout.plain_logs(layer_axes.xaxis)
     layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
     layer_axes.set_ylim(len(names) - 0.4, -0.6)
     layer_axes.set_xlabel(f"milliseconds of an iteration on {largest} nodes")

@@ -172,7 +172,6 @@ def energy(results: Results) -> Figure:
     }
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
-    layout.plain_logs(axes.yaxis)
     draw_curves(axes, curves, results.labels, "step")
     mark_below(axes, curves, results.labels, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")

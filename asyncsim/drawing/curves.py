@@ -370,7 +370,7 @@ def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:
     axes.set_yscale(scale)
     axes.set_ylim(low, high)
     if scale == "log":
-        layout.plain_logs(axes.yaxis)
+        look.plain_logs(axes.yaxis)
 
 
 def axis_along(axes: Any, against: str) -> None:
