@@ -132,7 +132,7 @@ def gossip(finished: Finished) -> Figure:
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = counted(config["workers"], "worker")
     setting = ", ".join([config["problem"], f"{workers}{slow}", *attack_text(config.get("attack"))])
-    title_parts = [setting, seeds, "each at the best of its learning rates"]
+    title_parts = ["methods by topology at their best learning rates", setting, seeds]
     labels = {method: appearance.label for method, appearance in looks.items()}
     for split, name in itertools.product(splits, names):
         selection = {

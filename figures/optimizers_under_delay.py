@@ -79,7 +79,9 @@ def gaps(finished: Finished) -> Figure:
     layout.legend_below(figure, *fixed.get_legend_handles_labels(), 6)
     seeds = over_seeds(finished.summary["seed"].nunique(), "means of")
     layout.title(
-        figure, f"{finished.config['problem']}, {seeds}, each at its best rate", look.DOUBLE
+        figure,
+        f"optimizers under delay, each at its best rate; {finished.config['problem']}, {seeds}",
+        look.DOUBLE,
     )
     return figure
 

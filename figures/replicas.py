@@ -88,8 +88,8 @@ def replicas(finished: Finished) -> Figure:
     overlaps = coincidences(
         {name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels
     )
-    best = "each at the best of its learning rates"
-    layout.title(figure, "; ".join([f"{config['problem']}, {workers}", seeds, best, *overlaps]))
+    subject = "methods at their best learning rates"
+    layout.title(figure, "; ".join([subject, f"{config['problem']}, {workers}", seeds, *overlaps]))
     return figure
 
 

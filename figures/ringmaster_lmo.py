@@ -52,7 +52,9 @@ def loss(finished: Finished) -> Figure:
         axes.legend()
     panels[0].set_ylabel("training loss")
     seeds = over_seeds(table["seed"].nunique())
-    layout.title(figure, f"{_setting(finished)}; {seeds}; each R at its best rate")
+    layout.title(
+        figure, f"limits R of the delay, each at its best rate; {_setting(finished)}; {seeds}"
+    )
     return figure
 
 
@@ -81,7 +83,7 @@ def grid(finished: Finished) -> Figure:
     panels[0].set_ylabel("training loss at the end")
     panels[0].legend()
     seeds = over_seeds(table["seed"].nunique(), "means over")
-    layout.title(figure, f"{_setting(finished)}; {seeds}")
+    layout.title(figure, f"limits R of the delay and learning rates; {_setting(finished)}; {seeds}")
     return figure
 
 

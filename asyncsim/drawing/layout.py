@@ -45,7 +45,7 @@ def legend_below(
     ``columns`` side by side; labels wider than the figure are wrapped. The axes need final limits.
     """
     if len(figure.axes) == 1:
-        rest = _label_ends(figure.axes[0], handles, labels)
+        rest = label_ends(figure.axes[0], handles, labels)
         handles, labels = [handles[i] for i in rest], [labels[i] for i in rest]
     if not labels:
         return
@@ -60,7 +60,7 @@ def legend_below(
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> list[int]:
+def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> list[int]:
     """Label curves at the right edge of the axes, unless one ends early or the labels would be far
     from their curves; return the numbers of the handles without a label.
     """

@@ -318,7 +318,7 @@ def misspecified(results: Finished, panel: str) -> Figure:
     draw_family(axes, curves, labels, name.line, looks=looks)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
     axes.set_ylabel(LOSS)
-    text = setting(results, "too high a learning rate")
+    text = setting(results, "methods at too high a learning rate")
     finish(figure, axes, text, published_handles(figure, axes), columns=2)
     return figure
 
