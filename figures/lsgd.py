@@ -56,7 +56,8 @@ def over_time(finished: Finished) -> Figure:
     workers, windows = (sorted(table[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.9 + 1.7 * len(workers))
     figure, panels = look.new_figure(*size, len(windows), len(workers), sharey=True)
-    looks, curves = _looks(table), {}
+    looks = _looks(table)
+    curves: dict[tuple[int, int], dict[str, Curve]] = {}
     for row in table.itertuples():
         curves.setdefault((row.workers, row.window), {})[row.method] = _curve(_runs(finished, row))
     limits = loss_axis([curve for drawn in curves.values() for curve in drawn.values()])

@@ -12,13 +12,12 @@ learner's updates.
 """
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, coincidences
+from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -66,23 +65,12 @@ def rewards(finished: Finished) -> Figure | None:
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
         axes.tick_params(labelbottom=True, labelleft=True)
-        layout.panel_title(axes, "; ".join([queue, *_coincidences(curves, queue)]))
+        layout.panel_title(axes, "; ".join([queue, *coincident_lines(axes)]))
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; dotted: the target"
     layout.title(figure, f"corrections at their best rates, by queue; {about}", look.DOUBLE)
     return figure
-
-
-def _coincidences(table: pd.DataFrame, queue: str) -> list[str]:
-    """Describe which corrections have the same rewards in a queue."""
-    curves = {}
-    for name, rows in table[table["queue"] == queue].groupby("correction", sort=False):
-        time, mean, low, high = (
-            rows[column].to_numpy() for column in ("commit_time", "reward", "low", "high")
-        )
-        curves[str(name)] = Curve(time, time, mean, low, high, [])
-    return coincidences(curves, {name: name for name in curves})
 
 
 def staleness(finished: Finished) -> Figure:

@@ -454,6 +454,16 @@ def coincidences(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> list
     return [f"{', '.join(group[:-1])} and {group[-1]} coincide" for group in groups]
 
 
+def coincident_lines(axes: Axes) -> list[str]:
+    """Describe which labelled lines of axes hide each other, for a title."""
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    curves = {}
+    for line in lines:
+        x, y = (np.asarray(values, np.float64) for values in line.get_data())
+        curves[str(line.get_label())] = Curve(x, x, y, y, y, [])
+    return coincidences(curves, {name: name for name in curves})
+
+
 def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
     """Add an axis of steps on top of the axis of time; see `steady_time`."""
     per_step, zero = steady

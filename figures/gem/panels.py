@@ -263,7 +263,7 @@ def finish(
         handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
     if handles:
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
-        labels = [handle.get_label() for handle in handles]
+        labels = [str(handle.get_label()) for handle in handles]
         layout.legend_below(figure, handles, labels, columns or fit)
     layout.title(figure, text)
 
