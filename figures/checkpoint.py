@@ -34,15 +34,14 @@ def checkpoint(finished: Finished) -> Figure:
     daly = (table["interval"] / table["multiple"]).iloc[0]
     axes.axvline(daly, color=look.VERMILLION, linestyle=":", label="Daly's interval")
     axes.set_xscale("log")
-    layout.plain_logs(axes.xaxis)
     axes.set_xlabel("interval between checkpoints (s)")
-    axes.set_ylabel("share of time whose work is kept")
+    axes.set_ylabel("goodput (share of time)")
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
     config = finished.config
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
     crashes = f"crashes every {config['every']}, back after {config['lasts']}"
-    title = f"{config['workers']} workers; {crashes}; saving {config['saving']}; {seeds}"
-    layout.title(figure, title)
+    setting = f"{config['workers']} workers; {crashes}; saving {config['saving']}"
+    layout.title(figure, f"goodput by interval; {setting}; {seeds}")
     return figure
 
 

@@ -90,8 +90,10 @@ def curves(finished: Finished) -> Figure:
         named.append("diverged")
     layout.legend_below(figure, handles, named, 5)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
-    tuned = ["each at the best of its learning rates"] if config.get("tune") else []
-    layout.title(figure, "; ".join([_cluster(config), seeds, *tuned, *coincidences(drawn, labels)]))
+    subject = "methods" + (" at their best learning rates" if config.get("tune") else "")
+    layout.title(
+        figure, "; ".join([subject, _cluster(config), seeds, *coincidences(drawn, labels)])
+    )
     return figure
 
 
@@ -154,8 +156,6 @@ def tuning(finished: Finished) -> Figure | None:
         wider = [low - room, high] if edge < 0.5 else [low, high + room]
         axes.set_ylim(*scale.inverted().transform(np.array(wider)))
     layout.ticks_at(axes.xaxis, sorted(tried["learning_rate"].unique()))
-    if axes.get_yscale() == "log":
-        layout.plain_logs(axes.yaxis)
     axes.set_xlabel("learning rate")
     axes.set_ylabel(axis_of(name))
     handles, named = axes.get_legend_handles_labels()
@@ -166,7 +166,9 @@ def tuning(finished: Finished) -> Figure | None:
     seeds = over_seeds(
         int(tried["seeds"].max()), "mean and standard deviation of", int(tried["seeds"].min())
     )
-    layout.title(figure, f"{_cluster(config)}; {seeds}; filled: the best rate")
+    layout.title(
+        figure, f"methods by learning rate (filled: the best); {_cluster(config)}; {seeds}"
+    )
     return figure
 
 

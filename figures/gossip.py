@@ -85,8 +85,6 @@ def gossip(finished: Finished) -> Figure:
             for (of, place, method), curve in curves.items():
                 if of == split and place in (name, "server"):
                     draw_curve(axes, curve, looks[method], against, until)
-            if not accuracy:
-                layout.plain_logs(axes.yaxis)
             axes.axhline(config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
             axes.set_xlim(0, until)
             axes.set_xlabel(label)
@@ -115,7 +113,6 @@ def gossip(finished: Finished) -> Figure:
             distance_axes.set_yscale("log")
             if len(splits) > 1:  # the same for all, with room for the markers
                 distance_axes.set_ylim(distances[distances > 0].min() / 1.5, distances.max() * 1.5)
-            layout.plain_logs(distance_axes.yaxis)
         distance_axes.set_xlim(-0.05, 1.1)
         distance_axes.set_xlabel(axis_of("spectral_gap"))
         distance_axes.set_title("mean squared distance\nfrom the mean replica")
@@ -135,7 +132,7 @@ def gossip(finished: Finished) -> Figure:
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = counted(config["workers"], "worker")
     setting = ", ".join([config["problem"], f"{workers}{slow}", *attack_text(config.get("attack"))])
-    title_parts = [setting, seeds, "each at the best of its learning rates"]
+    title_parts = ["methods by topology at their best learning rates", setting, seeds]
     labels = {method: appearance.label for method, appearance in looks.items()}
     for split, name in itertools.product(splits, names):
         selection = {

@@ -9,7 +9,9 @@ Drawn from the results of the study ``leaders``, which draws them itself. To dra
 The paper's curves are not available as numbers, so the figures show only ours.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,16 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import over_seeds, summary_of
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import DIVERGED
+from asyncsim.drawing.curves import (
+    DIVERGED,
+    Curve,
+    coincidences,
+    draw_curves,
+    evaluation_curve,
+    loss_axis,
+    mark_beyond,
+    scale_losses,
+)
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.methods.leader import leaders
@@ -36,6 +47,9 @@ _LABELS = {
 }
 
 
+_SUBJECT = "leaders against averages, each at its best learning rate"
+
+
 def over_time(finished: Finished) -> Figure:
     """Draw the error against simulated time, a panel for each number of workers and period."""
     table = finished.table("leaders.csv")
@@ -43,40 +57,25 @@ def over_time(finished: Finished) -> Figure:
     size = (look.DOUBLE, 0.9 + 1.7 * len(workers))
     figure, panels = look.new_figure(*size, len(windows), len(workers), sharey=True)
     looks = _looks(table)
-    for place, axes in enumerate(panels):
-        n, window = workers[place // len(windows)], windows[place % len(windows)]
-        for row in table[(table["workers"] == n) & (table["window"] == window)].itertuples():
-            appearance = looks[row.method]
-            runs = _runs(finished, row)
-            time, values = _curves(runs)
-            axes.fill_between(
-                time, values.min(0), values.max(0), color=appearance.color, alpha=0.2, linewidth=0
-            )
-            axes.plot(
-                time,
-                values.mean(0),
-                color=appearance.color,
-                linestyle=appearance.line,
-                label=appearance.label,
-            )
-            if any(run.diverged_at is not None for run in runs):
-                axes.plot(
-                    time[-1],
-                    values.mean(0)[-1],
-                    color=appearance.color,
-                    clip_on=False,
-                    zorder=4,
-                    **DIVERGED,
-                )
-        axes.set_yscale("log")
-        layout.plain_logs(axes.yaxis)
-        axes.set_xlim(0, None)
-        axes.set_title(f"n = {n}, period {window}", fontsize=8)
+    curves: dict[tuple[int, int], dict[str, Curve]] = {}
+    for row in table.itertuples():
+        curves.setdefault((row.workers, row.window), {})[row.method] = _curve(_runs(finished, row))
+    limits = loss_axis([curve for drawn in curves.values() for curve in drawn.values()])
+    labels = {name: appearance.label for name, appearance in looks.items()}
+    for axes, (n, window) in zip(panels, itertools.product(workers, windows), strict=True):
+        drawn = curves.get((n, window), {})
+        present = {name: looks[name] for name in looks if name in drawn}
+        scale_losses(axes, *limits)
+        draw_curves(axes, drawn, labels, "time", looks=present)
+        mark_beyond(axes, drawn, labels, "time", present)
+        axes.set_xlabel("")
+        overlaps = coincidences(drawn, labels)
+        layout.panel_title(axes, "; ".join([f"n = {n}, period {window}", *overlaps]))
     for axes in panels[-len(windows) :]:
         axes.set_xlabel("simulated time (s)")
     for axes in panels[:: len(windows)]:
         axes.set_ylabel(axis_of(_quantity(table)))
-    _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
+    _finish(figure, looks, f"{_SUBJECT}; {_setting(finished, table)}")
     return figure
 
 
@@ -118,12 +117,13 @@ def periods(finished: Finished) -> Figure:
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        layout.plain_logs(axes.yaxis)
         layout.ticks_at(axes.xaxis, sorted(table["window"].unique()))
+        if table["window"].nunique() == 1:
+            axes.set_xlim(0.5 * table["window"].min(), 2 * table["window"].max())
         axes.set_xlabel("communication period (local steps)")
         axes.set_title(f"n = {n}", fontsize=8)
     panels[0].set_ylabel(f"{axis_of(value)} at the end")
-    _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
+    _finish(figure, looks, f"{_SUBJECT}; {_setting(finished, table)}")
     return figure
 
 
@@ -216,11 +216,12 @@ def _runs(finished: Finished, row: Any) -> list[Run]:
     return finished.runs(**selection)
 
 
-def _curves(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """Return times and errors, ``[runs, evaluations]``, up to the end of the shortest run."""
-    length = min(len(run.evaluations) for run in runs)
-    time = np.mean([run.evaluations["commit_time"][:length] for run in runs], axis=0)
-    return time, np.array([_errors(run)[:length] for run in runs])
+def _curve(runs: Sequence[Run]) -> Curve:
+    """Return the errors of runs at their evaluations."""
+    measured = [
+        replace(run, evaluations=run.evaluations.assign(error=_errors(run))) for run in runs
+    ]
+    return evaluation_curve(measured, measure="error")
 
 
 def _ends(runs: Sequence[Run]) -> list[float]:

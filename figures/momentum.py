@@ -74,7 +74,6 @@ def momentum(finished: Finished) -> Figure:
             label=f"n = {count}",
         )
     speed_axes.set_yscale("log")
-    layout.plain_logs(speed_axes.yaxis)
     speed_axes.set_xlabel("explicit momentum on the server")
     speed_axes.set_ylabel("gradients until a tenth of the loss")
     speed_axes.legend(ncols=2)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -65,7 +66,7 @@ def gaps(finished: Finished) -> Figure:
         beta: "mean over the fixed delays",
     }
     for axes, text in texts.items():
-        layout.panel_title(axes, text)
+        layout.panel_title(axes, "; ".join([text, *coincident_lines(axes)]))
         axes.set_ylabel("gap of the loss (nats)")
         axes.set_xlabel("delay (versions)")
         if axes is not beta:
@@ -74,13 +75,14 @@ def gaps(finished: Finished) -> Figure:
     queue.set_xlabel("mean staleness (versions)")
     shift.set_ylabel("best rate, over that at delay 0")
     shift.set_yscale("log")
-    layout.plain_logs(shift.yaxis)
     beta.set_xlim(-0.05, 1)
     beta.set_xlabel("beta1, weight of the past in a step")
     layout.legend_below(figure, *fixed.get_legend_handles_labels(), 6)
     seeds = over_seeds(finished.summary["seed"].nunique(), "means of")
     layout.title(
-        figure, f"{finished.config['problem']}, {seeds}, each at its best rate", look.DOUBLE
+        figure,
+        f"optimizers under delay, each at its best rate; {finished.config['problem']}, {seeds}",
+        look.DOUBLE,
     )
     return figure
 

@@ -60,7 +60,11 @@ def losses(finished: Finished) -> Figure:
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 3)
     seeds = over_seeds(summary["seed"].nunique(), "geometric means and ranges of")
     about = "circles: the rate that is best without momentum"
-    layout.title(figure, f"{finished.config['problem']}, {seeds}; {about}", look.DOUBLE)
+    layout.title(
+        figure,
+        f"loss by outer rate and rule; {finished.config['problem']}, {seeds}; {about}",
+        look.DOUBLE,
+    )
     return figure
 
 
@@ -78,14 +82,22 @@ def limits(finished: Finished) -> Figure:
         offset = np.arange(len(cases)) + (place - (len(pairs) - 1) / 2) * width
         label = f"{_RULES[rule]} {momentum:g}" if momentum else _RULES[rule]
         alpha = 1 if momentum in (0, momenta[-1]) else 0.5
-        axes.bar(offset, means["measured"], width, color=_COLORS[rule], alpha=alpha, label=label)
-        theory = axes.plot(offset, means["theory"], "_", color=look.ORANGE, markersize=6)
+        axes.plot(
+            offset,
+            means["measured"],
+            "o",
+            color=_COLORS[rule],
+            alpha=alpha,
+            label=label,
+            markersize=4,
+        )
+        theory = axes.plot(offset, means["theory"], "_", color=look.BLACK, markersize=9)
     theory[0].set_label("theory")
     axes.set_yscale("log")
     axes.set_xticks(range(len(cases)), [case.replace("fixed", "staleness") for case in cases])
     axes.set_ylabel("largest stable effective rate")
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
-    layout.title(figure, "a quadratic of curvature 1; measured by replay")
+    layout.title(figure, "stable rates by rule, theory and replays; a quadratic of curvature 1")
     return figure
 
 

@@ -37,11 +37,12 @@ def pipeline(finished: Finished) -> Figure:
         runs = summary[summary["method"] == method]
         _against_rate(rates, runs[runs["status"] == "finished"], looks)
         _at_best_rate(best, table[table["method"] == method], runs, names, looks)
-        layout.panel_title(rates, method)
+        layout.panel_title(rates, look.looks([method])[method].label)
     layout.legend_below(figure, *axes[0].get_legend_handles_labels(), 4)
     config = finished.config
     about = f"{config['problem']}, mean staleness {config['staleness']}"
-    layout.title(figure, f"{about}, {over_seeds(int(config['seeds']))}", look.DOUBLE)
+    seeds = over_seeds(int(config["seeds"]))
+    layout.title(figure, f"staleness by part of the network; {about}, {seeds}", look.DOUBLE)
     return figure
 
 
@@ -63,7 +64,6 @@ def _against_rate(axes: Axes, runs: pd.DataFrame, looks: dict[str, Look]) -> Non
     axes.set_ylabel(axis_of("train_loss"))
     least = float(runs["train_loss"].min())
     axes.set_ylim(least / 2, _MOST)
-    layout.plain_logs(axes.xaxis)
 
 
 def _at_best_rate(

@@ -53,7 +53,7 @@ def plan(finished: Finished) -> Figure:
     )
     looks = look.category_looks(dict.fromkeys(kinds.sort_values()))
     markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
-    for kind, appearance in looks.items():
+    for turn, (kind, appearance) in enumerate(looks.items()):
         rows = table[kinds == kind]
         time = rows["cost"] / seconds
         spread = np.maximum(
@@ -66,8 +66,9 @@ def plan(finished: Finished) -> Figure:
             fmt=markers[kind],
             color=appearance.color,
             label=kind,
-            markersize=4,
-            alpha=0.8,
+            # Hollow and of several sizes, because points of two policies often coincide.
+            markersize=4 + 2 * (turn % 3),
+            markerfacecolor="none",
             elinewidth=0.8,
         )
     front = table[table["front"]].sort_values("cost")
@@ -81,7 +82,6 @@ def plan(finished: Finished) -> Figure:
         label="Pareto front",
     )
     axes.set_xscale("log")
-    layout.plain_logs(axes.xaxis)
     if (stalest := table["staleness_mean"].max()) > 0:
         axes.set_yscale("symlog", linthresh=1.0)
         ticks = (step * 10.0**decade for decade in range(7) for step in (1, 2, 5))
@@ -124,7 +124,10 @@ def plan(finished: Finished) -> Figure:
     layout.legend_below(figure, handles + blank, labels + names, 2)
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     layout.title(
-        figure, f"{len(table)} combinations, {workers}; {seeds}; the front is numbered", look.DOUBLE
+        figure,
+        f"staleness against time of {len(table)} combinations, {workers}; {seeds}; the front is "
+        "numbered",
+        look.DOUBLE,
     )
     return figure
 

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -64,12 +65,11 @@ def rewards(finished: Finished) -> Figure | None:
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
         axes.tick_params(labelbottom=True, labelleft=True)
-        layout.panel_title(axes, queue)
-    layout.plain_logs(panels[0].xaxis)
+        layout.panel_title(axes, "; ".join([queue, *coincident_lines(axes)]))
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     seeds = over_seeds(int(finished.config["seeds"]))
-    about = f"{finished.config['problem']}, {seeds}; each at its best rate; dotted: the target"
-    layout.title(figure, about, look.DOUBLE)
+    about = f"{finished.config['problem']}, {seeds}; dotted: the target"
+    layout.title(figure, f"corrections at their best rates, by queue; {about}", look.DOUBLE)
     return figure
 
 

@@ -71,12 +71,10 @@ def replicas(finished: Finished) -> Figure:
             zorder=0,
         )
         axes.set_xlabel(along)
-        layout.plain_logs(axes.yaxis)
     # Twice the time of the fastest method: data-parallel SGD takes many times as long as the rest.
     ends = [float(np.nanmax(by_axis["simulated time (s)"].step)) for by_axis in drawn.values()]
     panels[1].set_xlim(0, 2 * min(ends))
     panels[2].set_xscale("log")
-    layout.plain_logs(panels[2].xaxis)
     panels[0].set_xlim(0, None)
     panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))
     lines = [
@@ -90,8 +88,8 @@ def replicas(finished: Finished) -> Figure:
     overlaps = coincidences(
         {name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels
     )
-    best = "each at the best of its learning rates"
-    layout.title(figure, "; ".join([f"{config['problem']}, {workers}", seeds, best, *overlaps]))
+    subject = "methods at their best learning rates"
+    layout.title(figure, "; ".join([subject, f"{config['problem']}, {workers}", seeds, *overlaps]))
     return figure
 
 

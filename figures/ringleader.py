@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
+    coincidences,
     draw_curves,
     draw_target,
     evaluation_curve,
     loss_axis,
+    mark_beyond,
     scale_losses,
 )
 from asyncsim.drawing.paper import drawer
@@ -44,13 +46,15 @@ def ringleader(finished: Finished) -> Figure:
     figure, (axes,) = look.new_figure(0.75 * look.DOUBLE, 3.2)
     scale_losses(axes, *loss_axis(curves.values()))
     draw_curves(axes, curves, labels, "time", finished.config["horizon"])
+    mark_beyond(axes, curves, labels, "time")
     draw_target(axes, finished.config, _QUANTITY)
     axes.set_ylabel(axis_of(_QUANTITY))
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     clients = counted(finished.config["workers"], "client")
     title = f"{finished.config['problem'].partition('(')[0]}, {clients} with different data"
-    layout.title(figure, f"{title}; {seeds}; each at the best of its learning rates")
+    subject = "methods at their best learning rates"
+    layout.title(figure, "; ".join([subject, title, seeds, *coincidences(curves, labels)]))
     return figure
 
 

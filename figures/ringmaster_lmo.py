@@ -46,14 +46,15 @@ def loss(finished: Finished) -> Figure:
             appearance = look.Look(shades[limit].color, "-", f"R = {limit}, \u03b3 = {rate:g}")
             draw_curve(axes, evaluation_curve(runs), appearance, "time")
         axes.set_yscale("log")
-        layout.plain_logs(axes.yaxis)
         axes.set_xlim(0, table["simulated_seconds"].max())
         axes.set_xlabel("simulated time (s)")
         axes.set_title(steps)
         axes.legend()
     panels[0].set_ylabel("training loss")
     seeds = over_seeds(table["seed"].nunique())
-    layout.title(figure, f"{_setting(finished)}; {seeds}; each R at its best rate")
+    layout.title(
+        figure, f"limits R of the delay, each at its best rate; {_setting(finished)}; {seeds}"
+    )
     return figure
 
 
@@ -76,14 +77,13 @@ def grid(finished: Finished) -> Figure:
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        layout.plain_logs(axes.yaxis)
         layout.ticks_at(axes.xaxis, rates)
         axes.set_xlabel("learning rate \u03b3")
         axes.set_title(steps)
     panels[0].set_ylabel("training loss at the end")
     panels[0].legend()
     seeds = over_seeds(table["seed"].nunique(), "means over")
-    layout.title(figure, f"{_setting(finished)}; {seeds}")
+    layout.title(figure, f"limits R of the delay and learning rates; {_setting(finished)}; {seeds}")
     return figure
 
 

@@ -5,11 +5,12 @@ The data come from ``python -m asyncsim.study scaling``, which draws it itself. 
     python -m figures results/scaling              # in a clone
     asyncsim figures results/scaling     # installed
 
-``scaling``: the efficiency against the number of nodes, computed and published, with overheads
-fitted to one published point; and each layer's computation and communication on the largest
-cluster.
+``scaling``: the efficiency against the number of nodes with each overhead that would explain one
+published point, beside the published points and the model without overheads; and each layer's
+computation and communication on the largest cluster.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -34,21 +35,28 @@ def scaling(finished: Finished) -> Figure:
     layers = finished.table("layers.csv", ("nodes", "way", "layer", "computing", "communicating"))
     is_published = (finished.folder / "published.csv").exists()  # of VGG-A alone
     published = finished.table("published.csv", ("speed_up",)) if is_published else None
-    figure, (efficiency_axes, layer_axes) = look.new_figure(look.DOUBLE, 3.3, 2)
+    figure, (efficiency_axes, layer_axes) = look.new_figure(
+        look.DOUBLE, 3.3, 2, width_ratios=(1.5, 1)
+    )
     for way, (color, line) in _LOOKS.items():
         rows = summary[summary["way"] == way].sort_values("nodes")
         if rows.empty:
             continue
         efficiency_axes.plot(
-            rows["nodes"], rows["efficiency"], color=color, linestyle=line, label=f"{way}, computed"
+            rows["nodes"],
+            rows["efficiency"],
+            color=color,
+            linestyle=line,
+            linewidth=0.8,
+            label=f"{way}, without overheads",
         )
+    efficiency_axes.set_xscale("log", base=2)
+    efficiency_axes.set_ylim(0, 1.05)
     nodes = set(summary["nodes"])
     if published is not None:
         nodes |= _draw_published(efficiency_axes, finished, published)
-    efficiency_axes.set_xscale("log", base=2)
     efficiency_axes.set_xticks(sorted(nodes))
     efficiency_axes.xaxis.set_major_formatter("{x:.0f}")
-    efficiency_axes.set_ylim(0, 1.05)
     efficiency_axes.set_xlabel("nodes")
     efficiency_axes.set_ylabel("speed-up / nodes")
     largest = int(summary["nodes"].max())
@@ -73,21 +81,25 @@ def scaling(finished: Finished) -> Figure:
         )
     layer_axes.barh(place, computing, color="#d9d9d9", label="computing")
     layer_axes.set_xscale("log")
-    layout.plain_logs(layer_axes.xaxis)
     layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
     layer_axes.set_ylim(len(names) - 0.4, -0.6)
-    layer_axes.set_xlabel(f"milliseconds of an iteration on {largest} nodes")
+    layer_axes.set_xlabel(f"ms of an iteration on {largest} nodes")
     handles, labels = efficiency_axes.get_legend_handles_labels()
     layer_handles, layer_labels = layer_axes.get_legend_handles_labels()
     layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
     name = config["network"] if config.get("layers") is None else Path(config["layers"]).name
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
-    layout.title(figure, f"{name}, {config['examples']} examples a node; {assumed}", look.DOUBLE)
+    about = "" if published is None else "overheads that would explain the published point; "
+    layout.title(
+        figure, f"{about}{name}, {config['examples']} examples a node; {assumed}", look.DOUBLE
+    )
     return figure
 
 
 def _draw_published(efficiency_axes: Axes, finished: Finished, published: pd.DataFrame) -> set[int]:
-    """Draw the published points and the fitted overheads; return the overheads' nodes."""
+    """Draw the published points, and the fitted overheads with their names; return the overheads'
+    nodes.
+    """
     implied = finished.table("implied.csv", ("overhead", "nodes", "speed_up"))
     vgg = published["network"] == "VGG-A"
     for rows, marker, label in (
@@ -98,17 +110,15 @@ def _draw_published(efficiency_axes: Axes, finished: Finished, published: pd.Dat
         efficiency_axes.plot(
             rows["nodes"], rows["efficiency"], marker, color=color, markersize=4, label=label
         )
-    for name, appearance in look.category_looks(dict.fromkeys(implied["overhead"])).items():
+    names = list(dict.fromkeys(implied["overhead"]))
+    shades, curves = look.shades(names), []
+    for name, line in zip(names, itertools.cycle(("-", "--", "-.", ":"))):
         rows = implied[implied["overhead"] == name]
-        line = appearance.line if appearance.line != "-" else ":"
-        efficiency_axes.plot(
-            rows["nodes"],
-            rows["speed_up"] / rows["nodes"],
-            color=appearance.color,
-            linestyle=line,
-            linewidth=0.8,
-            label=name,
-        )
+        efficiency = rows["speed_up"] / rows["nodes"]
+        color = shades[name].color
+        curves += efficiency_axes.plot(rows["nodes"], efficiency, color=color, linestyle=line)
+    efficiency_axes.set_xlim(0.9, implied["nodes"].max())
+    layout.label_ends(efficiency_axes, curves, [name.partition(":")[0] for name in names])
     return set(implied["nodes"])
 
 

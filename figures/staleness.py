@@ -137,7 +137,7 @@ def staleness(results: Results) -> Figure:
         if len(timings) > 1:
             layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
     setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
-    layout.title(figure, f"{setting}{results.over_seeds('')}")
+    layout.title(figure, f"staleness and its theory; {setting}{results.over_seeds('')}")
     return figure
 
 
@@ -172,7 +172,6 @@ def energy(results: Results) -> Figure:
     }
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
-    layout.plain_logs(axes.yaxis)
     draw_curves(axes, curves, results.labels, "step")
     mark_below(axes, curves, results.labels, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
@@ -256,15 +255,14 @@ def _finish(
     named = [
         str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1
     ]
-    setting = ", ".join(
-        [counted(results.workers, "worker"), *named, *attack_text(results.config.get("attack"))]
-    )
+    attack = attack_text(results.config.get("attack"))
+    parts = [results.config.get("problem", ""), counted(results.workers, "worker")]
+    setting = ", ".join([*parts, *named, *attack])
     overlaps = coincidences(curves, results.labels)
+    subject = "losses of methods" if average == "mean" else "energies of methods"
     layout.title(
         figure,
-        "; ".join(
-            [f"{results.config.get('problem', '')}, {setting}", seeds, point_text, *overlaps]
-        ),
+        "; ".join([subject, setting, seeds, point_text, *overlaps]),
     )
 
 

@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
@@ -493,6 +493,52 @@ def test_a_reply_that_travels_is_drawn_and_named():
     assert drawn(axes, "reply travels") == [(0, 1.6, 1.85), (0, 3.45, 3.7)]
     assert drawn(axes, "computes") == [(0, 0, 1), (0, 1.85, 2.85), (0, 3.7, 4.7)]
     assert drawn(axes, "sends") == [(0, 1, 1.1), (0, 2.85, 2.95), (0, 4.7, 4.8)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "at_ends"),
+    [((10, 10), ["first", "second"]), ((10, 5), []), ((10, 10, 10, 10), [])],
+)
+def test_curves_are_labelled_at_their_ends_if_there_is_room(ends, at_ends):
+    """Not if a curve ends early, nor if four end at one height, which would move the labels far."""
+    figure, (axes,) = look.new_figure(look.SINGLE, 2)
+    for end, name in zip(ends, ("first", "second", "third", "fourth"), strict=False):
+        axes.plot([0, end], [0, 1], label=name)
+    target = axes.axhline(0.5, label="target")
+    axes.set(xlim=(0, 10), ylim=(0, 1.1))
+    layout.legend_below(figure, *axes.get_legend_handles_labels(), 3)
+    assert [text.get_text() for text in axes.texts] == at_ends
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == [
+        line.get_label() for line in axes.lines if line is target or line.get_label() not in at_ends
+    ]
+    heights = [text.xy[1] for text in axes.texts]
+    assert not at_ends or 0.05 < heights[1] - heights[0] < 0.2
+
+
+def test_lines_off_scale_are_marked_and_logarithms_have_no_exponents(tmp_path):
+    figure, (axes,) = look.new_figure(look.SINGLE, 2)
+    axes.plot(range(6), [1.0, 1e37, 1e37, 10.0, 0.0, np.inf])
+    axes.set(yscale="log", ylim=(1e-4, 1e4))
+    look.save(figure, tmp_path / "figure")
+    marks = {line.get_marker(): line.get_xydata().tolist() for line in axes.lines[1:]}
+    assert marks == {"v": [[4, 1e-4]], "^": [[1, 1e4], [5, 1e4]]}
+    assert {"0.01", "100"} <= {text.get_text() for text in axes.get_yticklabels()}
+
+
+def test_all_files_of_a_figure_have_one_layout(tmp_path, monkeypatch):
+    figure, (axes,) = look.new_figure(look.SINGLE, 2)
+    axes.set(xlabel="staleness (versions); 2 of 2,360 commits beyond", ylabel="share of commits")
+    places, write = [], Figure.savefig
+
+    def record(figure, *arguments, **options):
+        write(figure, *arguments, **options)
+        places.append(axes.get_position().bounds)
+
+    monkeypatch.setattr(Figure, "savefig", record)
+    with look.collecting():
+        look.save(figure, tmp_path / "figure")
+    assert len(places) == 3 and len(set(places)) == 1
 
 
 @pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0], []])

@@ -55,7 +55,11 @@ def test_the_figure_shows_what_is_computed_and_published():
     scaling.run(scaling.Config(nodes=(4, 16), latency=1e-4))
     left, right = figures("scaling").scaling(read("results/scaling", "scaling")).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in left.lines}
-    assert [64.0, 53 / 64] in drawn["VGG-A, published"] and len(drawn["hybrid, computed"]) == 2
+    assert [64.0, 53 / 64] in drawn["VGG-A, published"] and len(
+        drawn["hybrid, without overheads"]
+    ) == 2
+    named = {text.get_text() for text in left.texts}
+    assert {"bandwidth", "latency of a ring", "slowest at the barrier"} < named and len(named) == 5
     assert right.get_yticklabels()[-1].get_text() == "fc3" and math.isfinite(right.get_xlim()[1])
 
 

@@ -370,7 +370,7 @@ def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:
     axes.set_yscale(scale)
     axes.set_ylim(low, high)
     if scale == "log":
-        layout.plain_logs(axes.yaxis)
+        look.plain_logs(axes.yaxis)
 
 
 def axis_along(axes: Any, against: str) -> None:
@@ -450,9 +450,18 @@ def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
 
 def coincidences(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> list[str]:
     """Describe which curves hide each other, for a title."""
-    return [
-        f"{' and '.join(labels[name] for name in group)} coincide" for group in coinciding(curves)
-    ]
+    groups = [[labels[name] for name in group] for group in coinciding(curves)]
+    return [f"{', '.join(group[:-1])} and {group[-1]} coincide" for group in groups]
+
+
+def coincident_lines(axes: Axes) -> list[str]:
+    """Describe which labelled lines of axes hide each other, for a title."""
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    curves = {}
+    for line in lines:
+        x, y = (np.asarray(values, np.float64) for values in line.get_data())
+        curves[str(line.get_label())] = Curve(x, x, y, y, y, [])
+    return coincidences(curves, {name: name for name in curves})
 
 
 def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
@@ -479,9 +488,10 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
     ]
     lowest = means.min()
     if lowest > 0:
-        low, high = log_limits(curves, room=1.3)
         highest = min(means.max(), _CUT * min(first, default=np.inf))
-        return "log", low, min(high, max(highest, lowest, low) * 1.3)
+        room = max(1.3, 10.0 ** (0.03 * (np.log10(highest) - np.log10(lowest))))
+        low, high = log_limits(curves, room=room)
+        return "log", low, min(high, max(highest, lowest, low) * room)
     highest = min(means.max(), _LINEAR_CUT * (max([*first, -lowest]) or np.inf))
     height = (highest - lowest) or 1.0
     lowest = max(

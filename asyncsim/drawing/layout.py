@@ -8,7 +8,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from asyncsim.base.console import LEAST_SHARE, number_text, wrapped
@@ -22,6 +23,12 @@ _SIDE_MARGIN = 0.5
 _TITLE_LINES = 2
 #: Width of a letter of a legend, on average, and of a handle with the space around it (inches).
 _LETTER, _LEGEND_HANDLE = 0.052, 0.5
+#: Height of a label at a curve's end (inches), and a panel's share of its figure's height.
+_LABEL_HEIGHT, _PANEL_SHARE = 0.12, 0.6
+#: Most curves that are labelled at their ends, and the labels' share of the figure's width.
+_LABELLED_ENDS, _LABEL_SHARE = 6, 0.3
+#: Where the first curve may end on the horizontal axis (from 0 to 1), for labels at the right edge.
+_LATE = 0.9
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
 #: Height of each further row (inches).
@@ -31,12 +38,19 @@ _LEGEND_ROW_HEIGHT = 0.15
 def legend_below(
     figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int
 ) -> None:
-    """Add a legend below all axes; for many rows the figure grows, so that its axes do not shrink.
+    """Label the lines of a single panel at their ends if there is room; add a legend below all axes
+    for the rest.
 
-    Long labels have fewer than ``columns`` side by side; labels wider than the figure are wrapped.
+    For many rows the figure grows, so that its axes do not shrink. Long labels have fewer than
+    ``columns`` side by side; labels wider than the figure are wrapped. The axes need final limits.
     """
+    if len(figure.axes) == 1:
+        rest = label_ends(figure.axes[0], handles, labels)
+        handles, labels = [handles[i] for i in rest], [labels[i] for i in rest]
+    if not labels:
+        return
     width = figure.get_figwidth() / text_scale()
-    longest = max(map(len, labels), default=0)
+    longest = max(map(len, labels))
     columns = max(1, min(columns, int(width / (_LETTER * longest + _LEGEND_HANDLE))))
     labels = [wrapped(label, (width - _LEGEND_HANDLE) / _LETTER) for label in labels]
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
@@ -44,6 +58,61 @@ def legend_below(
     extra_height = text_scale() * _LEGEND_ROW_HEIGHT * max(0, extra_rows)
     figure.set_figheight(figure.get_figheight() + extra_height)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> list[int]:
+    """Label curves at the right edge of the axes, unless one ends early or the labels would be far
+    from their curves; return the numbers of the handles without a label.
+    """
+    end, bounds = axes.get_xlim()[1], np.array(axes.get_ylim())
+    scale, figure = axes.yaxis.get_transform(), _figure_of(axes)
+    low, high = scale.transform(bounds)
+    gap = _LABEL_HEIGHT * text_scale() / (_PANEL_SHARE * figure.get_figheight())
+    curves, heights = [], []
+    for number, handle in enumerate(handles):
+        if not isinstance(handle, Line2D) or handle.get_transform() != axes.transData:
+            continue
+        x, y = (np.asarray(values, np.float64) for values in handle.get_data())
+        x, y = x[np.isfinite(y)], np.clip(y[np.isfinite(y)], *np.sort(bounds))
+        if len(x) < 2 or np.any(np.diff(x) < 0):
+            continue
+        if _fraction(axes, min(x[-1], end)) < _LATE:
+            return list(range(len(handles)))
+        curves.append(number)
+        heights.append((scale.transform(np.interp([end], x, y))[0] - low) / (high - low))
+    if not curves:
+        return list(range(len(handles)))
+    order = np.argsort(heights, kind="stable")
+    places = np.array(heights)[order]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    moved = places - np.array(heights)[order]
+    places -= min(moved.mean(), places[0])  # not below the axes
+    longest = max(len(labels[number]) for number in curves)
+    if (
+        len(curves) > _LABELLED_ENDS
+        or np.ptp(moved) > 2 * gap
+        or _LETTER * longest > _LABEL_SHARE * figure.get_figwidth() / text_scale()
+    ):
+        return list(range(len(handles)))
+    for place, i in zip(places, order, strict=True):
+        axes.annotate(
+            labels[curves[i]],
+            (1, place),
+            (4, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+            color=handles[curves[i]].get_color(),
+        )
+    return [number for number in range(len(handles)) if number not in curves]
+
+
+def _fraction(axes: Axes, x: float) -> float:
+    """Return the place of a value on the horizontal axis: 0 is the left end, 1 the right."""
+    left, place, right = axes.xaxis.get_transform().transform(np.insert(axes.get_xlim(), 1, x))
+    return float((place - left) / (right - left))
 
 
 def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
@@ -130,20 +199,6 @@ def ticks_at(axis: Any, values: Iterable[Any]) -> None:
     values = list(values)
     axis.set_ticks(values, [f"{value:g}" for value in values])
     axis.set_minor_locator(NullLocator())
-
-
-def plain_logs(axis: Any) -> None:
-    """Label a logarithmic axis with plain numbers; below two and a half decades at 1, 2 and 5.
-
-    If fewer than three of these are in view, matplotlib chooses the ticks.
-    """
-    low, high = axis.get_view_interval()
-    if np.log10(high / low) < 2.5:
-        plain = LogLocator(10, subs=(1.0, 2.0, 5.0))
-        visible = [tick for tick in plain.tick_values(low, high) if low <= tick <= high]
-        axis.set_major_locator(plain if len(visible) > 2 else MaxNLocator(5))
-        axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
 
 
 def title(figure: Any, text: str, width: float | None = None) -> None:

@@ -32,7 +32,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter, FuncFormatter
+from matplotlib.ticker import (
+    FixedFormatter,
+    FuncFormatter,
+    LogFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+)
 
 from asyncsim.base.console import summary_of
 from asyncsim.base.errors import InputError, require_positive
@@ -136,7 +143,7 @@ METHOD_LOOKS = {
     "mindflayer": Look(BLACK, (0, (1, 1)), "MindFlayer"),
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
-    "ringmaster_lmo": Look(VERMILLION, (0, (8, 2)), "Ringmaster Muon"),
+    "ringmaster_lmo": Look(VERMILLION, (0, (6, 1, 2, 1)), "Ringmaster Muon"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
     "basgd": Look(BLUE, (0, (4, 2, 1, 2)), "BASGD"),
     "kardam": Look(VERMILLION, (0, (4, 2, 1, 2)), "Kardam"),
@@ -386,6 +393,21 @@ def new_grid(
     return figure, panels[:count]
 
 
+def plain_logs(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers, because exponents would be below 6 points; below
+    two and a half decades at 1, 2 and 5.
+
+    If fewer than three of these are in view, matplotlib chooses the ticks.
+    """
+    low, high = axis.get_view_interval()
+    if np.log10(high / low) < 2.5:
+        plain = LogLocator(10, subs=(1.0, 2.0, 5.0))
+        visible = [tick for tick in plain.tick_values(low, high) if low <= tick <= high]
+        axis.set_major_locator(plain if len(visible) > 2 else MaxNLocator(5))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 #: Placement of a figure's title.
 TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 #: The height of a line of a title (inches).
@@ -423,6 +445,9 @@ def save(
     """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the
     same bytes.
 
+    All files have one layout. Logarithmic axes get plain numbers, and triangles at the edge mark
+    where lines leave the axes at the top or the bottom.
+
     On a page the figure's label is its caption, by default the first sentence of the docstring of
     ``drawn_by``, the function that drew it.
 
@@ -437,14 +462,24 @@ def save(
     }
     paths = []
     _without_empty_logarithms(figure)
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log" and isinstance(axis.get_major_formatter(), LogFormatter):
+                plain_logs(axis)
+        _mark_off_scale(axes)
     collection = _COLLECTION.get() or _Collection([], "", files=True)
     if collection.remark:
         figure.set_figheight(figure.get_figheight() + TITLE_LINE_HEIGHT)
         figure.suptitle(f"{figure.get_suptitle()}\n{collection.remark}".lstrip(), **TITLE)
+    engine = figure.get_layout_engine()
+    with style(), _room_for_axes():
+        figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # text is wider in one format than in another
     for kind, metadata in nothing.items() if collection.files else ():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
         drawn = io.BytesIO()  # on a full disk matplotlib would raise unrelated errors
-        with style(), _room_for_axes():
+        with style():
             figure.savefig(drawn, format=kind, metadata=metadata)
         paths.append(
             write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue()))
@@ -456,7 +491,29 @@ def save(
             figure.savefig(drawn, format="svg", metadata=metadata, transparent=True)
         caption = str(figure.get_label()) or _first_sentence(drawn_by)
         collection.figures.append((name, drawn.getvalue(), caption))
+    figure.set_layout_engine(engine)
     return paths
+
+
+def _mark_off_scale(axes: Axes) -> None:
+    """Mark with a triangle where a line leaves the axes at the top or the bottom."""
+    low, high = axes.get_ylim()
+    for line in [line for line in axes.lines if line.get_transform() == axes.transData]:
+        x, y = (np.asarray(values, np.float64) for values in line.get_data())
+        for edge, marker, outside in ((low, "v", y < low), (high, "^", y > high)):
+            leaves = outside & ~np.append(False, outside[:-1])
+            if leaves.any() and low < high:
+                style: dict[str, Any] = {"markersize": 3.5, "linestyle": "none", "zorder": 4}
+                axes.plot(
+                    x[leaves],
+                    np.full(leaves.sum(), edge),
+                    marker,
+                    color=line.get_color(),
+                    scalex=False,
+                    scaley=False,
+                    clip_on=False,
+                    **style,
+                )
 
 
 def _first_sentence(function: Callable[..., Any] | None) -> str:

@@ -126,7 +126,7 @@ def compare(
             axes.set_yscale(scale)
             axes.set_ylim(*limits)
             if scale == "log":
-                layout.plain_logs(axes.yaxis)
+                look.plain_logs(axes.yaxis)
         looks = look.looks(groups) if labels is None else look.category_looks(groups)
         for name, line_look in looks.items():
             draw_curve(axes, curves[name], line_look, against)

@@ -88,7 +88,6 @@ def by_workers(results: Finished) -> Figure:
         axes.set_ylim(low / (high / low) ** 0.4, high)
     vector_axes.set_title("whole vector")
     layout.legend_inside(vector_axes)
-    layout.plain_logs(vector_axes.yaxis)
     # Beside the panel, where no curve is.
     vector_axes.annotate(
         "compliant",

@@ -102,7 +102,6 @@ def _one_place(axes: Axes, table: pd.DataFrame) -> None:
     finite = finite[np.isfinite(finite)]
     if len(finite):
         axes.set_xlim(finite.min() / 2, finite.max() * 4)
-    layout.plain_logs(axes.xaxis)
     axes.set_yticks(range(len(names)), [appearance.label for appearance in looks.values()])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
@@ -153,4 +152,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
         axes.set_yticks(values, [f"{value:.3g}" for value in values])
         axes.minorticks_off()
     else:
-        layout.plain_logs(axes.yaxis)
+        look.plain_logs(axes.yaxis)

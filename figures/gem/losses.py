@@ -139,7 +139,9 @@ def final(results: Finished) -> Figure:
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
     handles = [_hollow_handle(axes)] if published_counts else []
-    finish(figure, axes, setting(results, "loss over the last tenth"), handles, columns=2)
+    finish(
+        figure, axes, setting(results, "methods by n: loss over the last tenth"), handles, columns=2
+    )
     return figure
 
 

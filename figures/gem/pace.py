@@ -46,6 +46,8 @@ _NEVER: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 8, "linestyle":
 _TOP = 0.95
 #: The mean minibatch loss since the previous evaluation, which includes dropout as figure 5 does.
 _MINIBATCH = "minibatch_loss"
+#: Most panels of figure 5 side by side.
+_COLUMNS = 3
 _PARTS = {_MINIBATCH: ("minibatches", "-"), "test_loss": ("test", (0, (3, 1)))}
 #: The published names of figure 5's curves.
 _PUBLISHED_PARTS = {_MINIBATCH: "training", "test_loss": "validation"}
@@ -216,20 +218,25 @@ def generalization(results: Finished) -> Figure:
     each method.
     """
     looks, counts = look.looks(methods_of(results)), values_of(results, "workers")
-    size = (look.DOUBLE, 2.1 * len(counts) + 0.5)
-    figure, panels = look.new_figure(*size, len(looks), len(counts), sharex="row", sharey=True)
+    columns = min(len(looks), _COLUMNS)
+    rows_of_panels = -(-len(looks) * len(counts) // columns)
+    size = (look.DOUBLE, 2.1 * rows_of_panels + 0.5)
+    figure, panels = look.new_figure(*size, columns, rows_of_panels, sharey=True)
+    for axes in panels[len(looks) * len(counts) :]:
+        axes.remove()
+    panels = panels[: len(looks) * len(counts)]
     unit, per_gradient = _epochs(results)
     for axes, (n, name) in zip(panels, itertools.product(counts, looks), strict=True):
         axes.set_xlabel(unit)
         rows = results._replace(summary=results.rows(method=name, workers=n))
         if rows.summary.empty:  # a study that was interrupted
-            axes.set_title(f"{looks[name].label}, {workers_label(n)}")
+            layout.panel_title(axes, f"{looks[name].label}, {workers_label(n)}")
             layout.say_inside(axes, "not run")
             continue
         evaluated = _evaluated(rows)
         # SGD has one worker, with as many gradients as the row's other methods.
-        axes.set_title(
-            f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}"
+        layout.panel_title(
+            axes, f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}"
         )
         for column, (label, line) in _PARTS.items():
             of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"]).dropna()
@@ -244,7 +251,7 @@ def generalization(results: Finished) -> Figure:
             layout.whole_ticks(axes.xaxis, "auto")
     drawn = next(axes for axes in panels if axes.lines)
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
-    for axes in panels[:: len(looks)]:
+    for axes in panels[::columns]:
         axes.set_ylabel("loss")
     text = setting(results, "minibatch and test loss")
     finish(figure, drawn, text, published_handles(figure, drawn))
@@ -311,7 +318,7 @@ def misspecified(results: Finished, panel: str) -> Figure:
     draw_family(axes, curves, labels, name.line, looks=looks)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
     axes.set_ylabel(LOSS)
-    text = setting(results, "too high a learning rate")
+    text = setting(results, "methods at too high a learning rate")
     finish(figure, axes, text, published_handles(figure, axes), columns=2)
     return figure
 

@@ -229,7 +229,6 @@ def log_axis(
     top = values.max() if limit is None else min(values.max(), limit)
     axes.set_yscale("log")
     axes.set_ylim(min(values.min(), top) / 1.25, top * 1.25)
-    layout.plain_logs(axes.yaxis)
     axes.set_ylabel(label)
 
 
@@ -264,9 +263,8 @@ def finish(
         handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
     if handles:
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=columns or min(fit, len(handles))
-        )
+        labels = [str(handle.get_label()) for handle in handles]
+        layout.legend_below(figure, handles, labels, columns or fit)
     layout.title(figure, text)
 
 

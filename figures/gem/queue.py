@@ -56,7 +56,6 @@ def discipline(results: Finished) -> Figure:
     if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
         staleness.set_yscale("log")
         staleness.set_ylim(max(0.5, means.min() / 1.3), 1.3 * means.max())
-        layout.plain_logs(staleness.yaxis)
     never = ranks[ranks["share"] == 0].groupby(["discipline", "seed"]).size()
     if len(never):
         staleness.set_title(
