@@ -35,6 +35,8 @@ from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
 from asyncsim.study.sweep import check_values
 
+#: The verdict on a claim whose runs have not ended.
+UNFINISHED = "unfinished"
 #: The table of the verdicts, and the same for pages.
 TABLE, PAGE = "claims.csv", "claims.md"
 #: Options of a set-up that the table shows.
@@ -142,8 +144,11 @@ def _row(folder: Path, scale: str, name: str, claim: Claim) -> dict[str, Any]:
     assert claim.judge is not None
     row["command"] = " && ".join(f"asyncsim study {command}" for command in commands)
     for command in commands:
-        if unfinished := results.unfinished(folder / _place(command)):
-            return {**nothing, **row, "verdict": f"not testable here: {unfinished}"}
+        place = folder / _place(command)
+        if not (place / results.SUMMARY).exists():
+            return {**nothing, **row, "verdict": UNFINISHED}
+        if unfinished := results.unfinished(place):
+            return {**nothing, **row, "verdict": f"{UNFINISHED} ({unfinished})"}
     try:
         evidence = [read(folder / _place(command), command.split()[0]) for command in commands]
         findings = claim.judge(*evidence)
@@ -182,7 +187,7 @@ def report(table: pd.DataFrame) -> str:
 
 def _counts(table: pd.DataFrame) -> str:
     """Count the claims of each verdict."""
-    counts = table["verdict"].str.partition(":")[0].value_counts()
+    counts = table["verdict"].str.partition(":")[0].str.partition(" (")[0].value_counts()
     total = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())
     return f"{counted(len(table), 'claim')}; {total}"
 

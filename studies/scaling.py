@@ -134,6 +134,10 @@ class Config:
     def check(self) -> None:
         """Check the options."""
         check_values("nodes", self.nodes)
+        if self.layers is not None and self.network != "vgg_a":
+            raise InputError(
+                f"network = {self.network!r}: layers are given, too; leave one of them out"
+            )
         for count in self.nodes:
             if require_count("nodes", count) > _MOST_NODES:
                 raise InputError(f"nodes = {count}: must be at most {_MOST_NODES:,}")
@@ -201,7 +205,13 @@ def read_layers(file: Path) -> tuple[Layer, ...]:
     InputError
         The file cannot be read, lacks a column, or has a row without a number.
     """
-    rows = read_rows(file)
+    try:
+        rows = read_rows(file)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise InputError(
+            f"layers = {str(file)!r}: cannot be read ({why}); give a CSV file"
+        ) from None
     missing = {"layer", "parameters", "operations"} - set(rows[0] if rows else ())
     if missing:
         raise InputError(
