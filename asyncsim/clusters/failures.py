@@ -41,8 +41,6 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 _TIMES = ("detect", "checkpoint_time", "timeout", "at")
 #: A number of versions between checkpoints, as a text.
 _VERSIONS = re.compile(r"\s*(\d+)\s+versions?\s*")
-#: Failures after which a worker is away.
-TAKES_AWAY = ("crash", "leave", "join")
 
 
 @dataclass(frozen=True)

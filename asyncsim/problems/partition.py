@@ -2,7 +2,7 @@
 
 import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,11 @@ class Partition(NamedTuple):
     names: tuple[str, ...]
     bounds: tuple[int, ...]
     owners: tuple[int, ...]
+
+    @property
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Shard, first index and end of each run."""
+        return zip(self.owners, self.bounds, self.bounds[1:], strict=False)
 
 
 def names_of_tensors(params: Any) -> list[str]:

@@ -10,7 +10,6 @@ vector. Their sum waits in a slot until the last part of the message is committe
 form "single" one after the other, and then its parts are committed, shard by shard.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,9 +53,7 @@ class ShardedState(NamedTuple):
 def split(partition: Partition, vector: Array) -> list[Array]:
     """Return the part of each shard of a vector, ``[..., parameters]``."""
     runs: list[list[Array]] = [[] for _ in partition.names]
-    for owner, (first, last) in zip(
-        partition.owners, itertools.pairwise(partition.bounds), strict=True
-    ):
+    for owner, first, last in partition.runs:
         runs[owner].append(vector[..., first:last])
     return [part[0] if len(part) == 1 else jnp.concatenate(part, -1) for part in runs]
 
@@ -64,9 +61,7 @@ def split(partition: Partition, vector: Array) -> list[Array]:
 def joined(partition: Partition, parts: Sequence[Array]) -> Array:
     """Return the vector of the parts of all shards."""
     used, runs = [0] * len(parts), []
-    for owner, (first, last) in zip(
-        partition.owners, itertools.pairwise(partition.bounds), strict=True
-    ):
+    for owner, first, last in partition.runs:
         runs.append(parts[owner][..., used[owner] : used[owner] + last - first])
         used[owner] += last - first
     return jnp.concatenate(runs, -1)
@@ -114,21 +109,13 @@ class InShards:
 
         #: As of `asyncsim.replays.pieces.InPieces.advance`; the numbers are of complete messages.
         self.advance = jax.jit(advance, donate_argnums=0)
-        self._initial = jax.jit(self._initial_state, static_argnums=(3, 4, 5))
-
-    def initial_state(
-        self,
-        numbers: Any,
-        start: Start,
-        problem_state: Any,
-        slots: tuple[int, ...],
-        message_slots: int,
-        workers: int,
-    ) -> ShardedState:
-        """Build the state at version zero."""
-        return self.from_whole(
-            self._initial(numbers, start, problem_state, slots, message_slots, workers)
+        self._initial = jax.jit(
+            self._initial_state, static_argnames=("slots", "message_slots", "workers")
         )
+
+    def initial_state(self, *arguments: Any, **sizes: Any) -> ShardedState:
+        """Build the state at version zero."""
+        return self.from_whole(self._initial(*arguments, **sizes))
 
     def _initial_state(
         self,
