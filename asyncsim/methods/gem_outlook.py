@@ -89,6 +89,7 @@ def gem_server(
         init_worker=lambda central: central,
         init_server=jnp.zeros_like,
         origin=lambda worker, read: worker,
+        coordinatewise=True,
     )
 
 

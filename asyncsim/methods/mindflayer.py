@@ -125,6 +125,7 @@ def mindflayer(
         },
         optimizer=gradient_steps(learning_rate),
         combine=combine,
+        coordinatewise=True,
         timing=Timing(policy=policy, workers=workers),
     )
 
