@@ -7,8 +7,8 @@ was tuned without delay. The gap is the loss at the best rate minus that without
 queues each optimizer also has a variant with the delay-adaptive rate, times min(1, n / staleness);
 with a fixed delay of n workers in turn that factor is 1.
 
-Published, one seed and rates not tuned again: with a delay of 2 the loss of Muon rises by 0.14 and
-that of AdamH by 0.74 (marin issue 6431); with a delay of one AdamW loses more than 0.2 and Muon
+Published, one seed and rates not tuned again: with a delay of 2 the loss of Muon rises by 0.14, of
+AdamH by 0.74 (marin issue 6431); with a delay of one AdamW loses more than 0.2 and Muon
 0.012 (Zmushko et al. 2026, arXiv 2606.30634).
 """
 

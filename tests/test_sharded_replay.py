@@ -234,7 +234,7 @@ def test_a_job_comes_after_its_reads_and_before_its_parts(cluster, commits, seed
     parts = parts[parts["outcome"].isin(["applied", "buffered"])].reset_index(drop=True)
     assert order.depends_on[order.first].tolist() <= order.first.tolist()
     assert (order.depends_on[order.first] <= order.first).all()
-    assert (np.diff(order.done) >= 0).all() and len(order.done) == commits
+    assert (np.diff(order.parts_at_end) >= 0).all() and len(order.parts_at_end) == commits
     versions = trace.reads[trace.reads["shard"] >= 0].set_index(["worker", "job", "shard"])
     versions = versions["version"]
     for shard in range(cluster.servers):

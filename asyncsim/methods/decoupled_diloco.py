@@ -24,7 +24,7 @@ from asyncsim.methods.recipe import shares_programs
 
 
 class LearnerMessage(NamedTuple):
-    """A learner's message, of which the server uses one fragment."""
+    """A learner's message; the server uses one fragment of it."""
 
     progress: Array  #: its replica less the central variable, shape ``[parameters]``
     steps: Array  #: its local steps since it took up each fragment, shape ``[fragments]``
@@ -72,8 +72,8 @@ def decoupled_diloco(
         "radial", above; "mean", the mean of the ``D_i`` with weights ``w_i``.
     tensors : list of int, optional
         Numbers of parameters of the problem's tensors, in order: tensor ``i`` belongs to fragment
-        ``i mod fragments``, and lengths and directions are those of each tensor. None: fragments
-        are runs of parameters, with one length and direction each.
+        ``i mod fragments``, and each tensor has its length and direction. None: fragments are runs
+        of parameters, with one length and direction each.
     optimizer : optax.GradientTransformation, optional
         The learners' inner optimizer; its state stays with the learner.
     policy : Policy or text, optional
@@ -90,13 +90,13 @@ def decoupled_diloco(
     The paper's weight is tokens^2 / steps; here all batches have one size, so that it is
     proportional to the steps. Where the directions cancel, ``D`` is the weighted mean.
 
-    Departures: the quorum counts messages, and a fast learner may contribute two, of which the
-    newest counts; the paper's counts learners. The grace window is a constant, the paper's adapts
+    Departures: the quorum counts messages, and the paper's counts learners; of two messages of a
+    fast learner the newest counts. The grace window is a constant, the paper's adapts
     to the slack that computations leave. Each learner sends a message after every window, without
     being asked. A step waits at the server for ``overlap`` versions, the paper's at each learner
     for local steps. Embeddings are not averaged differently. The message up has one fragment
     (``message_size``), the way down all parameters. A fragment whose step is exactly zero counts as
-    not arrived. ``blend`` and the server's rate and momentum are those of public programs and of
+    not arrived. ``blend`` and the server's rate and momentum come from public programs and
     DiLoCo; the paper is known second-hand.
 
     References

@@ -32,7 +32,7 @@ class Fragments(NamedTuple):
     of : Int[ndarray, "parameters"]
         The fragment of each parameter.
     blocks : Int[ndarray, "parameters"]
-        Its tensor, or its fragment where tensors are not known.
+        The tensor of each parameter, or its fragment where the tensors are unknown.
     """
 
     total: int

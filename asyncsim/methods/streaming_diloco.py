@@ -28,7 +28,7 @@ class EagerWorker(NamedTuple):
 
     replica: Array
     anchor: Array  #: its replica where it last began each fragment
-    momentum: Array  #: outer, of its own progress
+    momentum: Array  #: outer, of the worker's progress
     visits: Array
 
 
@@ -101,7 +101,7 @@ def streaming_diloco(
     momentum of the server are DiLoCo's.
 
     The eager rule is linear, so that ``theta_i`` equals ``theta`` before the round's step plus one
-    Nesterov step with ``D_i / n`` and a momentum of these: so it is computed.
+    Nesterov step with ``D_i / n`` and a momentum of these; the code computes this form.
 
     References
     ----------

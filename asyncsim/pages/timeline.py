@@ -143,9 +143,9 @@ def _messages(trace: Trace, end: float) -> tuple[np.ndarray, ...]:
     receiver = np.concatenate([worker[row], partner])
     sent = np.concatenate([commit_time[source], commit_time[pairs]])
     mixing = np.concatenate([mixed[row], commit_time[pairs]])
-    seen = np.flatnonzero((sender != receiver) & (mixing <= end))
-    seen = seen[np.argsort(sent[seen], kind="stable")][:MOST_COMMITS]
-    return sender[seen], receiver[seen], sent[seen], mixing[seen]
+    visible = np.flatnonzero((sender != receiver) & (mixing <= end))
+    visible = visible[np.argsort(sent[visible], kind="stable")][:MOST_COMMITS]
+    return sender[visible], receiver[visible], sent[visible], mixing[visible]
 
 
 def _curves(run: Run | None, end: float) -> list[tuple[str, list[list[float]]]]:

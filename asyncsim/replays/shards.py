@@ -34,14 +34,15 @@ class ShardedState(NamedTuple):
     ----------
     shards : tuple of ReplayState
         Of each server, on its part of the vector. ``read`` has the versions that wait for a reader,
-        with a row more than slots, for versions that nobody reads; ``workers.learner`` is ``()``.
+        and one row more, for unread versions; ``workers.learner`` is ``()``.
     learners : Learner
         Leaves with a leading axis of workers.
     updates : Float[Array, "slots parameters"]
         The sums of local steps of messages whose parts are not all committed; padding
         writes the last row.
     numbers : Float[Array, "slots columns"]
-        Their numbers, summed over the parts so far; of the length of the step its square.
+        Their numbers, summed over the parts so far; the squared length of the step instead of the
+        length.
     """
 
     shards: tuple[ReplayState, ...]
@@ -202,8 +203,8 @@ def _build_piece(
 
         def turn(i: Array, state: ShardedState) -> ShardedState:
             job = _row(jobs, i)
-            once = jnp.minimum(piece.size, 1)
-            start, learner = in_own_loop(single, once, lambda job: start_of(state, job), job)
+            turns = jnp.minimum(piece.size, 1)
+            start, learner = in_own_loop(single, turns, lambda job: start_of(state, job), job)
             learner, update, numbers = result_of(start, learner, job)
             return ShardedState(
                 state.shards,
@@ -257,12 +258,12 @@ def _build_piece(
                 update = split(partition, _row(updates, part.message_slot))[shard]
                 return row, read, pulled, update, _row(numbers, part.message_slot)
 
-            part, once = _row(parts._replace(size=()), i), jnp.minimum(parts.size, 1)
-            arguments = part, in_own_loop(single, once, gather, part)
+            part, turns = _row(parts._replace(size=()), i), jnp.minimum(parts.size, 1)
+            arguments = part, in_own_loop(single, turns, gather, part)
             if not single:
                 return write(carry, *arguments)
             return jax.lax.fori_loop(
-                0, once, lambda j, carry: write(carry, *tied(arguments, j)), carry
+                0, turns, lambda j, carry: write(carry, *tied(arguments, j)), carry
             )
 
         return jax.lax.fori_loop(0, parts.size, turn, (state, numbers))
