@@ -84,20 +84,23 @@ def find_parts(trace: Trace) -> Dependencies:
     is_accepted = all_parts["outcome"].isin(ACCEPTED).to_numpy()
     parts = {name: column.to_numpy() for name, column in all_parts[is_accepted].items()}
     shard, servers, position = parts["shard"], trace.servers, np.arange(is_accepted.sum())
-    of_worker = int(trace.reads["job"].max()) + 1
-    job, names = pd.factorize(parts["worker"] * of_worker + parts["job"])
-    worker, number, by_name = names // of_worker, names % of_worker, pd.Index(names)
+    jobs_of_worker = int(trace.reads["job"].max()) + 1
+
+    def key(table: Any) -> Any:
+        return table["worker"] * jobs_of_worker + table["job"]
+
+    job, keys = pd.factorize(key(parts))
+    (worker, number), by_key = np.divmod(keys, jobs_of_worker), pd.Index(keys)
     newest = np.maximum.accumulate(job)
-    first, last = np.flatnonzero(np.diff(newest, prepend=-1)), np.zeros(len(names), int)
+    first, last = np.flatnonzero(np.diff(newest, prepend=-1)), np.zeros(len(keys), int)
     last[job] = position  # of equal indices the last assignment stays
-    frame = trace.frame
-    message_job = by_name.get_indexer((frame["worker"] * of_worker + frame["job"]).to_numpy())
+    message_job = by_key.get_indexer(key(trace.frame))
     ended = all_parts[all_parts["commit"] >= 0].groupby("commit")["part"].max().to_numpy()
     # At one instant a message may be complete before an earlier row is: then with that row.
     parts_at_end = np.maximum.accumulate(np.cumsum(is_accepted)[ended])
     reads = trace.reads[trace.reads["shard"] >= 0]
-    reader = by_name.get_indexer((reads["worker"] * of_worker + reads["job"]).to_numpy())
-    read_version = np.zeros((len(names), servers), int)
+    reader = by_key.get_indexer(key(reads))
+    read_version = np.zeros((len(keys), servers), int)
     read_version[reader[reader >= 0], reads["shard"][reader >= 0]] = reads["version"][reader >= 0]
     before = parts["version"] - (parts["outcome"] == "applied")
     separate_pushes = bool((parts["push_version"] != before).any())
@@ -116,6 +119,7 @@ def find_parts(trace: Trace) -> Dependencies:
         np.maximum.at(last_use, versions, np.maximum(first, part_at))
         if separate_pushes:
             np.maximum.at(last_use, parts["push_version"][positions], positions)
+        # Unread versions share one more slot.
         is_used = last_use >= 0
         slot, count = allocate(exists_at[is_used], last_use[is_used])
         slot_of = np.full(len(exists_at), count)
@@ -127,8 +131,8 @@ def find_parts(trace: Trace) -> Dependencies:
         write_slot[completes] = slot_of[1:]
         read_at = exists_at[versions]
         np.maximum(need, read_at, out=need)
-        own_part = np.where(previous >= 0, part_at[previous] + 1, 0)
-        is_after &= bool((read_at == own_part).all())
+        after_previous = np.where(previous >= 0, part_at[previous] + 1, 0)
+        is_after &= bool((read_at == after_previous).all())
     depends_on = np.maximum.accumulate(np.where(first[job] == position, need[job], 0))
     return Dependencies(
         shard,
