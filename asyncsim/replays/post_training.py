@@ -255,8 +255,8 @@ def build_update(
         quartile = jnp.minimum((planned.quantile * 4).astype(jnp.int32), 3)
         counts = jnp.zeros(4, rewards.dtype).at[quartile].add(1.0)
         by_length = jnp.zeros(4, rewards.dtype).at[quartile].add(rewards) / counts
-        of_batch = jnp.r_[rewards.mean(), weight.mean(), age.sum() / token_count, by_length]
-        return PolicyState(params, optimizer, ring, observed), jnp.r_[numbers, of_batch]
+        of_samples = jnp.r_[rewards.mean(), weight.mean(), age.sum() / token_count, by_length]
+        return PolicyState(params, optimizer, ring, observed), jnp.r_[numbers, of_samples]
 
     return update
 
