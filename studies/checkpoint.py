@@ -1,10 +1,10 @@
 """How often a job should save: goodput by the interval between checkpoints, and Daly's optimum.
 
 A synchronous job crashes at exponential times, loses the round and the work since its last
-checkpoint, and begins anew from there. Saving takes time in which its workers wait. Prints the
-goodput of each interval, the share of the time whose work is not lost, beside its law, with the
-optimum of a parabola through the points and those of Young and Daly. Writes the table and a figure.
-No gradients are computed.
+checkpoint, and resumes from there. Its workers wait while it saves. Prints the goodput of each
+interval, the share of the time whose work is not lost, beside its law. Compares the optimum of a
+parabola through the points with the optima of Young and Daly. Writes the table and a figure. No
+gradients are computed.
 """
 
 import bisect

@@ -137,27 +137,34 @@ def _tested(folder: Path, command: str, device: str) -> Tables:
 def _row(folder: Path, scale: str, name: str, claim: Claim) -> dict[str, Any]:
     """Judge a claim by the results of its commands."""
     commands = claim.commands(scale)
-    row = {"list": name, "claim": claim.claim, "source": claim.source}
-    nothing = {"setting": "", "measured": "", "verdict": "", "command": ""}
+    row = {
+        "list": name,
+        "claim": claim.claim,
+        "source": claim.source,
+        **dict.fromkeys(("setting", "measured", "verdict", "command"), ""),
+    }
     if isinstance(commands, str):
-        return {**row, **nothing, "verdict": f"not testable here: {commands}"}
+        return row | {"verdict": f"not testable here: {commands}"}
     assert claim.judge is not None
     row["command"] = " && ".join(f"asyncsim study {command}" for command in commands)
     for command in commands:
         place = folder / _place(command)
         if not (place / results.SUMMARY).exists():
-            return {**nothing, **row, "verdict": UNFINISHED}
+            return row | {"verdict": UNFINISHED}
         if unfinished := results.unfinished(place):
-            return {**nothing, **row, "verdict": f"{UNFINISHED} ({unfinished})"}
+            return row | {"verdict": f"{UNFINISHED} ({unfinished})"}
     try:
         evidence = [read(folder / _place(command), command.split()[0]) for command in commands]
         findings = claim.judge(*evidence)
     except InputError as error:
-        return {**nothing, **row, "verdict": f"not testable here: {error}"}
+        return row | {"verdict": f"not testable here: {error}"}
     except (LookupError, ValueError) as error:  # rows of failed runs are absent
-        return {**nothing, **row, "verdict": f"not testable here: incomplete results ({error})"}
-    tested = {"setting": _setting(evidence[0]), "measured": measured(findings)}
-    return {**nothing, **row, **tested, "verdict": verdict(findings)}
+        return row | {"verdict": f"not testable here: incomplete results ({error})"}
+    return row | {
+        "setting": _setting(evidence[0]),
+        "measured": measured(findings),
+        "verdict": verdict(findings),
+    }
 
 
 def _setting(evidence: Finished) -> str:
@@ -176,10 +183,10 @@ def report(table: pd.DataFrame) -> str:
     """Format the claims for printing: verdict and numbers below each claim."""
     lines = []
     for name, rows in table.groupby("list", sort=False):
-        lines += [f"{name}", "-" * len(str(name))]
+        lines += [str(name), "-" * len(str(name))]
         for row in rows.itertuples():
             lines += [wrapped(f"{row.claim} [{row.source}]", _WIDTH)]
-            for text in (f"{row.verdict}", row.measured, row.command):
+            for text in (row.verdict, row.measured, row.command):
                 lines += [f"    {text}"] if text else []
             lines.append("")
     return "\n".join(lines)

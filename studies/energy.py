@@ -1,4 +1,4 @@
-"""How far the workers' joint energy is from that of one momentum SGD, with one worker to a hundred.
+"""How far the workers' joint energy is from momentum SGD's, with one worker to a hundred.
 
 At every commit, the energy of the central variable's movement since the worker's last read,
 relative to the energy of the proxy, momentum SGD (the GEM paper's equations 11 and 15): for the

@@ -7,8 +7,8 @@ was tuned without delay. The gap is the loss at the best rate minus that without
 queues each optimizer also has a variant with the delay-adaptive rate, times min(1, n / staleness);
 with a fixed delay of n workers in turn that factor is 1.
 
-Published, one seed and rates not tuned again: with a delay of 2 the loss of Muon rises by 0.14 and
-that of AdamH by 0.74 (marin issue 6431); with a delay of one AdamW loses more than 0.2 and Muon
+Published, one seed and rates not tuned again: with a delay of 2 the loss of Muon rises by 0.14, of
+AdamH by 0.74 (marin issue 6431); with a delay of one AdamW loses more than 0.2 and Muon
 0.012 (Zmushko et al. 2026, arXiv 2606.30634).
 """
 
@@ -306,24 +306,24 @@ def verdict(table: pd.DataFrame) -> str:
         if _SUBJECT not in rows.index or rivals.empty:
             continue
         rival = rivals.mean(axis=1).idxmin()
-        less = paired_interval((rows.loc[rival] - rows.loc[_SUBJECT]).dropna())
-        headline = headline or _judgement(less, OPTIMIZERS[rival].name)
+        advantage = paired_interval((rows.loc[rival] - rows.loc[_SUBJECT]).dropna())
+        headline = headline or _judgement(advantage, OPTIMIZERS[rival].name)
         texts.append(
             f"with {words} its loss rises by {number_text(rows.loc[_SUBJECT].mean())} and that of "
             f"{OPTIMIZERS[rival].name} by {number_text(rows.loc[rival].mean())}, a difference of "
-            f"{_interval(less)}"
+            f"{_interval(advantage)}"
         )
     if not texts:
         return "no verdict: give muon and an adamw with --optimizers, and a delay above 0"
     return f"{headline}: {'; '.join(texts)}."
 
 
-def _judgement(less: Interval, rival: str) -> str:
-    if np.isnan(less.low):
+def _judgement(advantage: Interval, rival: str) -> str:
+    if np.isnan(advantage.low):
         return f"One seed cannot show whether Muon bears delay better than {rival}"
-    if less.low > 0:
+    if advantage.low > 0:
         return f"Muon bears delay better than {rival} at equal tuning"
-    if less.high < 0:
+    if advantage.high < 0:
         return f"Muon bears delay worse than {rival} at equal tuning"
     return f"Muon bears delay neither better nor worse than {rival}, as far as these seeds show"
 
@@ -338,7 +338,7 @@ def _texts(
     config: Config, problem: Problem, summary: pd.DataFrame, table: pd.DataFrame
 ) -> Sequence[str]:
     names = [_label(row.optimizer, row.adaptive) for row in table.itertuples()]
-    shown = table.assign(
+    printed = table.assign(
         name=names,
         case=[f"{row.source} {row.delay:g}" for row in table.itertuples()],
         interval=[_interval(Interval(row.gap, row.low, row.high)) for row in table.itertuples()],
@@ -349,16 +349,14 @@ def _texts(
     by_beta = by_beta.sort_values("gap").assign(
         name=lambda rows: [OPTIMIZERS[name].name for name in rows["optimizer"]]
     )
-    ratios = summary["learning_rate"] / summary["optimizer"].map(
-        {name: rule.top for name, rule in OPTIMIZERS.items()}
-    )
-    ratio = table["learning_rate"] / table["optimizer"].map(
-        {name: rule.top for name, rule in OPTIMIZERS.items()}
+    tops = {name: rule.top for name, rule in OPTIMIZERS.items()}
+    tried_ratios, best_ratios = (
+        (rows["learning_rate"] / rows["optimizer"].map(tops)).round(9) for rows in (summary, table)
     )
     edges = at_the_edge(
-        shown.assign(learning_rate=ratio.round(9)),
-        sorted(set(ratios.round(9))),
-        [f"{row['name']} at {row['case']}" for _, row in shown.iterrows()],
+        printed.assign(learning_rate=best_ratios),
+        sorted(set(tried_ratios)),
+        [f"{row['name']} at {row['case']}" for _, row in printed.iterrows()],
     )
     columns: list[str | Column] = [
         "case",
@@ -372,7 +370,7 @@ def _texts(
     return [
         f"{problem.name}, training loss (nats) after {counted(config.gradients, 'gradient')}, each "
         f"at its best rate; {seeds}",
-        text_of(shown, columns),
+        text_of(printed, columns),
         "gap: loss minus that of the same optimizer without delay",
         "",
         "mean gap over the fixed delays, by beta1",

@@ -302,7 +302,7 @@ def _growth(run: Run) -> float:
 
 
 def log_loss(summary: pd.DataFrame) -> pd.Series:
-    """Return the logarithm of the final loss, at most that of the loss at the start."""
+    """Return the logarithm of the final loss, or of the loss at the start if that is less."""
     return np.log(np.minimum(summary["train_loss"], summary["first_loss"]))
 
 

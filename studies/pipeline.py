@@ -1,6 +1,6 @@
 """Which layer bears staleness: the same mean put into one layer, into all, or along a pipeline.
 
-Every group of layers, a stage, has a staleness of its own; all stages are committed at one instant.
+Every group of layers, a stage, has its own staleness; all stages are committed at one instant.
 The staleness lies in one stage, in all of them equally, or falls from the first stage to none in
 the last, as in PipeDream with stashed weights, or rises the same way. Its mean over the stages is
 equal, and each case counts at its best learning rate.

@@ -2,8 +2,8 @@
 
 The set-up of the Ringleader paper: 100 clients whose classes follow a Dirichlet law of
 concentration 0.1, and whose computations last a permutation of 1 to 100 s plus the absolute value
-of a normal variable of standard deviation sqrt(i + 1), drawn anew for each computation of client
-i. All methods share one trace per seed. Each is shown at its best learning rate: with the fewest
+of a normal variable of standard deviation sqrt(i + 1), drawn for each computation of client i.
+All methods share one trace per seed. Each is shown at its best learning rate: with the fewest
 diverged seeds, then the lowest final training loss. Prints how long each takes to a target; writes
 traces, runs, two tables and a figure.
 

@@ -78,8 +78,7 @@ def perceptron(form):
 
 def event_loop(trace, problem, delays, seed=0):
     """Descend with gradients of stated delays, keeping all versions of every layer; float64."""
-    initial, _ = start(problem, seed, np.float64, 1)
-    params = initial.params
+    params = start(problem, seed, np.float64, 1)[0].params
     versions = [[jax.tree.map(np.asarray, layer)] for layer in params]
     gradient = jax.jit(jax.grad(lambda params, batch: problem.loss(params, batch, None)))
     batches = problem.batch_indices(seed, trace.workers)

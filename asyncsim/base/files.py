@@ -17,6 +17,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 import zlib
@@ -245,6 +246,24 @@ def lock(descriptor: int) -> bool:
 def partial_of(path: Path) -> Path:
     """Return a new path beside another, for a half-written file or folder."""
     return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Create a folder as a whole: yield a hidden folder, which gets the name at the end.
+
+    Nothing is left behind after an error.
+    """
+    partial = partial_of(path)
+    try:
+        make_folder(path.parent)
+        require_plain(path)
+        partial.mkdir()
+        yield partial
+        put_in_place(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def write_whole(path: Path, write: Callable[[Path], Any], mode: int = 0o666) -> Path:

@@ -7,5 +7,5 @@ from typing import Any
 
 #: Load `asyncsim.plots`, for the method ``plot`` of traces and runs.
 plots: Callable[[], Any]
-#: Collect what a study prints and draws in a ``with`` block, then write the page of its folder.
+#: Collect the texts and figures of a study in a ``with`` block, then write the page of its folder.
 on_a_page: Callable[[Path], AbstractContextManager[None]]

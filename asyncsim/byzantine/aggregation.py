@@ -1,4 +1,4 @@
-"""Rules of robust aggregation: combine messages, a few of which may be arbitrary, into one vector.
+"""Rules of robust aggregation: combine messages, some of them arbitrary, into one vector.
 
 A rule is called with ``messages[n, parameters]`` and returns ``[parameters]``::
 

@@ -132,8 +132,8 @@ def _attack(
     _chosen(workers)
     plain = list(workers) if isinstance(workers, range | np.ndarray) else workers
     arguments = {"workers": plain, **(options or {})}
-    shown = (f"{key}={write(value)}" for key, value in arguments.items() if value is not None)
-    text = f"{name}({', '.join(shown)})"
+    entries = (f"{key}={write(value)}" for key, value in arguments.items() if value is not None)
+    text = f"{name}({', '.join(entries)})"
     return Attack(text, workers, **does)
 
 

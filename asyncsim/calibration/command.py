@@ -1,10 +1,9 @@
 """The command ``asyncsim calibrate``: from the log of a server to a cluster and a prediction."""
 
-import shutil
 from pathlib import Path
 
 from asyncsim.base.errors import require_count, require_free
-from asyncsim.base.files import make_folder, partial_of, put_in_place, write_csv, write_json
+from asyncsim.base.files import whole_folder, write_csv, write_json
 from asyncsim.calibration.log import read_visits
 from asyncsim.calibration.prediction import forecast
 
@@ -32,18 +31,11 @@ def report(
         require_count("workers", workers)
     trace = read_visits(path, unit)
     predicted = forecast(trace, workers or trace.workers, seed, runs=runs, law=law)
-    partial = partial_of(target)
-    make_folder(target.parent)
-    partial.mkdir()
-    try:
+    with whole_folder(target) as partial:
         write_json(partial / "cluster.json", predicted.cluster.to_dict())
         write_csv(partial / "prediction.csv", predicted.table)
         predicted.draw(partial / "fit")
         names = sorted(file.name for file in partial.iterdir())
-        put_in_place(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     print(predicted.text)
     print(f"\nwrote {target}: {', '.join(names)}")
     return target

@@ -35,7 +35,7 @@ def read_visits(path: str | Path, unit: str = "s") -> Trace:
     ----------
     path : str or Path
     unit : {"s", "ms", "us", "ns"}
-        Of the times in the log.
+        Unit of the times in the log.
 
     Raises
     ------
@@ -62,20 +62,19 @@ def read_visits(path: str | Path, unit: str = "s") -> Trace:
             valid &= (numbers >= 0) & (numbers % 1 == 0)
         _require(file, log, valid, name, f"must be {rule}")
         log[name] = numbers
-    for earlier, later in itertools.pairwise(names):
-        rule = f"must not be before {earlier}"
-        _require(
-            file, log, log[later] >= log[earlier], later, f"{rule}; log one clock and one unit"
-        )
     by_service = log.sort_values("serve_time", kind="stable")
-    ends = by_service.groupby("worker")["commit_time"].shift().reindex(log.index)
-    rule = "must not be before the worker's last commit_time"
-    _require(
-        file, log, ~(log["start_time"] < ends), "start_time", f"{rule}; log one clock and one unit"
-    )
+    ends_of_worker = by_service.groupby("worker")["commit_time"].shift().reindex(log.index)
     ends = by_service["commit_time"].cummax().shift().reindex(log.index)
-    rule = "must not be before the commit_time of the visit before: services overlap"
-    _require(file, log, ~(log["serve_time"] < ends), "serve_time", f"{rule}; log it under the lock")
+    clock = "log one clock and one unit"
+    for column, bound, rule in (
+        *((b, log[a], f"{a}; {clock}") for a, b in itertools.pairwise(names)),
+        ("start_time", ends_of_worker, f"the worker's last commit_time; {clock}"),
+        (
+            *("serve_time", ends),
+            "the commit_time of the visit before: services overlap; log it under the lock",
+        ),
+    ):
+        _require(file, log, ~(log[column] < bound), column, f"must not be before {rule}")
     log[names] *= UNITS[unit]
     seconds = float((log[names[1]] - log["start_time"]).median())
     if not _SHORTEST <= seconds <= _LONGEST:

@@ -17,7 +17,7 @@ _NEEDED = ("slot", "start_time", "end_time", "take_time", "train_time")
 def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
     """Return a cluster with the slots, lengths, groups, batches and update times of a log.
 
-    The columns are those of `asyncsim.traces.lag`. The queue and what it does are not in a log: the
+    The columns are as in `asyncsim.traces.lag`. A log does not contain the queue and its rule: the
     result has the default ones, to be replaced.
 
     Parameters

@@ -53,15 +53,15 @@ def rescue(finished: Finished) -> list[Finding]:
 def corner(finished: Finished) -> list[Finding]:
     """Compare AGN's accuracies in the corner of the grid with the others (target T4)."""
     counts, windows = (sorted(finished.summary[name].unique()) for name in ("workers", "window"))
-    few, many, short, long = counts[0], counts[-1], windows[-2], windows[-1]
-    in_corner = _accuracy(finished, "agn", many, short)
+    low, high, short, long = counts[0], counts[-1], windows[-2], windows[-1]
+    in_corner = _accuracy(finished, "agn", high, short)
     return [
         Finding(
             f"n = {n}, window {window}: accuracy {spread(values, '.1%')}, in the corner "
-            f"(n = {many}, window {short}) {spread(in_corner, '.1%')}",
+            f"(n = {high}, window {short}) {spread(in_corner, '.1%')}",
             above(values - in_corner),
         )
-        for n, window in ((few, short), (many, long))
+        for n, window in ((low, short), (high, long))
         for values in [_accuracy(finished, "agn", n, window)]
     ]
 
@@ -71,12 +71,12 @@ def elastic_declines(finished: Finished) -> list[Finding]:
     counts = sorted(finished.summary["workers"].unique())
     findings = []
     for window in sorted(finished.summary["window"].unique()):
-        few, many = (_accuracy(finished, "aeasgd", n, window) for n in (counts[0], counts[-1]))
+        low, high = (_accuracy(finished, "aeasgd", n, window) for n in (counts[0], counts[-1]))
         findings.append(
             Finding(
-                f"window {window}: {few.mean():.2%} with {counts[0]}, {many.mean():.2%} with "
+                f"window {window}: {low.mean():.2%} with {counts[0]}, {high.mean():.2%} with "
                 f"{counts[-1]} workers",
-                above(few - many),
+                above(low - high),
             )
         )
     return findings

@@ -36,24 +36,24 @@ _USEFUL = 0.9
 
 def more_workers(finished: Finished) -> list[Finding]:
     """Compare the final losses of the fewest and the most workers (figures 1a, 1b, 1d)."""
-    few, many = (int(getattr(finished.summary["workers"], end)()) for end in ("min", "max"))
+    low, high = (int(getattr(finished.summary["workers"], end)()) for end in ("min", "max"))
     gem, downpour = (
         log_ratio(
-            losses(finished, method=method, workers=many),
-            losses(finished, method=method, workers=few),
+            losses(finished, method=method, workers=high),
+            losses(finished, method=method, workers=low),
         )
         for method in ("gem", "downpour")
     )
     return [
-        Finding(f"GEM's final loss with {many} workers: {times(gem)} that with {few}", below(gem)),
+        Finding(f"GEM's final loss with {high} workers: {times(gem)} that with {low}", below(gem)),
         Finding(f"DOWNPOUR's: {times(downpour)}", above(downpour)),
     ]
 
 
 def hundred_workers(finished: Finished) -> list[Finding]:
     """Compare GEM's accuracy with the most workers with its competitors' (figure 2)."""
-    many = int(finished.summary["workers"].max())
-    gem = accuracies(finished, method="gem", workers=many)
+    workers = int(finished.summary["workers"].max())
+    gem = accuracies(finished, method="gem", workers=workers)
     findings = []
     if finished.config["problem"] == "mnist":
         findings.append(
@@ -62,14 +62,15 @@ def hundred_workers(finished: Finished) -> list[Finding]:
             )
         )
     if "downpour" in set(finished.summary["method"]):
-        downpour = accuracies(finished, method="downpour", workers=many)
+        downpour = accuracies(finished, method="downpour", workers=workers)
         findings.append(
             Finding(
-                f"test accuracy with {many} workers {spread(gem)}, DOWNPOUR's {spread(downpour)}",
+                f"test accuracy with {workers} workers {spread(gem)}, "
+                f"DOWNPOUR's {spread(downpour)}",
                 above(gem - downpour),
             )
         )
-    ends = finished.rows(method="gem", workers=many)["status"]
+    ends = finished.rows(method="gem", workers=workers)["status"]
     stable = int((ends == "finished").sum())
     return [Finding(f"{stable} of {len(ends)} runs finish", stable == len(ends)), *findings]
 
@@ -94,8 +95,8 @@ def factor_falls(finished: Finished) -> list[Finding]:
         rows = finished.rows(method="gem", workers=n).set_index("seed")
         means.append(rows["run_folder"].map(lambda name: _mean_factor(finished.run(name))))
     return [
-        Finding(f"{few.mean():.2g} with {n}, {many.mean():.2g} with {m} workers", above(few - many))
-        for n, m, few, many in zip(counts, counts[1:], means, means[1:], strict=False)
+        Finding(f"{low.mean():.2g} with {n}, {high.mean():.2g} with {m} workers", above(low - high))
+        for n, m, low, high in zip(counts, counts[1:], means, means[1:], strict=False)
     ]
 
 
@@ -104,8 +105,8 @@ def shared_batch(finished: Finished) -> list[Finding]:
     counts = sorted(finished.summary["workers"].unique())
     reached = [losses(finished, "time_to_target", workers=n) for n in counts]
     findings = []
-    for n, m, few, many in zip(counts, counts[1:], reached, reached[1:], strict=False):
-        ratio = log_ratio(few, many)
+    for n, m, low, high in zip(counts, counts[1:], reached, reached[1:], strict=False):
+        ratio = log_ratio(low, high)
         findings.append(Finding(f"{m} workers {times(ratio)} as fast as {n}", above(ratio)))
     return findings
 
@@ -185,8 +186,8 @@ def compliance_predicts(finished: Finished) -> list[Finding]:
         first = commits.loc[commits["worker_step"] == 0, "loss"].mean()
         learned.append(row.status == "finished" and row.final_loss < _LEARNED * first)
     ratio, stable = np.array(ratios), np.array(learned)
-    known = np.isfinite(ratio)
-    ratio, stable = ratio[known], stable[known]
+    is_finite = np.isfinite(ratio)
+    ratio, stable = ratio[is_finite], stable[is_finite]
     compliant = ratio <= 1
     passed, failed = compliant[stable].mean(), (~compliant[~stable]).mean()
     pairs = ratio[~stable][:, None] - ratio[stable][None, :]
@@ -240,21 +241,21 @@ def energetic_proxy(finished: Finished) -> list[Finding]:
 
 def faster_by_step(finished: Finished) -> list[Finding]:
     """Compare the final losses of two numbers of workers (figure 7)."""
-    few, many = sorted(finished.summary["workers"].unique())
-    ratio = log_ratio(losses(finished, workers=few), losses(finished, workers=many))
-    return [Finding(f"loss of {few} workers {times(ratio)} that of {many}", above(ratio))]
+    low, high = sorted(finished.summary["workers"].unique())
+    ratio = log_ratio(losses(finished, workers=low), losses(finished, workers=high))
+    return [Finding(f"loss of {low} workers {times(ratio)} that of {high}", above(ratio))]
 
 
 def smaller_factors(finished: Finished) -> list[Finding]:
     """Count the tensors whose median factor is smaller with more workers (figures 9 and 10)."""
     table = finished.table("tensors.csv")
     mean = table.groupby(["tensor", "workers"])["pi_median"].mean().unstack()
-    few, many = sorted(mean)
-    smaller = mean[many] < mean[few]
+    low, high = sorted(mean)
+    smaller = mean[high] < mean[low]
     return [
         Finding(
-            f"{smaller.sum()} of {len(smaller)} tensors have a smaller factor with {many} than "
-            f"with {few} workers",
+            f"{smaller.sum()} of {len(smaller)} tensors have a smaller factor with {high} than "
+            f"with {low} workers",
             bool(smaller.all()),
         )
     ]

@@ -37,42 +37,42 @@ def _attacks(finished: Finished) -> list[str]:
 
 def median_half(finished: Finished) -> list[Finding]:
     """Judge the coordinate-wise median with almost half of the workers Byzantine."""
-    most = int(finished.summary["byzantine"].max())
-    return [_withstands(finished, "median()", most, attack) for attack in _attacks(finished)]
+    byzantine = int(finished.summary["byzantine"].max())
+    return [_withstands(finished, "median()", byzantine, attack) for attack in _attacks(finished)]
 
 
 def median_few(finished: Finished) -> list[Finding]:
     """Judge the coordinate-wise median with few Byzantine workers."""
-    few = int(sorted(finished.summary["byzantine"].unique())[1])
-    return [_withstands(finished, "median()", few, attack) for attack in _attacks(finished)]
+    byzantine = int(sorted(finished.summary["byzantine"].unique())[1])
+    return [_withstands(finished, "median()", byzantine, attack) for attack in _attacks(finished)]
 
 
 def cge_few(finished: Finished) -> list[Finding]:
     """Judge CGE with few Byzantine workers."""
-    few = int(sorted(finished.summary["byzantine"].unique())[1])
-    return [_withstands(finished, "cge(f=f)", few, attack) for attack in _attacks(finished)]
+    byzantine = int(sorted(finished.summary["byzantine"].unique())[1])
+    return [_withstands(finished, "cge(f=f)", byzantine, attack) for attack in _attacks(finished)]
 
 
 def mean_fails(finished: Finished) -> list[Finding]:
     """Judge the mean under scaled sign flips."""
-    few = int(sorted(finished.summary["byzantine"].unique())[1])
-    return [_withstands(finished, "batch_sgd", few, "sign_flip(scale=10)", fails=True)]
+    byzantine = int(sorted(finished.summary["byzantine"].unique())[1])
+    return [_withstands(finished, "batch_sgd", byzantine, "sign_flip(scale=10)", fails=True)]
 
 
 def little_is_enough(finished: Finished) -> list[Finding]:
     """Judge the rules under ALIE with the most Byzantine workers."""
-    most = int(finished.summary["byzantine"].max())
+    byzantine = int(finished.summary["byzantine"].max())
     rules = ("median()", "krum(f=f)")
-    return [_withstands(finished, rule, most, "alie", fails=True) for rule in rules]
+    return [_withstands(finished, rule, byzantine, "alie", fails=True) for rule in rules]
 
 
 def worker_momentum(worker: Finished, server: Finished) -> list[Finding]:
     """Compare momentum at the workers with momentum at the server."""
-    most = int(worker.summary["byzantine"].max())
+    byzantine = int(worker.summary["byzantine"].max())
     findings = []
     for rule in ("median()", "krum(f=f)"):
         at_worker, at_server = (
-            _accuracy(finished, method=rule, byzantine=most, attack="alie")
+            _accuracy(finished, method=rule, byzantine=byzantine, attack="alie")
             for finished in (worker, server)
         )
         findings.append(
@@ -89,9 +89,9 @@ def average_helps_cge(plain: Finished, averaged: Finished) -> list[Finding]:
     """Compare CGE on gradients and on their averages over time."""
     findings = []
     for attack in _attacks(averaged):
-        most = int(averaged.summary["byzantine"].max())
+        byzantine = int(averaged.summary["byzantine"].max())
         a, b = (
-            _accuracy(finished, method="cge(f=f)", byzantine=most, attack=attack)
+            _accuracy(finished, method="cge(f=f)", byzantine=byzantine, attack=attack)
             for finished in (averaged, plain)
         )
         findings.append(

@@ -454,9 +454,9 @@ class Cluster:
         changed = [
             entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default
         ]
-        return f"Cluster({', '.join(f'{name}={self._shown(name)}' for name in changed)})"
+        return f"Cluster({', '.join(f'{name}={self._option_text(name)}' for name in changed)})"
 
-    def _shown(self, name: str) -> str:
+    def _option_text(self, name: str) -> str:
         """Write an argument: laws and policies as texts, long ones in a few words."""
         value = getattr(self, name)
         text = as_text(value) if name in ("compute", "latency", "far_latency") else str(value)

@@ -41,8 +41,6 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 _TIMES = ("detect", "checkpoint_time", "timeout", "at")
 #: A number of versions between checkpoints, as a text.
 _VERSIONS = re.compile(r"\s*(\d+)\s+versions?\s*")
-#: Failures after which a worker is away.
-TAKES_AWAY = ("crash", "leave", "join")
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Failure:
         return self.name == "outage" or self.is_of_job
 
     def is_due(self, versions: int, seconds: float) -> bool:
-        """Return whether a checkpoint is due so many versions and seconds after the last one."""
+        """Return whether a checkpoint is due, by the versions and seconds since the last one."""
         if not self.is_of_job:
             return bool(self.checkpoint_every) and versions >= (self.checkpoint_every or 0)
         if isinstance(self.checkpoint, str):
@@ -244,7 +242,7 @@ def crash(
         learners.
     scope : {"worker", "job"}
         With ``"job"`` the job crashes: all workers lose the round, and the messages on their way;
-        after ``lasts`` all begin anew from the job's last checkpoint. For a `barrier`, with a
+        after ``lasts`` all resume from the job's last checkpoint. For a `barrier`, with a
         server or an all-reduce.
     checkpoint : float or str, optional
         Of a job: the seconds, ``"10 min"``, or ``"200 versions"``, from the end of a checkpoint, or

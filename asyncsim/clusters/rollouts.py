@@ -126,7 +126,7 @@ class Rollouts:
         What free slots begin: the next sample, or the next group or batch as soon as enough slots
         are free for all of it (all slots, if it is larger).
     consume : {"finished", "started"}
-        The order in which groups reach a learner: that of their last sample's finish, or that of
+        The order in which groups reach a learner: by their last sample's finish, or by
         their first sample's start, in which a learner waits for the oldest group.
     queue : Queue
         `pace`, `drop_oldest`, `discard` or `keep`; may come as its text, ``"pace(4)"``.
@@ -142,7 +142,7 @@ class Rollouts:
     retry : {"sample", "group"}
         What starts again when a slot crashes: its sample, or the whole group.
     far_slots : int
-        Of the slots the last so many are at another site than the learner.
+        The number of slots at another site than the learner, the last ones.
     far_latency : Law
         Seconds more that a version takes to these slots, and a finished sample from them.
 
@@ -236,7 +236,7 @@ class Rollouts:
 
     @property
     def unit(self) -> int:
-        """Samples that begin together, if as many slots are free."""
+        """Samples that begin together, if enough slots are free."""
         return {"rollout": 1, "group": self.group, "batch": self.batch}[self.submit]
 
     def __str__(self) -> str:

@@ -253,7 +253,7 @@ class Appearance(NamedTuple):
 
     width: float | None = None  #: of every figure (inches)
     scale: float = 1.0  #: of all text
-    labels: Mapping[str, str] = MappingProxyType({})  #: texts in place of others
+    labels: Mapping[str, str] = MappingProxyType({})  #: replacements of texts
     texts: frozenset[str] | set[str] = frozenset()  #: all texts of the drawn figures
 
 
@@ -284,10 +284,10 @@ def appearance(
         A number outside its range.
     """
     outer = _APPEARANCE.get() or Appearance()
-    for name, value, least, most in (("width", width, 1, 20), ("font_size", font_size, 4, 24)):
-        if value is not None and not least <= require_positive(name, value) <= most:
+    for name, value, low, high in (("width", width, 1, 20), ("font_size", font_size, 4, 24)):
+        if value is not None and not low <= require_positive(name, value) <= high:
             unit = "inches" if name == "width" else "points"
-            raise InputError(f"{name} = {value:g}: must be from {least} to {most} {unit}")
+            raise InputError(f"{name} = {value:g}: must be from {low} to {high} {unit}")
     chosen = Appearance(
         outer.width if width is None else width,
         outer.scale if font_size is None else font_size / _FONT_SIZE,

@@ -146,11 +146,11 @@ def memories_kinds(memory: Any, workers: int = 3) -> Memories:
     return Memories(several(workers), several(2), worker)
 
 
-def inbox_kinds(message: Any, most: int = 2) -> Inbox:
-    """Return an inbox of ``most`` messages, as shapes, from one message."""
+def inbox_kinds(message: Any) -> Inbox:
+    """Return an inbox of two messages, as shapes, from one message."""
 
     def several(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct((most, *jnp.shape(leaf)), jnp.result_type(leaf))
+        return jax.ShapeDtypeStruct((2, *jnp.shape(leaf)), jnp.result_type(leaf))
 
     return Inbox(jax.tree.map(several, message), several(0.0), several(np.int32(0)))
 

@@ -7,16 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import require_choice, require_fraction, require_positive
+from asyncsim.base.errors import require_choice
 from asyncsim.clusters.policy import Policy
-from asyncsim.methods.fragments import (
-    begin_server,
-    begin_worker,
-    check_fragments,
-    fragments_of,
-    merge,
-    outer_step,
-)
+from asyncsim.methods.fragments import begin_server, begin_worker, check_exchange
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Array,
@@ -31,7 +24,7 @@ from asyncsim.methods.recipe import shares_programs
 
 
 class LearnerMessage(NamedTuple):
-    """A learner's message, of which the server uses one fragment."""
+    """A learner's message; the server uses one fragment of it."""
 
     progress: Array  #: its replica less the central variable, shape ``[parameters]``
     steps: Array  #: its local steps since it took up each fragment, shape ``[fragments]``
@@ -79,8 +72,8 @@ def decoupled_diloco(
         "radial", above; "mean", the mean of the ``D_i`` with weights ``w_i``.
     tensors : list of int, optional
         Numbers of parameters of the problem's tensors, in order: tensor ``i`` belongs to fragment
-        ``i mod fragments``, and lengths and directions are those of each tensor. None: fragments
-        are runs of parameters, with one length and direction each.
+        ``i mod fragments``, and each tensor has its length and direction. None: fragments are runs
+        of parameters, with one length and direction each.
     optimizer : optax.GradientTransformation, optional
         The learners' inner optimizer; its state stays with the learner.
     policy : Policy or text, optional
@@ -97,13 +90,13 @@ def decoupled_diloco(
     The paper's weight is tokens^2 / steps; here all batches have one size, so that it is
     proportional to the steps. Where the directions cancel, ``D`` is the weighted mean.
 
-    Departures: the quorum counts messages, and a fast learner may contribute two, of which the
-    newest counts; the paper's counts learners. The grace window is a constant, the paper's adapts
+    Departures: the quorum counts messages, and the paper's counts learners; of two messages of a
+    fast learner the newest counts. The grace window is a constant, the paper's adapts
     to the slack that computations leave. Each learner sends a message after every window, without
     being asked. A step waits at the server for ``overlap`` versions, the paper's at each learner
     for local steps. Embeddings are not averaged differently. The message up has one fragment
     (``message_size``), the way down all parameters. A fragment whose step is exactly zero counts as
-    not arrived. ``blend`` and the server's rate and momentum are those of public programs and of
+    not arrived. ``blend`` and the server's rate and momentum come from public programs and
     DiLoCo; the paper is known second-hand.
 
     References
@@ -112,10 +105,8 @@ def decoupled_diloco(
     2604.21428.
     """
     named, local = local_steps(learning_rate, optimizer)
-    rate = require_positive("server_rate", server_rate)
-    mu = require_fraction("server_momentum", server_momentum)
-    count, overlap, sizes = check_fragments(fragments, overlap, tensors)
-    require_fraction("blend", blend)
+    exchange = check_exchange(server_rate, server_momentum, fragments, overlap, blend, tensors)
+    count = exchange.fragments
     require_choice("average", average, ("radial", "mean"))
     policy = require_policy(policy)
 
@@ -125,7 +116,7 @@ def decoupled_diloco(
         return LearnerMessage(x - central, steps), worker._replace(replica=x, steps=steps), {}
 
     def combine(server, central, messages, visits):
-        parts = fragments_of(central.size, count, sizes)
+        parts = exchange.parts(central.size)
         blocks, block_count = jnp.asarray(parts.blocks), parts.block_count
         is_present = present(messages, visits)
         place = jnp.arange(len(is_present))
@@ -142,19 +133,14 @@ def decoupled_diloco(
             u_length = jnp.sqrt(_sums(u**2, blocks, block_count))[blocks]
             radial = (weight @ lengths / total)[blocks] * u / _divisor(u_length)
             progress = jnp.where(u_length > 0, radial, progress)
-        return outer_step(server, central, progress, parts, overlap, rate, mu)
+        return exchange.outer_step(server, central, progress)
 
     return Method(
         name="decoupled_diloco",
         hyperparameters=dict(
             **named,
-            server_rate=server_rate,
-            server_momentum=mu,
-            fragments=count,
-            overlap=overlap,
-            blend=blend,
+            **exchange._asdict(),
             average=average,
-            tensors=sizes,
             policy=None if policy is None else str(policy),
         ),
         optimizer=local,
@@ -162,9 +148,7 @@ def decoupled_diloco(
         combine=combine,
         init_worker=lambda central: begin_worker(central, count),
         init_server=begin_server,
-        refresh=lambda worker, read: merge(
-            worker, read, fragments_of(read.size, count, sizes), blend
-        ),
+        refresh=exchange.merge,
         resume=lambda worker, read: worker.replica,
         timing=Timing(policy=policy, message_size=1 / count),
     )

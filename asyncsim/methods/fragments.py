@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_list
+from asyncsim.base.errors import (
+    InputError,
+    require_count,
+    require_fraction,
+    require_list,
+    require_positive,
+)
 from asyncsim.methods.method import Applied, Array
 
 
@@ -26,7 +32,7 @@ class Fragments(NamedTuple):
     of : Int[ndarray, "parameters"]
         The fragment of each parameter.
     blocks : Int[ndarray, "parameters"]
-        Its tensor, or its fragment where tensors are not known.
+        The tensor of each parameter, or its fragment where the tensors are unknown.
     """
 
     total: int
@@ -39,25 +45,75 @@ class Fragments(NamedTuple):
         return int(self.blocks[-1]) + 1
 
 
-def check_fragments(
-    count: int, overlap: int, tensors: Sequence[int] | None
-) -> tuple[int, int, list[int] | None]:
-    """Check the arguments of methods with fragments.
+class Exchange(NamedTuple):
+    """The hyper-parameters of methods with fragments."""
+
+    server_rate: Any
+    server_momentum: Any
+    fragments: int
+    overlap: int
+    blend: float
+    tensors: list[int] | None
+
+    def parts(self, parameters: int) -> Fragments:
+        """Return the fragments of a vector."""
+        return fragments_of(parameters, self.fragments, self.tensors)
+
+    def merge(self, worker: "FragmentWorker", read: Array) -> "FragmentWorker":
+        """Merge the changed fragments of a read: ``blend * replica + (1 - blend) * read``."""
+        fragments = self.parts(read.size)
+        of = jnp.asarray(fragments.of)
+        differs = (read != worker.last_read).astype(jnp.int32)
+        changed = jax.ops.segment_max(differs, of, fragments.total) > 0
+        mixed = self.blend * worker.replica + (1 - self.blend) * read
+        replica = jnp.where(changed[of], mixed, worker.replica)
+        return FragmentWorker(replica, read, jnp.where(changed, 0, worker.steps))
+
+    def outer_step(self, server: "FragmentServer", central: Array, progress: Array) -> Applied:
+        """Take up the version's fragment of ``progress``, and step with the fragment that is due.
+
+        With ``D`` the progress of the fragment of ``overlap`` versions before, Nesterov's step::
+
+            m       <- server_momentum m + D
+            central <- central + server_rate (server_momentum m + D)
+        """
+        of, count = jnp.asarray(self.parts(central.size).of), self.fragments
+        mu = self.server_momentum
+        pending = jnp.where(of == server.version % count, progress, server.pending)
+        is_due = of == (server.version - self.overlap) % count
+        is_due &= server.version >= self.overlap
+        m = jnp.where(is_due, mu * server.momentum + pending, server.momentum)
+        central = jnp.where(is_due, central + self.server_rate * (mu * m + pending), central)
+        return Applied(central, FragmentServer(m, pending, server.version + 1))
+
+
+def check_exchange(
+    server_rate: float,
+    server_momentum: float,
+    fragments: int,
+    overlap: int,
+    blend: float,
+    tensors: Sequence[int] | None,
+) -> Exchange:
+    """Check the hyper-parameters of methods with fragments.
 
     Raises
     ------
     InputError
         For no fragment, more than tensors, or a step that comes after the fragment's next one.
     """
-    count = require_count("fragments", count)
+    rate = require_positive("server_rate", server_rate)
+    mu = require_fraction("server_momentum", server_momentum)
+    count = require_count("fragments", fragments)
     overlap = require_count("overlap", overlap, minimum=0)
     if overlap and overlap >= count:
         raise InputError(
             f"overlap = {overlap}: a fragment's step would come after its next one; give at most "
             f"fragments - 1 = {count - 1}"
         )
+    require_fraction("blend", blend)
     if tensors is None:
-        return count, overlap, None
+        return Exchange(rate, mu, count, overlap, blend, None)
     sizes = [
         require_count(f"tensors[{i}]", size)
         for i, size in enumerate(require_list("tensors", tensors))
@@ -66,7 +122,7 @@ def check_fragments(
         raise InputError(
             f"fragments = {count}: there are {len(sizes)} tensors; give at most as many fragments"
         )
-    return count, overlap, sizes
+    return Exchange(rate, mu, count, overlap, blend, sizes)
 
 
 def fragments_of(parameters: int, count: int, tensors: list[int] | None) -> Fragments:
@@ -121,36 +177,3 @@ def begin_server(central: Array) -> FragmentServer:
 def begin_worker(central: Array, count: int) -> FragmentWorker:
     """Return a worker's state at the start."""
     return FragmentWorker(central, central, jnp.zeros(count, central.dtype))
-
-
-def merge(worker: FragmentWorker, read: Array, fragments: Fragments, blend: Any) -> FragmentWorker:
-    """Merge the changed fragments of a read: ``blend * replica + (1 - blend) * read``."""
-    of = jnp.asarray(fragments.of)
-    differs = (read != worker.last_read).astype(jnp.int32)
-    changed = jax.ops.segment_max(differs, of, fragments.total) > 0
-    replica = jnp.where(changed[of], blend * worker.replica + (1 - blend) * read, worker.replica)
-    return FragmentWorker(replica, read, jnp.where(changed, 0, worker.steps))
-
-
-def outer_step(
-    server: FragmentServer,
-    central: Array,
-    progress: Array,
-    fragments: Fragments,
-    overlap: int,
-    rate: Any,
-    momentum: Any,
-) -> Applied:
-    """Take up the version's fragment of ``progress``, and step with the fragment that is due.
-
-    With ``D`` the progress of the fragment of ``overlap`` versions before, Nesterov's step::
-
-        m       <- momentum m + D
-        central <- central + rate (momentum m + D)
-    """
-    of, count = jnp.asarray(fragments.of), fragments.total
-    pending = jnp.where(of == server.version % count, progress, server.pending)
-    is_due = (of == (server.version - overlap) % count) & (server.version >= overlap)
-    m = jnp.where(is_due, momentum * server.momentum + pending, server.momentum)
-    central = jnp.where(is_due, central + rate * (momentum * m + pending), central)
-    return Applied(central, FragmentServer(m, pending, server.version + 1))

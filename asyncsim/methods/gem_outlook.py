@@ -44,15 +44,15 @@ def gem_server(
     momentum, kappa, pi_max : see `asyncsim.methods.gem`
     proxy_step : {"round", "commit"}
         The updates that make one step of the proxy. "round": ``n``, as above, so that the proxy
-        takes as many steps as a worker and averages the gradients of all. "commit": each, with
+        steps as often as a worker and averages the gradients of all. "commit": each, with
         ``m <- momentum m + u``.
 
     Notes
     -----
     The paper proposes the idea without a rule. The server knows each worker's previous pull; the
     message is the unscaled update. `asyncsim.recorders.energy` compares with the worker's own
-    momentum here, as it does for methods without a proxy, so that its ratios compare with those of
-    `asyncsim.methods.gem`. There are no diagnostics of ``pi``: the server computes it.
+    momentum here, as it does for methods without a proxy, so that its ratios compare with
+    `asyncsim.methods.gem`'s. There are no diagnostics of ``pi``: the server computes it.
 
     References
     ----------
@@ -89,6 +89,7 @@ def gem_server(
         init_worker=lambda central: central,
         init_server=jnp.zeros_like,
         origin=lambda worker, read: worker,
+        coordinatewise=True,
     )
 
 

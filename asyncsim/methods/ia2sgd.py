@@ -46,8 +46,8 @@ def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     program. A slow worker's row may become as stale as its computation is long; `ringleader`
     bounds this.
 
-    On a trace with failures a full table has as many rows as there are workers that the server does
-    not know to be away; rows of absent workers remain.
+    On a trace with failures a full table has a row for each worker that the server does not know to
+    be away; rows of absent workers remain.
 
     References
     ----------

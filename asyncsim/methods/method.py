@@ -59,7 +59,7 @@ Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
 Schedule = Callable[["Visit"], Array]
 
-#: The trees that a method's functions see in place of the parameters: see `Method`.
+#: The trees that a method's functions see instead of the parameters; see `Method`.
 SPACES = ("vector", "tensors")
 
 #: The error of Muon where all its steps would be those for vectors.
@@ -105,8 +105,8 @@ class Visit(NamedTuple):
         Number of workers in the training.
     delays : Int[Array, "parameters"]
         Of methods with ``sees_delays``, the staleness of each parameter of the read for this
-        gradient; a scalar where reads are whole, and ``()`` elsewhere. ``staleness`` is that of the
-        oldest group of tensors; of a torn read that of its newest block.
+        gradient; a scalar where reads are whole, and ``()`` elsewhere. ``staleness`` is the
+        oldest group's, and with a torn read its newest block's.
     loss : float
         Mean loss of the update's minibatches, for message, apply and reply of methods with
         ``sees_loss``; ``()`` elsewhere.

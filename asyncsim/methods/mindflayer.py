@@ -91,17 +91,12 @@ def mindflayer(
                 f"{name}: has {len(value)} entries, and another list has {workers}; give as many: "
                 "one per worker"
             )
-    if workers is None:
-        probability = _probability(success, times)
-    else:
-        entries = zip(
-            *(
-                value if name in lists else [value] * workers
-                for name, value in (("success", success), ("time", times))
-            ),
-            strict=True,
-        )
-        probability = np.array([_probability(entry, time) for entry, time in entries])
+    entries, trial_times = (
+        lists.get(name, [value] * (workers or 1))
+        for name, value in (("success", success), ("time", times))
+    )
+    values = [_probability(*pair) for pair in zip(entries, trial_times, strict=True)]
+    probability = values[0] if workers is None else np.array(values)
 
     def over_workers(of_worker, visit, dtype):
         """Add up a number of each worker that the server counts, one number or ``[workers]``."""
@@ -124,18 +119,19 @@ def mindflayer(
         name="mindflayer",
         hyperparameters={
             "learning_rate": learning_rate,
-            "success": probability if workers is None else probability.tolist(),
+            "success": values[0] if workers is None else values,
             "rule": rule,
             "policy": None if policy is None else str(policy),
         },
         optimizer=gradient_steps(learning_rate),
         combine=combine,
+        coordinatewise=True,
         timing=Timing(policy=policy, workers=workers),
     )
 
 
 def _probability(success: Any, time: float | None) -> Any:
-    """Return a probability that is given, or of durations of at most ``time`` under a law."""
+    """Check a probability, or compute that of a duration of at most ``time`` under a law."""
     if isinstance(success, str | Law):
         if time is None:
             raise InputError(

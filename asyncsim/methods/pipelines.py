@@ -115,4 +115,5 @@ def async_nesterov(
         if look_ahead
         else None,
         same_reply=look_ahead,
+        coordinatewise=True,
     )

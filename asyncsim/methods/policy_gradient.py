@@ -41,7 +41,7 @@ def _clipped(ratio: Array, advantage: Array, clip: float) -> Array:
     return jnp.where(beyond, 0.0, ratio)
 
 
-@functools.cache  # what is compiled is kept by the very object
+@functools.cache  # compiled programs are cached by the object itself
 def none() -> Correction:
     """Weigh every token by one: the plain policy gradient on old samples."""
     return Correction(
@@ -166,7 +166,7 @@ CORRECTIONS: Mapping[str, Callable[..., Correction]] = {
 }
 
 
-#: Plain steps: one object, so that methods which differ in their rate share what is compiled.
+#: Plain steps: one object, so that methods which differ in their rate share programs.
 _PLAIN = optax.scale(-1.0)
 
 
@@ -237,7 +237,7 @@ def policy_gradient(
     inner_steps : int
         Steps of an update, each on an equal part of its batch.
     optimizer : optax.GradientTransformation, optional
-        In place of plain steps; it persists across updates.
+        Instead of plain steps; it persists across updates.
 
     Raises
     ------

@@ -61,8 +61,8 @@ def ringmaster_lmo(
     ``muon(u)`` of a matrix is `orthogonalized` (u), of a vector or a number ``u``. A tensor of more
     than two axes is a matrix whose rows are its first axis. The authors treat only the matrices of
     their transformer's blocks so, embeddings as vectors, and compute in float32. Their layers have
-    weights of shape ``[outputs, inputs]``, and those of this package ``[inputs, outputs]``: the
-    scale uses the rows and columns of the array as it is.
+    weights of shape ``[outputs, inputs]``, this package's ``[inputs, outputs]``: the scale uses the
+    rows and columns of the array as it is.
 
     Raises
     ------

@@ -51,9 +51,9 @@ def clipped_gossip(
         where the nearest messages are all but the ``f`` furthest. Of at most ``f`` messages none
         counts.
     radius : float, optional
-        A constant radius, in units of parameters, in the place of this rule.
+        A constant radius, in units of parameters, instead of this rule.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
+        The workers' local optimizer instead of plain steps.
     policy : Policy or text, optional
         When messages are taken up. None: whatever the trace has.
 
@@ -82,19 +82,22 @@ def clipped_gossip(
     if radius is not None:
         require_positive("radius", radius)
     named, local = local_steps(learning_rate, optimizer)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
-        apart = inbox.messages - worker
-        squares = jnp.sum(apart**2, axis=1)
+        differences = inbox.messages - worker
+        squares = jnp.sum(differences**2, axis=1)
         usable = (inbox.weights > 0) & jnp.isfinite(squares)
-        weights = jnp.where(usable, inbox.weights.astype(apart.dtype), 0)
-        squares, apart = jnp.where(usable, squares, 0), jnp.where(usable[:, None], apart, 0)
+        weights = jnp.where(usable, inbox.weights.astype(differences.dtype), 0)
+        squares, differences = (
+            jnp.where(usable, squares, 0),
+            jnp.where(usable[:, None], differences, 0),
+        )
         limit = _squared_radius(weights, squares, usable, f) if radius is None else radius**2
         clipped = jnp.sqrt(
             jnp.where(squares > limit, limit / jnp.where(squares > 0, squares, 1), 1)
         )
-        return worker + jnp.tensordot(weights * clipped, apart, 1)
+        return worker + jnp.tensordot(weights * clipped, differences, 1)
 
     return Method(
         name="clipped_gossip",
@@ -102,7 +105,7 @@ def clipped_gossip(
             **named,
             "f": f,
             "radius": radius,
-            "policy": None if needed is None else str(needed),
+            "policy": None if policy is None else str(policy),
         },
         optimizer=local,
         message=lambda worker, update, start, central, visit: (
@@ -115,7 +118,7 @@ def clipped_gossip(
         mix=mix,
         last=lambda worker: worker,
         sees_messages=True,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )
 
 
@@ -145,8 +148,8 @@ def _squared_radius(weights: Array, squares: Array, usable: Array, f: int) -> Ar
     order = jnp.argsort(jnp.where(usable, -squares, jnp.inf))
     furthest = jnp.zeros_like(usable).at[order[:f]].set(True)
     divided = jnp.sum(jnp.where(furthest, weights, 0))
-    kept = jnp.sum(jnp.where(furthest, 0, weights * squares))
-    return jnp.where(divided > 0, kept / jnp.where(divided > 0, divided, 1), 0)
+    inner = jnp.sum(jnp.where(furthest, 0, weights * squares))
+    return jnp.where(divided > 0, inner / jnp.where(divided > 0, divided, 1), 0)
 
 
 @shares_programs
@@ -169,7 +172,7 @@ def robust_gossip(
     learning_rate : float or schedule of the Visit
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
+        The workers' local optimizer instead of plain steps.
     policy : Policy or text, optional
         When messages are taken up. None: whatever the trace has.
 
@@ -193,7 +196,7 @@ def robust_gossip(
     """
     chosen = parse_rule(rule)
     named, local = local_steps(learning_rate, optimizer)
-    needed = require_policy(policy)
+    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
@@ -218,7 +221,7 @@ def robust_gossip(
         hyperparameters={
             "rule": chosen.text,
             **named,
-            "policy": None if needed is None else str(needed),
+            "policy": None if policy is None else str(policy),
         },
         optimizer=local,
         message=message,
@@ -228,5 +231,5 @@ def robust_gossip(
         last=lambda worker: worker.replica,
         sees_messages=True,
         needs_key=chosen.needs_key,
-        timing=Timing(policy=needed),
+        timing=Timing(policy=policy),
     )

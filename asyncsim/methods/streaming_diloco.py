@@ -6,22 +6,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import (
-    InputError,
-    require_fraction,
-    require_positive,
-    require_switch,
-)
+from asyncsim.base.errors import InputError, require_switch
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import mean_message
-from asyncsim.methods.fragments import (
-    begin_server,
-    begin_worker,
-    check_fragments,
-    fragments_of,
-    merge,
-    outer_step,
-)
+from asyncsim.methods.fragments import begin_server, begin_worker, check_exchange
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Array,
@@ -40,7 +28,7 @@ class EagerWorker(NamedTuple):
 
     replica: Array
     anchor: Array  #: its replica where it last began each fragment
-    momentum: Array  #: outer, of its own progress
+    momentum: Array  #: outer, of the worker's progress
     visits: Array
 
 
@@ -113,7 +101,7 @@ def streaming_diloco(
     momentum of the server are DiLoCo's.
 
     The eager rule is linear, so that ``theta_i`` equals ``theta`` before the round's step plus one
-    Nesterov step with ``D_i / n`` and a momentum of these: so it is computed.
+    Nesterov step with ``D_i / n`` and a momentum of these; the code computes this form.
 
     References
     ----------
@@ -122,12 +110,10 @@ def streaming_diloco(
     communication and computation in DiLoCo", arXiv 2502.12996. Both are known second-hand.
     """
     named, local = local_steps(learning_rate, optimizer)
-    rate = require_positive("server_rate", server_rate)
-    mu = require_fraction("server_momentum", server_momentum)
-    count, overlap, sizes = check_fragments(fragments, overlap, tensors)
-    require_fraction("blend", blend)
+    exchange = check_exchange(server_rate, server_momentum, fragments, overlap, blend, tensors)
+    count = exchange.fragments
     require_switch("eager", eager)
-    if eager and not overlap:
+    if eager and not exchange.overlap:
         raise InputError(
             "eager = True: with overlap = 0 the others' progress is not late; give an overlap of "
             "1 or more"
@@ -139,8 +125,8 @@ def streaming_diloco(
         return x - central, worker._replace(replica=x), {}
 
     def send_eagerly(worker, update, start, central, visit):
-        parts = fragments_of(central.size, count, sizes)
-        is_due = jnp.asarray(parts.of) == worker.visits % count
+        mu, rate = exchange.server_momentum, exchange.server_rate
+        is_due = jnp.asarray(exchange.parts(central.size).of) == worker.visits % count
         x = start + update
         progress = x - worker.anchor
         m = jnp.where(is_due, mu * worker.momentum + progress, worker.momentum)
@@ -150,11 +136,7 @@ def streaming_diloco(
         return progress, after, {}
 
     def combine(server, central, messages, visits):
-        parts = fragments_of(central.size, count, sizes)
-        return outer_step(server, central, mean_message(messages, visits), parts, overlap, rate, mu)
-
-    def refresh(worker, read):
-        return merge(worker, read, fragments_of(read.size, count, sizes), blend)
+        return exchange.outer_step(server, central, mean_message(messages, visits))
 
     def init_worker(central):
         if eager:
@@ -165,13 +147,8 @@ def streaming_diloco(
         name="streaming_diloco",
         hyperparameters=dict(
             **named,
-            server_rate=server_rate,
-            server_momentum=mu,
-            fragments=count,
-            overlap=overlap,
-            blend=blend,
+            **exchange._asdict(),
             eager=eager,
-            tensors=sizes,
             policy=None if policy is None else str(policy),
         ),
         optimizer=local,
@@ -179,7 +156,7 @@ def streaming_diloco(
         combine=combine,
         init_worker=init_worker,
         init_server=begin_server,
-        refresh=None if eager else refresh,
+        refresh=None if eager else exchange.merge,
         resume=lambda worker, read: worker.replica,
         timing=Timing(policy=policy, message_size=1 / count),
     )

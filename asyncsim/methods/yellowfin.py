@@ -85,8 +85,8 @@ def tune(state: YellowFin, gradients: Any, beta: Any) -> YellowFin:
     density = average(state.density, filled / sum(leaf.size for leaf in leaves))
     curvatures = state.curvatures.at[state.step % len(state.curvatures)].set(jnp.log(squared))
     valid = jnp.arange(len(curvatures), dtype=jnp.int32) < step
-    least = average(state.least_curvature, jnp.min(jnp.where(valid, curvatures, jnp.inf)))
-    largest = average(state.largest_curvature, jnp.max(jnp.where(valid, curvatures, -jnp.inf)))
+    lowest = average(state.least_curvature, jnp.min(jnp.where(valid, curvatures, jnp.inf)))
+    highest = average(state.largest_curvature, jnp.max(jnp.where(valid, curvatures, -jnp.inf)))
     mean = average(state.gradient, gradients)
     norm, squared_norm = average((state.norm, state.squared_norm), (jnp.sqrt(squared), squared))
     distance = average(state.distance, norm / squared_norm)
@@ -96,7 +96,7 @@ def tune(state: YellowFin, gradients: Any, beta: Any) -> YellowFin:
     filled_share = jnp.maximum(density / correction, smallest.eps)
     h_min, h_max = (
         jnp.maximum(jnp.exp(logarithm / correction) * filled_share, smallest.tiny)
-        for logarithm in (least, largest)
+        for logarithm in (lowest, highest)
     )
     squared_mean = sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(mean)) / correction**2
     variance = filled_share * jnp.maximum(squared_norm / correction - squared_mean, _LEAST_VARIANCE)
@@ -112,7 +112,7 @@ def tune(state: YellowFin, gradients: Any, beta: Any) -> YellowFin:
         old,
     )
     return YellowFin(
-        step, curvatures, least, largest, mean, norm, squared_norm, distance, density, *values
+        step, curvatures, lowest, highest, mean, norm, squared_norm, distance, density, *values
     )
 
 

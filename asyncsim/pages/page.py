@@ -293,10 +293,10 @@ def _verdict(text: str) -> str | None:
 
 def _origin(folder: Path, config: Mapping[str, Any]) -> str:
     """Return the version that a study was run with, and the day on which it began."""
-    versions, made = config.get("versions"), results.json_table(folder / results.ORIGIN)
+    versions, origin = config.get("versions"), results.json_table(folder / results.ORIGIN)
     version = versions.get("asyncsim", "") if isinstance(versions, dict) else ""
     parts = [f"asyncsim {version}".strip(), f"study {config.get('study', folder.name)}"]
-    return ", ".join([*parts, *([str(made["date"])[:10]] if "date" in made else [])])
+    return ", ".join([*parts, *([str(origin["date"])[:10]] if "date" in origin else [])])
 
 
 def _question(study: str) -> str:

@@ -1,5 +1,6 @@
 """The timeline of a trace: each worker's phases, its commits, and the run's losses, for a page."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,33 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
     commits = commits.iloc[:MOST_COMMITS]
     commits = commits[commits["worker"] < MOST_LANES]
     end = float(commits["time"].max()) if len(commits) else 1.0
+    marks = [
+        [int(absence.worker), absence.kind, absence.begin, absence.end, int(absence.version)]
+        for absence in trace.absences.itertuples()
+        if absence.begin <= end
+    ]
+    return {
+        "title": title,
+        "noun": noun,
+        "lanes": min(lanes, MOST_LANES),
+        "workers": lanes,
+        "commits": len(commits),
+        "total": total,
+        "end": end,
+        "ticks": _TICKS,
+        "phases": list(colors.items()),
+        "rounds": bool(trace.rollouts is None and trace.policy.chooses_when_to_reply),
+        "gossip": trace.protocol == GOSSIP,
+        "marks": marks[:MOST_COMMITS],
+        "curves": _curves(run, end),
+        "columns": pack(_columns(trace, commits, intervals, end)),
+    }
+
+
+def _columns(
+    trace: Trace, commits: pd.DataFrame, intervals: Sequence[pd.DataFrame], end: float
+) -> dict[str, np.ndarray]:
+    """Return the columns of integers of `timeline`."""
     ticks = _TICKS / end if end > 0 else 1.0
 
     def in_ticks(times: Any) -> np.ndarray:
@@ -72,27 +100,7 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
             "sent": np.diff(in_ticks(sent), prepend=0),
             "journey": in_ticks(mixed) - in_ticks(sent),
         }
-    marks = [
-        [int(absence.worker), absence.kind, absence.begin, absence.end, int(absence.version)]
-        for absence in trace.absences.itertuples()
-        if absence.begin <= end
-    ]
-    return {
-        "title": title,
-        "noun": noun,
-        "lanes": min(lanes, MOST_LANES),
-        "workers": lanes,
-        "commits": len(commits),
-        "total": total,
-        "end": end,
-        "ticks": _TICKS,
-        "phases": list(colors.items()),
-        "rounds": bool(trace.rollouts is None and trace.policy.chooses_when_to_reply),
-        "gossip": trace.protocol == GOSSIP,
-        "marks": marks[:MOST_COMMITS],
-        "curves": _curves(run, end),
-        "columns": pack(columns),
-    }
+    return columns
 
 
 def _commits(trace: Trace) -> pd.DataFrame:
@@ -143,9 +151,9 @@ def _messages(trace: Trace, end: float) -> tuple[np.ndarray, ...]:
     receiver = np.concatenate([worker[row], partner])
     sent = np.concatenate([commit_time[source], commit_time[pairs]])
     mixing = np.concatenate([mixed[row], commit_time[pairs]])
-    seen = np.flatnonzero((sender != receiver) & (mixing <= end))
-    seen = seen[np.argsort(sent[seen], kind="stable")][:MOST_COMMITS]
-    return sender[seen], receiver[seen], sent[seen], mixing[seen]
+    visible = np.flatnonzero((sender != receiver) & (mixing <= end))
+    visible = visible[np.argsort(sent[visible], kind="stable")][:MOST_COMMITS]
+    return sender[visible], receiver[visible], sent[visible], mixing[visible]
 
 
 def _curves(run: Run | None, end: float) -> list[tuple[str, list[list[float]]]]:

@@ -61,13 +61,13 @@ def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> Poli
             return jnp.where(entry < 0, _BASE, entry)
 
         before = position - 1
-        seen = [
+        entries = [
             *(digit(numbers[i], at) for i in (0, 1) for at in (position, before)),
             digit(tokens, before),
         ]
         # Rows of the matrix in place of a product with ones and zeros: each sample has a version of
         # its own.
-        rows = jnp.stack(seen) + (_BASE + 1) * jnp.arange(len(seen), dtype=jnp.int32)
+        rows = jnp.stack(entries) + (_BASE + 1) * jnp.arange(len(entries), dtype=jnp.int32)
         inputs = parameters["hidden"][rows].sum(0) + parameters["hidden_bias"]
         hidden = jax.nn.relu(inputs)
         return hidden @ parameters["output"] + parameters["output_bias"]

@@ -2,7 +2,7 @@
 
 import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +11,8 @@ import numpy as np
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 
-#: Tensors that an error message lists; of more it lists the layers.
-_FEW = 12
+#: Largest number of tensors that an error message lists; beyond it, the message lists layers.
+_LISTED = 12
 
 
 class Partition(NamedTuple):
@@ -25,12 +25,17 @@ class Partition(NamedTuple):
     bounds : tuple of int
         Run ``i`` of the vector is ``bounds[i]:bounds[i + 1]``.
     owners : tuple of int
-        The shard of each run; those of adjacent runs differ.
+        The shard of each run; adjacent runs have different shards.
     """
 
     names: tuple[str, ...]
     bounds: tuple[int, ...]
     owners: tuple[int, ...]
+
+    @property
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Shard, first index and end of each run."""
+        return zip(self.owners, self.bounds, self.bounds[1:], strict=False)
 
 
 def names_of_tensors(params: Any) -> list[str]:
@@ -51,8 +56,8 @@ def partition(
         Groups of tensors. A text names one or several parts of the tree, separated by commas or,
         on the command line, by ``+``:
         ``"0"`` is the first layer of `asyncsim.problems.digits`, ``"0.weight,1.weight"`` are two
-        tensors. Names as in `asyncsim.Run` mean the same: ``"[0]['weight']"``. A number: as many
-        runs of neighbouring tensors, the largest of which is as small as possible.
+        tensors. Names as in `asyncsim.Run` mean the same: ``"[0]['weight']"``. A
+        number: groups of neighbouring tensors, with the smallest possible largest group.
     argument : str
         The name of ``groups`` in messages.
     by_layer : bool
@@ -106,10 +111,10 @@ def _owners(names: Sequence[str], groups: Sequence[str], argument: str) -> list[
                 i for i, name in enumerate(names) if name == path or name.startswith(f"{path}.")
             ]
             if not matches:
-                known = names if len(names) <= _FEW else _layers(names)
+                listed = names if len(names) <= _LISTED else _layers(names)
                 raise InputError(
                     f"{argument}: no tensor of the problem is named {part.strip()!r}; the names "
-                    f"are {', '.join(known)}"
+                    f"are {', '.join(listed)}"
                 )
             for tensor in matches:
                 if owner[tensor] == number:
@@ -138,7 +143,7 @@ def _even_groups(
     argument: str,
     noun: str,
 ) -> list[str]:
-    """Join neighbouring parts to ``count`` groups, the largest of which is as small as possible."""
+    """Join neighbouring parts to ``count`` groups with the smallest possible maximum size."""
     if not 1 <= count <= len(parts):
         raise InputError(
             f"{argument} = {count}: must be from 1 to {len(parts)}, as the problem has "

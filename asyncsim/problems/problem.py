@@ -67,14 +67,14 @@ class Problem:
         different. See `dirichlet_shards`. ``train`` must be a dict with a ``"label"``. A run's seed
         draws the shards.
     parts : list of int array, or None
-        The examples of each worker, as indices into ``train``, for as many workers.
+        The examples of each worker, as indices into ``train``.
     predict : callable or None
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape
         ``[examples, classes]``, of examples with a ``"label"``; deterministic. None for problems
         without classes or without such a function.
     init_replica : callable or None
         ``init_replica(key, worker)`` returns the initial parameters of a worker's replica, a tree
-        like that of ``init``; ``key`` is that of ``init``, the same for all workers. For methods
+        like ``init``'s; ``key`` is ``init``'s, the same for all workers. For methods
         with replicas: elastic averaging, LSGD, Parle, gossip. The central variable starts at the
         replicas' mean, and other methods start from it. None: all workers start from ``init``.
     """

@@ -61,8 +61,8 @@ def token_bandit(
         theta = parameters["theta"]
         return jnp.asarray(table, theta.dtype)[state, position, before] @ theta
 
-    def reward(written: jax.Array, state: jax.Array) -> jax.Array:
-        return jnp.asarray(rewards)[(state, *(written[i] for i in range(tokens)))]
+    def reward(sequence: jax.Array, state: jax.Array) -> jax.Array:
+        return jnp.asarray(rewards)[(state, *(sequence[i] for i in range(tokens)))]
 
     problem = PolicyProblem(
         name="token_bandit",
@@ -84,11 +84,11 @@ def token_bandit(
 
     def value(parameters: Any) -> jax.Array:
         def of_state(state: jax.Array) -> jax.Array:
-            def of_sequence(written: jax.Array) -> jax.Array:
+            def of_sequence(sequence: jax.Array) -> jax.Array:
                 logp = problem.logp(
-                    parameters, state, written, jnp.asarray(tokens, jnp.int32)
+                    parameters, state, sequence, jnp.asarray(tokens, jnp.int32)
                 ).sum()
-                return jnp.exp(logp) * reward(written, state).astype(logp.dtype)
+                return jnp.exp(logp) * reward(sequence, state).astype(logp.dtype)
 
             return jax.vmap(of_sequence)(jnp.asarray(sequences)).sum()
 
@@ -124,8 +124,8 @@ def enumerate_policies(path: np.ndarray, problem: PolicyProblem) -> Policies:
 def _enumerated(problem: PolicyProblem) -> Any:
     """Return the compiled function of all policies."""
     states = jnp.arange(problem.config["states"], dtype=jnp.int32)
-    written = list(itertools.product(range(problem.vocabulary), repeat=problem.tokens))
-    sequences, length = jnp.array(written, jnp.int32), jnp.int32(problem.tokens)
+    combinations = list(itertools.product(range(problem.vocabulary), repeat=problem.tokens))
+    sequences, length = jnp.array(combinations, jnp.int32), jnp.int32(problem.tokens)
 
     def over_all(function: Any) -> Any:
         return jax.vmap(lambda state: jax.vmap(lambda tokens: function(state, tokens))(sequences))(

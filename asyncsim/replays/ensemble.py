@@ -121,7 +121,7 @@ def replay_ensemble(
     if batched is None and trace.servers == 1:
         batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
     if not batched:
-        # One object for each method, so that its seeds share what is compiled.
+        # One object for each method, so that its seeds share programs.
         return [
             replay(
                 trace,

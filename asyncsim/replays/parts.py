@@ -1,13 +1,13 @@
 """The plan of a replay whose messages are split among servers: the parts and their dependencies.
 
-A *job* is a worker's computation. It reads each shard of the parameters at a version of its own,
-and its message is committed in *parts*, each at its shard's server. A position counts the accepted
+A *job* is a worker's computation. It reads each shard of the parameters at its own version, and
+its message is committed in *parts*, each at its shard's server. A position counts the accepted
 parts at all servers, in the order of their commits. A job can be computed at a position if all its
 reads and the last part of its worker's previous job lie before; it must be computed before its
 first part. So the cuts of `asyncsim.replays.waves` hold for parts: a piece computes its jobs at
 once, and then commits the parts of these and of earlier jobs.
 
-Within a piece the parts of a shard depend on each other, and not on those of other shards.
+Within a piece the parts of a shard depend on each other, and not on other shards' parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,15 +42,15 @@ class Dependencies(NamedTuple):
     worker, number, first, last : int array, shape ``[jobs]``
         The worker of each job and the job's number among the worker's own; the positions of its
         first and last part.
-    done : int array, shape ``[messages]``
+    parts_at_end : int array, shape ``[messages]``
         The number of parts at the end of each message; a message may end with a discarded part.
     message_job : int array, shape ``[messages]``
     read_slot : int array, shape ``[jobs, shards]``
-        The slot of the shard in which the version waits that the job reads.
+        The slot of the shard with the version that the job reads.
     push_slot : int array
         The slot of the version with which the part is formed.
     write_slot : int array
-        The slot that the version goes to which the part completes; ``slots`` if nobody reads it.
+        The slot of the version that the part completes; ``slots`` if no job reads it.
     slots : tuple of int
         For each shard.
     reads : {"after", "separate"}
@@ -67,7 +67,7 @@ class Dependencies(NamedTuple):
     number: np.ndarray
     first: np.ndarray
     last: np.ndarray
-    done: np.ndarray
+    parts_at_end: np.ndarray
     message_job: np.ndarray
     read_slot: np.ndarray
     push_slot: np.ndarray
@@ -84,20 +84,23 @@ def find_parts(trace: Trace) -> Dependencies:
     is_accepted = all_parts["outcome"].isin(ACCEPTED).to_numpy()
     parts = {name: column.to_numpy() for name, column in all_parts[is_accepted].items()}
     shard, servers, position = parts["shard"], trace.servers, np.arange(is_accepted.sum())
-    of_worker = int(trace.reads["job"].max()) + 1
-    job, names = pd.factorize(parts["worker"] * of_worker + parts["job"])
-    worker, number, by_name = names // of_worker, names % of_worker, pd.Index(names)
+    jobs_of_worker = int(trace.reads["job"].max()) + 1
+
+    def key(table: Any) -> Any:
+        return table["worker"] * jobs_of_worker + table["job"]
+
+    job, keys = pd.factorize(key(parts))
+    (worker, number), by_key = np.divmod(keys, jobs_of_worker), pd.Index(keys)
     newest = np.maximum.accumulate(job)
-    first, last = np.flatnonzero(np.diff(newest, prepend=-1)), np.zeros(len(names), int)
+    first, last = np.flatnonzero(np.diff(newest, prepend=-1)), np.zeros(len(keys), int)
     last[job] = position  # of equal indices the last assignment stays
-    frame = trace.frame
-    message_job = by_name.get_indexer((frame["worker"] * of_worker + frame["job"]).to_numpy())
+    message_job = by_key.get_indexer(key(trace.frame))
     ended = all_parts[all_parts["commit"] >= 0].groupby("commit")["part"].max().to_numpy()
     # At one instant a message may be complete before an earlier row is: then with that row.
-    done = np.maximum.accumulate(np.cumsum(is_accepted)[ended])
+    parts_at_end = np.maximum.accumulate(np.cumsum(is_accepted)[ended])
     reads = trace.reads[trace.reads["shard"] >= 0]
-    reader = by_name.get_indexer((reads["worker"] * of_worker + reads["job"]).to_numpy())
-    read_version = np.zeros((len(names), servers), int)
+    reader = by_key.get_indexer(key(reads))
+    read_version = np.zeros((len(keys), servers), int)
     read_version[reader[reader >= 0], reads["shard"][reader >= 0]] = reads["version"][reader >= 0]
     before = parts["version"] - (parts["outcome"] == "applied")
     separate_pushes = bool((parts["push_version"] != before).any())
@@ -116,6 +119,7 @@ def find_parts(trace: Trace) -> Dependencies:
         np.maximum.at(last_use, versions, np.maximum(first, part_at))
         if separate_pushes:
             np.maximum.at(last_use, parts["push_version"][positions], positions)
+        # Unread versions share one more slot.
         is_used = last_use >= 0
         slot, count = allocate(exists_at[is_used], last_use[is_used])
         slot_of = np.full(len(exists_at), count)
@@ -127,8 +131,8 @@ def find_parts(trace: Trace) -> Dependencies:
         write_slot[completes] = slot_of[1:]
         read_at = exists_at[versions]
         np.maximum(need, read_at, out=need)
-        own_part = np.where(previous >= 0, part_at[previous] + 1, 0)
-        is_after &= bool((read_at == own_part).all())
+        after_previous = np.where(previous >= 0, part_at[previous] + 1, 0)
+        is_after &= bool((read_at == after_previous).all())
     depends_on = np.maximum.accumulate(np.where(first[job] == position, need[job], 0))
     return Dependencies(
         shard,
@@ -137,7 +141,7 @@ def find_parts(trace: Trace) -> Dependencies:
         number,
         first,
         last,
-        done,
+        parts_at_end,
         message_job,
         read_slot,
         push_slot,
@@ -228,7 +232,7 @@ class ShardedPlan:
         self.looks, self.looked_at = np.zeros((0, len(trace)), bool), np.zeros(len(trace), bool)
         self._shards = partition_of(problem, trace.cluster.servers)
         self._of_shard = [np.flatnonzero(parts.shard == shard) for shard in range(trace.servers)]
-        kinds = [Reads(where + 1, where) for where in (parts.first, *self._of_shard)]
+        kinds = [Reads(positions + 1, positions) for positions in (parts.first, *self._of_shard)]
         tuned = tuning(devices[0].platform, problem.parameter_count)
         sizes = tuned.piece_sizes if form == "batch" else (_SINGLE_PIECE,)
         starts = self._position(stops)
@@ -246,10 +250,10 @@ class ShardedPlan:
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(starts)]))
         self._chunk = min(tuned.chunk, 1 << (int(between.max()) - 1).bit_length())
         #: The messages that are complete before each piece.
-        self._complete = np.searchsorted(parts.done, self._cuts, side="right")
+        self._complete = np.searchsorted(parts.parts_at_end, self._cuts, side="right")
         self._most_complete = int(np.diff(self._complete).max())
         end = parts.last.copy()
-        np.maximum.at(end, parts.message_job, parts.done - 1)
+        np.maximum.at(end, parts.message_job, parts.parts_at_end - 1)
         piece = np.searchsorted(self._cuts, parts.first, side="right") - 1
         self._message_slot, self._message_slots = allocate(self._cuts[piece], end)
         self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
@@ -289,7 +293,7 @@ class ShardedPlan:
 
     def _position(self, messages: np.ndarray) -> np.ndarray:
         """Return the number of parts at the end of a number of messages."""
-        return np.r_[0, self._parts.done][messages]
+        return np.r_[0, self._parts.parts_at_end][messages]
 
     def _visit_columns(self, trace: Trace) -> dict[str, np.ndarray]:
         """Return the fields of each part's visit: its server counts the parts of its shard."""
@@ -334,9 +338,9 @@ class ShardedPlan:
         """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
         parts, cuts = self._parts, self._cuts[first : last + 1]
 
-        def members(where: np.ndarray, room: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        def members(positions: np.ndarray, room: int) -> tuple[Any, np.ndarray, np.ndarray]:
             """Return the number of entries in each piece, and their indices, padded with zero."""
-            begin = np.searchsorted(where, cuts)
+            begin = np.searchsorted(positions, cuts)
             size: Any = np.zeros(self._chunk, np.int32)
             size[: last - first] = np.diff(begin)
             valid = np.arange(room) < size[:, None]
@@ -358,7 +362,7 @@ class ShardedPlan:
             )
             slots = tuple(slot.astype(np.int32) for slot in slots)
             of_shards.append(PartsOfPiece(count, self._visits(part), *slots))
-        _, index, _ = members(parts.done - 1, self._most_complete)
+        _, index, _ = members(parts.parts_at_end - 1, self._most_complete)
         message_slot = self._message_slot[parts.message_job[index]]
         return ShardedPieces(
             size,

@@ -358,8 +358,8 @@ def _build_piece(
             server_state = outputs.server_state
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                seen = outputs.read if method.same_reply else server_state.central
-                history = jax.lax.dynamic_update_index_in_dim(history, seen, index + 1, 0)
+                version = outputs.read if method.same_reply else server_state.central
+                history = jax.lax.dynamic_update_index_in_dim(history, version, index + 1, 0)
             if method.sees_memories:
                 memory = jax.tree.map(
                     lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory

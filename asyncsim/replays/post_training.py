@@ -123,10 +123,10 @@ def _quantiles(trained: pd.DataFrame, law: Any, seed: int) -> np.ndarray:
 
 
 def _token_versions(
-    trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.ndarray, most: int
+    trained: pd.DataFrame, switches: pd.DataFrame, tokens: np.ndarray, longest: int
 ) -> np.ndarray:
-    """Return the version of each token, ``[samples, most]``: that of the slot at its begin."""
-    versions = np.repeat(trained["read_version"].to_numpy()[:, None], most, 1)
+    """Return the version of each token, ``[samples, longest]``: the slot's at its begin."""
+    versions = np.repeat(trained["read_version"].to_numpy()[:, None], longest, 1)
     place = pd.Series(np.arange(len(trained)), trained.index)
     amid = switches[switches["row"].isin(trained.index)]
     if amid.empty:
@@ -135,7 +135,7 @@ def _token_versions(
     order = np.lexsort((amid["share"], sample))
     # The last switch before a token, of its own sample: shares are below 2.
     keys = (2 * sample + amid["share"].to_numpy())[order]
-    tokens_at = 2 * np.arange(len(trained))[:, None] + np.arange(most) / tokens[:, None]
+    tokens_at = 2 * np.arange(len(trained))[:, None] + np.arange(longest) / tokens[:, None]
     last = (
         np.searchsorted(
             keys, np.minimum(tokens_at, 2 * np.arange(len(trained))[:, None] + 1), "right"
@@ -213,7 +213,7 @@ def build_update(
         grouped = rewards.reshape(-1, group), planned.start.reshape(-1, group)
         advantage = method.advantages(*grouped).reshape(-1)
         present = jnp.arange(problem.tokens, dtype=jnp.int32) < length[:, None]
-        written = jnp.sum(present).astype(rewards.dtype)
+        token_count = jnp.sum(present).astype(rewards.dtype)
         proximal = None
         if method.inner_steps > 1:  # else the only step starts at the proximal policy
             proximal = logp(state.params, (prompt, tokens, length))
@@ -221,14 +221,14 @@ def build_update(
 
         def surrogate(params: Array, part: tuple) -> tuple[Array, tuple[Array, Array]]:
             batch, behaviour, proximal, advantage, present = part
-            now = logp(params, batch)
+            current = logp(params, batch)
             # Weights are constants of the surrogate: only the log-probabilities have a gradient.
-            fixed = jax.lax.stop_gradient(now)
+            fixed = jax.lax.stop_gradient(current)
             proximal = fixed if proximal is None else proximal
-            spread = jnp.broadcast_to(advantage[:, None], now.shape)
+            spread = jnp.broadcast_to(advantage[:, None], current.shape)
             weight = jax.vmap(method.correction.weight)(fixed, behaviour, proximal, spread, present)
             weight = jax.lax.stop_gradient(jnp.where(present, weight, 0.0))
-            loss = -jnp.mean(jnp.sum(weight * spread * now, 1))
+            loss = -jnp.mean(jnp.sum(weight * spread * current, 1))
             age = jnp.sum(jnp.where(present, behaviour - proximal, 0.0))
             return loss, (jnp.sum(weight) / jnp.sum(present).astype(weight.dtype), age)
 
@@ -255,8 +255,8 @@ def build_update(
         quartile = jnp.minimum((planned.quantile * 4).astype(jnp.int32), 3)
         counts = jnp.zeros(4, rewards.dtype).at[quartile].add(1.0)
         by_length = jnp.zeros(4, rewards.dtype).at[quartile].add(rewards) / counts
-        own = jnp.r_[rewards.mean(), weight.mean(), age.sum() / written, by_length]
-        return PolicyState(params, optimizer, ring, observed), jnp.r_[numbers, own]
+        of_samples = jnp.r_[rewards.mean(), weight.mean(), age.sum() / token_count, by_length]
+        return PolicyState(params, optimizer, ring, observed), jnp.r_[numbers, of_samples]
 
     return update
 
@@ -501,8 +501,8 @@ def require_rollouts(trace: Trace, method: Any, problem: Any, record: Any) -> tu
                 "record: a replay with rollouts looks at no single weights; give recorders without "
                 "look"
             )
-        if taken := set(recorder.columns) & set(OF_SAMPLES):
-            raise InputError(f"record: {min(taken)!r} is a column of every replay with rollouts")
+        if clashes := set(recorder.columns) & set(OF_SAMPLES):
+            raise InputError(f"record: {min(clashes)!r} is a column of every replay with rollouts")
     return recorders
 
 

@@ -252,13 +252,13 @@ def directions(problem: Problem, target: Any = None, every: int = 5) -> Recorder
     ``gradient_cosine``: of a worker's update with the descent direction of the whole training loss
     where its local steps began. ``target_cosine``: of the update with the way from the central
     variable that it meets to the target. ``previous_cosine``: of the central variable's step with
-    its previous one. NaN at other commits than those recorded, and where a vector is zero.
+    its previous one. NaN at other commits, and where a vector is zero.
 
     Parameters
     ----------
     problem : Problem
-        The problem of the replay. The gradient of its evaluation costs as much as those of all
-        examples; an untrained state is the initial one.
+        The problem of the replay. The gradient of its evaluation costs as much as a gradient on
+        all examples; a non-trained state is the initial one.
     target : tree, optional
         Parameters like the problem's, such as the final ones of the same replay without this
         recorder.

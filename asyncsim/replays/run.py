@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +15,11 @@ from asyncsim.base.errors import InputError, require_free, require_path
 from asyncsim.base.files import (
     RUN,
     files_below,
-    make_folder,
     open_file,
-    partial_of,
     plain,
-    put_in_place,
-    require_plain,
     sealed,
     unsealed,
+    whole_folder,
 )
 from asyncsim.base.markup import card
 
@@ -123,17 +119,10 @@ class Run:
             The folder exists already, or cannot be written.
         """
         target = require_free("path", path)
-        partial = partial_of(target)
         try:
-            make_folder(target.parent)
-            require_plain(target)
-            partial.mkdir()
-            self._write(partial)
-            put_in_place(partial, target)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if not isinstance(error, OSError):
-                raise
+            with whole_folder(target) as partial:
+                self._write(partial)
+        except OSError as error:
             raise InputError(
                 f"path = {str(target)!r}: cannot write the run: {error.strerror or error}"
             ) from error

@@ -10,7 +10,6 @@ vector. Their sum waits in a slot until the last part of the message is committe
 form "single" one after the other, and then its parts are committed, shard by shard.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,14 +34,15 @@ class ShardedState(NamedTuple):
     ----------
     shards : tuple of ReplayState
         Of each server, on its part of the vector. ``read`` has the versions that wait for a reader,
-        with a row more than slots, for versions that nobody reads; ``workers.learner`` is ``()``.
+        and one row more, for unread versions; ``workers.learner`` is ``()``.
     learners : Learner
         Leaves with a leading axis of workers.
     updates : Float[Array, "slots parameters"]
         The sums of local steps of messages whose parts are not all committed; padding
         writes the last row.
     numbers : Float[Array, "slots columns"]
-        Their numbers, summed over the parts so far; of the length of the step its square.
+        Their numbers, summed over the parts so far; the squared length of the step instead of the
+        length.
     """
 
     shards: tuple[ReplayState, ...]
@@ -54,9 +54,7 @@ class ShardedState(NamedTuple):
 def split(partition: Partition, vector: Array) -> list[Array]:
     """Return the part of each shard of a vector, ``[..., parameters]``."""
     runs: list[list[Array]] = [[] for _ in partition.names]
-    for owner, (first, last) in zip(
-        partition.owners, itertools.pairwise(partition.bounds), strict=True
-    ):
+    for owner, first, last in partition.runs:
         runs[owner].append(vector[..., first:last])
     return [part[0] if len(part) == 1 else jnp.concatenate(part, -1) for part in runs]
 
@@ -64,9 +62,7 @@ def split(partition: Partition, vector: Array) -> list[Array]:
 def joined(partition: Partition, parts: Sequence[Array]) -> Array:
     """Return the vector of the parts of all shards."""
     used, runs = [0] * len(parts), []
-    for owner, (first, last) in zip(
-        partition.owners, itertools.pairwise(partition.bounds), strict=True
-    ):
+    for owner, first, last in partition.runs:
         runs.append(parts[owner][..., used[owner] : used[owner] + last - first])
         used[owner] += last - first
     return jnp.concatenate(runs, -1)
@@ -114,21 +110,13 @@ class InShards:
 
         #: As of `asyncsim.replays.pieces.InPieces.advance`; the numbers are of complete messages.
         self.advance = jax.jit(advance, donate_argnums=0)
-        self._initial = jax.jit(self._initial_state, static_argnums=(3, 4, 5))
-
-    def initial_state(
-        self,
-        numbers: Any,
-        start: Start,
-        problem_state: Any,
-        slots: tuple[int, ...],
-        message_slots: int,
-        workers: int,
-    ) -> ShardedState:
-        """Build the state at version zero."""
-        return self.from_whole(
-            self._initial(numbers, start, problem_state, slots, message_slots, workers)
+        self._initial = jax.jit(
+            self._initial_state, static_argnames=("slots", "message_slots", "workers")
         )
+
+    def initial_state(self, *arguments: Any, **sizes: Any) -> ShardedState:
+        """Build the state at version zero."""
+        return self.from_whole(self._initial(*arguments, **sizes))
 
     def _initial_state(
         self,
@@ -215,8 +203,8 @@ def _build_piece(
 
         def turn(i: Array, state: ShardedState) -> ShardedState:
             job = _row(jobs, i)
-            once = jnp.minimum(piece.size, 1)
-            start, learner = in_own_loop(single, once, lambda job: start_of(state, job), job)
+            turns = jnp.minimum(piece.size, 1)
+            start, learner = in_own_loop(single, turns, lambda job: start_of(state, job), job)
             learner, update, numbers = result_of(start, learner, job)
             return ShardedState(
                 state.shards,
@@ -270,12 +258,12 @@ def _build_piece(
                 update = split(partition, _row(updates, part.message_slot))[shard]
                 return row, read, pulled, update, _row(numbers, part.message_slot)
 
-            part, once = _row(parts._replace(size=()), i), jnp.minimum(parts.size, 1)
-            arguments = part, in_own_loop(single, once, gather, part)
+            part, turns = _row(parts._replace(size=()), i), jnp.minimum(parts.size, 1)
+            arguments = part, in_own_loop(single, turns, gather, part)
             if not single:
                 return write(carry, *arguments)
             return jax.lax.fori_loop(
-                0, once, lambda j, carry: write(carry, *tied(arguments, j)), carry
+                0, turns, lambda j, carry: write(carry, *tied(arguments, j)), carry
             )
 
         return jax.lax.fori_loop(0, parts.size, turn, (state, numbers))

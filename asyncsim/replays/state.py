@@ -189,7 +189,7 @@ class Pieces(NamedTuple):
     reads: ReadsOfPiece
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server
-    fresh: Any = ()  # [piece_size], whether the worker starts anew; () if none does
+    fresh: Any = ()  # [piece_size], whether the worker starts afresh; () if none does
 
 
 class GossipOfPiece(NamedTuple):

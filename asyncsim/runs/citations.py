@@ -91,20 +91,20 @@ def bibtex(names: Iterable[str]) -> str:
     """Return the entries of asyncsim and of the papers of methods, or of the methods of folders of
     results.
     """
-    known, methods = references(), []
+    papers_of, methods = references(), []
     for name in names:
-        if name in known:
+        if name in papers_of:
             methods.append(name)
         elif Path(name).is_dir():
             methods += _methods_of(Path(name))
         else:
             raise InputError(
                 f"{name!r}: neither a method nor a folder of results; "
-                f"{choices_like(name, sorted(known))}"
+                f"{choices_like(name, sorted(papers_of))}"
             )
     entries, lines = {"asyncsim": SOFTWARE}, []
     for method in dict.fromkeys(methods):
-        papers = known.get(method, [])
+        papers = papers_of.get(method, [])
         lines.append(
             f"% {method}: {', '.join(paper.key for paper in papers) or 'no paper is known'}"
         )

@@ -4,14 +4,13 @@ All cells can be read by R, by pandas and by LaTeX's pgfplots, which knows no qu
 no commas, names of columns are letters, digits and underscores, and missing numbers are ``nan``.
 """
 
-import shutil
 from pathlib import Path
 
 import pandas as pd
 
 from asyncsim.base.console import note
 from asyncsim.base.errors import reading_results, require_free
-from asyncsim.base.files import make_folder, partial_of, put_in_place, read_table, write_csv
+from asyncsim.base.files import read_table, whole_folder, write_csv
 from asyncsim.runs.index import find
 from asyncsim.study.finished import read, study_of
 from asyncsim.study.results import SUMMARY, cell_options
@@ -32,18 +31,11 @@ def write_tables(name: str, out: str | None = None) -> list[Path]:
     """
     folder = Path(name) if Path(name).is_dir() else find(name).folder
     target = require_free("out", out or f"{folder.resolve().name}-csv")
-    partial = partial_of(target)
     with reading_results(folder):
         tables = _tables(folder)
-    make_folder(target.parent)
-    partial.mkdir()
-    try:
+    with whole_folder(target) as partial:
         for file, table in tables.items():
             write_csv(partial / file, tidy(table))
-        put_in_place(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return [target / file for file in tables]
 
 

@@ -159,10 +159,10 @@ def find(name: str) -> Tag:
     path = Path(name)
     if not matches and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
         matches = [Tag(path.absolute().name, path.absolute())]
-    here = Tag(name, Path("results").absolute() / name)
-    if len(matches) > 1 and here in matches:
-        note(f"{counted(len(matches), 'folder')} named {name}; this is {here.folder}")
-        matches = [here]
+    local = Tag(name, Path("results").absolute() / name)
+    if len(matches) > 1 and local in matches:
+        note(f"{counted(len(matches), 'folder')} named {name}; this is {local.folder}")
+        matches = [local]
     if len(matches) > 1:
         places = ", ".join(str(tag.folder) for tag in matches)
         raise InputError(

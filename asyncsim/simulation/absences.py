@@ -397,7 +397,7 @@ class ServerAbsences(Absences):
         self._world.close()
         for index in range(len(self.away)):
             self.under_way[index] = False
-            # The job's crash is known at once: nobody is counted out.
+            # The job's crash is known at once: no worker is counted out.
             self._remove(index, CRASH, detect=0.0)
 
     def _after_version(self) -> None:

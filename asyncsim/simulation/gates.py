@@ -219,10 +219,10 @@ class Trials(Gate):
 
     def count_trial(self, index: int) -> bool:
         """Count a trial that has ended; return whether its worker has another one in the round."""
-        left = self.remaining.pop(index, 0) - 1
-        if left > 0:
-            self.remaining[index] = left
-        return left > 0
+        trials = self.remaining.pop(index, 0) - 1
+        if trials > 0:
+            self.remaining[index] = trials
+        return trials > 0
 
     def cut(self, worker: Worker) -> Sequence[Worker]:
         """Let a worker wait whose last trial was cut; return the workers that continue."""

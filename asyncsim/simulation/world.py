@@ -185,7 +185,7 @@ class World:
             self.resume = self.enter = read(way_down(compute))
             take = visit(commit(self.resume))
             if any(failure.is_of_job for failure in cluster.failures):
-                # A job begins anew with its parameters on the workers; messages of before are lost.
+                # A job resumes with its parameters on the workers; earlier messages are lost.
                 self.enter = read(compute)
                 return up(lambda worker: take(worker) if self._exists(worker) else None)
             return up(take)

@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     text: str  #: as it was written, for messages
     function: Callable[..., Any]
     arguments: Mapping[str, Any]  #: as typed
-    own: bool  #: whether the function is the user's
+    is_users: bool  #: whether the function is the user's
 
 
 def entry_of(
@@ -207,11 +207,11 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
         problem = _build(
             "problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem
         )
-        if entry.own and problem.name == _UNNAMED:
+        if entry.is_users and problem.name == _UNNAMED:
             problem = dataclasses.replace(
                 problem, name=own_file(entry.text)[1].partition("(")[0].strip()
             )
-        parameters, is_users = parameters_of(entry.function), entry.own
+        parameters, is_users = parameters_of(entry.function), entry.is_users
     else:
         raise InputError(
             f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() "
@@ -281,7 +281,7 @@ def _build(
         if name not in parameters or name in arguments or value is None:
             continue
         default = parameters[name].default
-        if not entry.own or name in varied or changed(name):
+        if not entry.is_users or name in varied or changed(name):
             arguments[name] = value
         # Schedules and other objects cannot be compared or printed in short.
         elif isinstance(default, int | float | str) and default != value:
@@ -307,7 +307,7 @@ def _build(
             raise InputError(f"{subject}: {error}") from None
         raise
     except (Exception, SystemExit) as error:
-        if not entry.own:
+        if not entry.is_users:
             raise
         path = str(Path(own_file(entry.text)[0]).resolve())
         raise InputError(

@@ -88,9 +88,9 @@ def newton_share(
 ) -> float:
     """Return the share of better points towards which a pull turns the step to Newton's direction.
 
-    Points ``z`` are drawn uniformly from those whose loss is not above that of ``x``, on the
-    quadratic ``sum(curvature x^2) / 2``. Counted are those for which the angle of
-    ``-gradient + strength (z - x)`` with the Newton step ``-x`` is smaller than that of
+    Points ``z`` are drawn uniformly from the set with at most the loss of ``x``, on the
+    quadratic ``sum(curvature x^2) / 2``. A point counts if the angle of
+    ``-gradient + strength (z - x)`` with the Newton step ``-x`` is smaller than the angle of
     ``-gradient``. At least a half, if ``strength`` (the paper's lambda) is small, or if the
     gradient is far from Newton's direction.
     """

@@ -228,7 +228,7 @@ def momentum_gain(momentum: float, correlation: float, rule: str = "nesterov") -
 
 
 def momentum_energy(momentum: float, correlation: float, rule: str = "nesterov") -> float:
-    """Return the mean square of a step of momentum, relative to that of a message.
+    """Return the mean square of a step of momentum, relative to a message's.
 
     With ``mu`` the momentum and ``rho`` the correlation of consecutive messages::
 

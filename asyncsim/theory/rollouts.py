@@ -84,14 +84,6 @@ def mean_switches(rollouts: Rollouts, update_time: float) -> float:
     return rollouts.slots / (rollouts.batch * max(1.0, rho))
 
 
-def tokens_read_again(rollouts: Rollouts, update_time: float) -> float:
-    """Return the tokens read again per token generated, with updates in flight and groups of
-    one.
-    """
-    spread = 1 + (rollouts.length.std / rollouts.length.mean) ** 2
-    return mean_switches(rollouts, update_time) * spread / 2
-
-
 def kept_share(rollouts: Rollouts, update_time: float) -> float:
     """Return the share of samples that ``discard(K)`` keeps, for groups of one and rho < 1.
 

@@ -15,12 +15,12 @@ from asyncsim.traces.samples import RolloutTables
 from asyncsim.traces.tables import Columns, messages_of_parts, messages_of_peers, messages_to_server
 from asyncsim.traces.trace import Trace
 
-#: What is recorded of each message; of a cancelled computation all times after ``send_time`` are
+#: Records of each message; of a cancelled computation all times after ``send_time`` are
 #: its end.
 COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 #: The same with what became of it, and the version after it: a row of the trace.
 STEP_RECORD = (*COMMIT_RECORD, "outcome", "version")
-#: What is recorded besides under failures.
+#: Further records under failures.
 FAILURE_RECORD = ("job", "failed_by", "incarnation")
 #: The record of a read.
 READ_RECORD = ("worker", "version", "arrive_time", "serve_time", "time")

@@ -148,8 +148,8 @@ def read_log(path: str | Path) -> pd.DataFrame:
         row = row_text(file, int(np.argmax(empty)))
         raise InputError(f"{row}: read_version is empty; {_MEANINGS['read_version']}")
     for name, meaning in _MEANINGS.items():
-        whole = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
-        require(whole, name, f"must be a whole number of at least 0; {meaning}")
+        is_whole = log[name].isna() | ((log[name] >= 0) & (log[name] % 1 == 0))
+        require(is_whole, name, f"must be a whole number of at least 0; {meaning}")
     after = log["version"].isna() | (log["version"] >= log["read_version"])
     require(after, "version", f"must not be below read_version; {_MEANINGS['version']}")
     present = [name for name in TIMES if name in log]

@@ -73,7 +73,7 @@ def prescribed(
     Trace
         With ``protocol`` ``"prescribed"``, without a cluster and without open reads. With groups,
         ``reads`` also has a row for each ``shard`` of a read, and the ``read_version`` and
-        ``staleness`` of a row of ``frame`` are those of its oldest group.
+        ``staleness`` of a row of ``frame`` belong to its oldest group.
 
     Raises
     ------

@@ -56,8 +56,8 @@ def messages_to_server(
     # A version may be completed between two rows, by a death, a cut trial or a grace window: its
     # last message has completed it. A restore makes a version, too, without messages.
     last = np.r_[0, version][:-1]
-    made = version - (outcome == APPLIED) - last
-    rows = np.flatnonzero(made > _restores(absences, len(steps)))
+    new_versions = version - (outcome == APPLIED) - last
+    rows = np.flatnonzero(new_versions > _restores(absences, len(steps)))
     completed_by[last[rows] + 1] = step[np.searchsorted(step, rows) - 1]
     by = completed_by[version[step] + (outcome[step] == BUFFERED)]
     nowhere = np.full(len(present["worker"]), -1)
@@ -276,7 +276,7 @@ def _listed(frame: pd.DataFrame) -> pd.DataFrame:
 def _reads(
     frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame
 ) -> tuple[pd.DataFrame, Any, Any]:
-    """Return the reads of a frame; and for each row its read, and that of its message."""
+    """Return the reads of a frame; for each row, its read and its message's read."""
     key, parts = ["worker", "job", "shard"], [frame, open_reads]
     following, pulls = (
         frame[key].assign(job=frame["job"] + 1),

@@ -50,7 +50,7 @@ _GOSSIP_RECORD = (
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
-#: What is counted, and checked if it is given.
+#: Columns that are computed, and checked if present.
 _COUNTED = tuple(
     name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome")
 )
