@@ -63,6 +63,15 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
     check_method(attacked, jax.eval_shape(lambda: problem.init(jax.random.key(0))), workers)
 
 
+def _require_rows(attack: Attack, changed: Any, messages: Any) -> None:
+    """Raise InputError unless an attack returns a message for each worker."""
+    if jnp.shape(changed) != jnp.shape(messages):
+        raise InputError(
+            f"attack = {attack.text}: change returned an array of shape {jnp.shape(changed)}; it "
+            f"must return {jnp.shape(messages)}, a message for each worker"
+        )
+
+
 @cached(maxsize=64)
 def _cached_attacked(
     method_key: IdentityKey, attack_key: IdentityKey, mask: tuple[bool, ...]
@@ -115,6 +124,7 @@ def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> M
         )
         is_present = number > 0
         changed = change(means, is_present & ~is_bad, is_present & is_bad, visits.key)
+        _require_rows(attack, changed, means)
         is_changed = is_bad[visits.worker] & jnp.any(is_present & ~is_bad)
         messages = jnp.where(is_changed[:, None], changed[visits.worker], messages)
         return combined(server, central, messages, visits)
@@ -199,6 +209,7 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
             is_present = is_present.at[visit.worker].set(True)
             honest = is_present & ~is_bad
             formed = change(states, honest, is_present & is_bad, visit.key)
+            _require_rows(attack, formed, states)
             formed = formed.at[inbox.senders].get(mode="clip")
             return jax.vmap(unravel)(
                 jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors)

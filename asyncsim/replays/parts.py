@@ -269,7 +269,8 @@ class ShardedPlan:
 
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self._parts.reads)
+        # A server forms a reply in the visit that commits a part, for every method.
+        require_replies(method._replace(same_reply=False), self._parts.reads)
         return Layout(
             form=self._form,
             piece_size=self.piece_size,
