@@ -10,8 +10,8 @@ from asyncsim import study
 
 #: What is typed after ``asyncsim study``, and what is in the line.
 COMMANDS = """
-stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from best_momentum, compare,
---list | study = '--list': unknown; choose from best_momentum, compare,
+stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from best_momentum, checkpoint,
+--list | study = '--list': unknown; did you mean 'claims'? choose from best_momentum, checkpoint,
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
 staleness --methods | methods: none given; choose from
 staleness --methods gem,gem | the same name twice
