@@ -1,5 +1,4 @@
-"""Which method is best on a cluster: any methods side by side, by the time or the gradients they
-need.
+"""Which method is best on a cluster: any methods side by side, by time or gradients.
 
 Every seed has one trace for each timing that some method needs, with the same random numbers.
 Prints a table sorted by the measure of your choice; reports which methods are best, which cannot be

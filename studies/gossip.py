@@ -1,4 +1,4 @@
-"""Without a server: gossip on topologies against all-reduce and a server; slow workers, slow links.
+"""Without a server: gossip on topologies against all-reduce and a server, with slow workers.
 
 Methods without a server are run on each topology, the rest on a cluster with a server, all with the
 same random numbers and each at the best of its learning rates, on homogeneous data or data split by

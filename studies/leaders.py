@@ -11,8 +11,9 @@ On wells it shows the paper's two claims: a resting leader is a stationary point
 EASGD's center is not (wells(tilt=0.3)); on a symmetric landscape (wells) workers in different wells
 hold EASGD's center between them, and follow a leader into one::
 
-    asyncsim study leaders --problem "wells(tilt=0.3)" --workers 4 --window 1 --learning-rate 0.01
-        --gradients 4000 --methods "lgd(pull=0.005)" "easgd(alpha=0.005)" --x64
+    asyncsim study leaders --problem "wells(tilt=0.3)" --workers 4
+        --window 1 --learning-rate 0.01 --gradients 4000 --x64
+        --methods "lgd(pull=0.005)" "easgd(alpha=0.005)"
 
 Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program and about nine
 million gradients, for an accelerator. It omits the augmentation of images and the decay of the

@@ -1,4 +1,4 @@
-"""Does it matter how stale samples are mixed? The same staleness by batch, group, sample or token.
+"""Does it matter how stale samples are mixed? Staleness by batch, group, sample or token.
 
 Samples have a stated staleness, of one mean and four laws, which is drawn for each batch, each
 group, each sample or each token. A token bandit is trained on them with and without corrections,

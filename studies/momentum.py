@@ -1,4 +1,4 @@
-"""How much momentum asynchrony adds: measured on the path of the central variable, against 1 - 1/n.
+"""How much momentum asynchrony adds: measured on the central variable, against 1 - 1/n.
 
 Asynchronous SGD on a quadratic, many seeds. With exponential compute times and an instantaneous
 server the mean of the central variable follows exactly the recursion of momentum SGD with momentum

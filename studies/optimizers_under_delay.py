@@ -1,4 +1,4 @@
-"""Which optimizer at the server bears delay: the loss of each at its best rate, and how it shifts.
+"""Which optimizer at the server bears delay: the loss of each at its best rate.
 
 Every optimizer takes stale gradients (methods.server_optimizer) with fixed delays, behind queues
 of the same mean staleness, and in a pipeline, whose layers have different delays. Each trains at
@@ -86,7 +86,7 @@ OPTIMIZERS = {
 class Config(StudyConfig):
     """Options of the study of optimizers under delay."""
 
-    example = "--optimizers adamw_90 muon --seeds 2"
+    example = "--optimizers adamw_90 muon"
 
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """Optimizers at the server: sgd, momentum, adamw_90 and adamw_95 (by beta1), lion, muon."""

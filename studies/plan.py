@@ -1,4 +1,4 @@
-"""Which protocol, policy, window, collective and compression a cluster should have, by time alone.
+"""Which protocol, policy, window and collective a cluster should have, by time alone.
 
 Every combination of the choices is simulated, without a gradient, with the same random numbers:
 time to a number of gradients or versions, or gradients within some hours; staleness, waiting,

@@ -1,4 +1,4 @@
-"""Replicas that seldom communicate: Parle, Entropy-SGD, elastic averaging, leaders and local SGD.
+"""Replicas that seldom communicate: Parle, elastic averaging, leaders and local SGD.
 
 Every method has the same workers, latency and communication period (--window, local steps between
 two rounds), except data-parallel SGD, which communicates after each gradient, and Entropy-SGD,

@@ -1,4 +1,4 @@
-"""Different data on very unequal workers: Ringleader, Malenia and IA2SGD in equal simulated time.
+"""Different data on very unequal workers: Ringleader, Malenia and IA2SGD in equal time.
 
 The set-up of the Ringleader paper: 100 clients whose classes follow a Dirichlet law of
 concentration 0.1, and whose computations last a permutation of 1 to 100 s plus the absolute value

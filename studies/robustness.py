@@ -1,5 +1,4 @@
-"""Robust aggregation under attack: which rule withstands how many Byzantine workers, and at what
-cost.
+"""Robust aggregation under attack: which rule withstands how many Byzantine workers.
 
 Every rule and plain batch_sgd run without an attack and under each attack, with each number of
 Byzantine workers, at each learning rate. A rule's rate is chosen for its worst case over the

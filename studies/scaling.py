@@ -1,4 +1,4 @@
-"""How far synchronous SGD scales: computing against communication, layer by layer, without
+"""How far synchronous SGD scales: computing against communication, without
 gradients.
 
 The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected

@@ -292,9 +292,15 @@ def write_windows(folder):
     return folder
 
 
+#: The figures that read runs or recorders, which the hand-made folder lacks.
+OF_RUNS = ("time", "updates", "factor")
+
+
 def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
     figures = {
-        name: drawing.draw(read(results, "windows")) for name, drawing in agn.FIGURES.items()
+        name: drawing.draw(read(results, "windows"))
+        for name, drawing in agn.FIGURES.items()
+        if name not in OF_RUNS
     }
     for figure in figures.values():
         figure.draw_without_rendering()
@@ -321,7 +327,9 @@ def test_published_numbers_are_beside_the_thesis_task_alone(results, change):
     (results / "config.json").write_text(json.dumps(config))
     found = read(results, "windows")
     figures = {
-        name: drawing.draw(found) for name, drawing in agn.FIGURES.items() if name != "times"
+        name: drawing.draw(found)
+        for name, drawing in agn.FIGURES.items()
+        if name not in ("times", *OF_RUNS)
     }
     for figure in figures.values():
         figure.draw_without_rendering()

@@ -134,7 +134,7 @@ def test_links_and_names_exist(page):
     path = PAGES[page]
     text = path.read_text()
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
-    generated = {f"{name}.md" for name in ("catalogue", "options")}
+    generated = {f"{name}.md" for name in ("catalogue", "claims", "options")}
     assert [
         target
         for target in targets

@@ -177,9 +177,10 @@ def traces(draw, kind, form, rule, seed):
         if cluster.separate_reads or kind == "failures":
             cluster = meet(cluster, Timing(protocol="exchange"))
     elif not method.timing.policy:
-        cluster = dataclasses.replace(
-            cluster, policy=draw(gates(cluster.workers, cluster.protocol, between=True))
-        )
+        policy = draw(gates(cluster.workers, cluster.protocol, between=True))
+        # A server that is down cannot complete a version between two messages.
+        assume(kind != "failures" or not policy.completes_between_messages)
+        cluster = dataclasses.replace(cluster, policy=policy)
     return simulate(cluster, commits, seed)
 
 

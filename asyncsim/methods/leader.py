@@ -255,7 +255,7 @@ def lgd(
 def leaders(commits: Any, workers: int) -> np.ndarray:
     """Return the single leader of `lsgd` after each commit: the worker of the least reported loss.
 
-    ``commits``: `asyncsim.Run.commits`.
+    ``commits``: of an `asyncsim.Run`.
     """
     last_losses, leader = np.full(workers, np.inf), []
     for worker, loss in zip(commits["worker"], commits["loss"], strict=True):

@@ -161,8 +161,8 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
 def evaluate(recorded: Recorded, method: Method, problem: Problem) -> dict[str, float]:
     """Evaluate the central variable of a complete recording on all data.
 
-    Returns the values with the names of `asyncsim.Run.evaluations`, ``test_loss`` for instance. A
-    problem's own state is the mean over the workers.
+    Returns the values with the names of the evaluations of an `asyncsim.Run`, such as
+    ``test_loss``. A problem's own state is the mean over the workers.
 
     Raises
     ------

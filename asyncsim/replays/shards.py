@@ -108,7 +108,7 @@ class InShards:
             numbers = jnp.zeros(shape, state.numbers.dtype)
             return jax.lax.fori_loop(0, count, run_one, (state, numbers))
 
-        #: As of `asyncsim.replays.pieces.InPieces.advance`; the numbers are of complete messages.
+        #: As of `InPieces.advance`; the numbers are of complete messages.
         self.advance = jax.jit(advance, donate_argnums=0)
         self._initial = jax.jit(
             self._initial_state, static_argnames=("slots", "message_slots", "workers")
