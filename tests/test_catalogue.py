@@ -422,8 +422,8 @@ def quadratic(name=""):
 
 
 #: Commits of a case whose path amplifies round-off: tenfold every 20 commits here, because small
-#: singular values are multiplied by a thousand.
-COMMITS_OF = {"ringmaster_lmo": 100}
+#: singular values are multiplied by a thousand. With seven workers weight prediction diverges later.
+COMMITS_OF = {"weight_prediction": 50, "ringmaster_lmo": 100}
 
 
 def path_deviation(method, rule, trace, problem=None, commits=COMMITS):
@@ -434,7 +434,7 @@ def path_deviation(method, rule, trace, problem=None, commits=COMMITS):
     problem = problem or quadratic()
     replayed = Replay(trace, method, problem, precision="float64", stops=stops)
     expected, worst = formulas.run(rule, trace), 0.0
-    assert np.abs(expected).max() < 1e3
+    assert np.abs(expected[: commits + 1]).max() < 1e3
     for stop in stops.tolist():
         replayed.advance(stop)
         difference = np.max(np.abs(np.asarray(replayed.state.central) - expected[stop]))
