@@ -422,7 +422,8 @@ def quadratic(name=""):
 
 
 #: Commits of a case whose path amplifies round-off: tenfold every 20 commits here, because small
-#: singular values are multiplied by a thousand. With seven workers weight prediction diverges later.
+#: singular values are multiplied by a thousand. With seven workers weight prediction diverges
+#: later.
 COMMITS_OF = {"weight_prediction": 50, "ringmaster_lmo": 100}
 
 
