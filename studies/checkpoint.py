@@ -7,7 +7,6 @@ parabola through the points with the optima of Young and Daly. Writes the table 
 gradients are computed.
 """
 
-import bisect
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import checkpoint_efficiency, daly_interval, young_interval
-from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import kept_versions
 
 TABLE = "intervals.csv"
 
@@ -85,6 +84,7 @@ class Config(JobOptions):
         crash = failures.crash(
             f"exponential({every})", lasts, scope="job", checkpoint=interval, saving=saving
         )
+        # `Cluster` checks the law; the option's type has forms that mypy does not know there.
         return Cluster(self.workers, self.compute, policy="barrier()", failures=[crash])  # type: ignore[arg-type]
 
 
@@ -156,26 +156,6 @@ def parabola_optimum(intervals: pd.Series, goodput: pd.Series) -> float:
     square, slope, _ = np.polyfit(logs, np.asarray(goodput)[near], 2)
     top = -slope / (2 * square) if square < 0 else np.log(np.asarray(intervals)[place])
     return float(np.exp(np.clip(top, logs[0], logs[-1])))
-
-
-def kept_versions(trace: Trace) -> int:
-    """Return the versions of a trace that no crash of the job has undone."""
-    rows = trace.frame["version"].to_numpy()
-    restores = trace.absences[trace.absences["worker"] < 0].sort_values("end")
-    restores = restores[restores["to_row"] < len(rows)]
-    # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
-    first, kept_at_first = [0], [0]
-
-    def kept(version: int) -> int:
-        place = bisect.bisect_right(first, version) - 1
-        return kept_at_first[place] + version - first[place]
-
-    for row, checkpoint in zip(restores["to_row"].astype(int), restores["version"], strict=True):
-        before = int(rows[row - 1]) if row else 0
-        of_copy = kept(int(checkpoint))
-        first.append(max(before, first[-1]) + 1)
-        kept_at_first.append(of_copy)
-    return kept(int(rows[-1]))
 
 
 def _measured(config: Config, multiple: float, seed: int) -> Tables:

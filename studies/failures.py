@@ -24,6 +24,8 @@ from asyncsim.study.finished import Finished, present, read, trace_means
 from asyncsim.study.ranking import means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target
+from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import kept_versions
 
 #: The tables of the clusters, and of the methods on each, beside the summary of all runs.
 GOODPUT, TIMES = "goodput.csv", "times.csv"
@@ -120,8 +122,10 @@ def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the cost of deaths under each policy, as means over traces.
 
     Columns: ``workers``, ``policy``, ``deaths`` (per hour and worker); ``throughput`` (accepted
-    commits/s); ``remaining``, the ratio to the throughput with the fewest deaths; the parts of the
-    workers' time (`PARTS`); ``staleness_mean``.
+    commits/s); ``kept``, the share of versions that no restored checkpoint has undone;
+    ``remaining``, the ratio of the throughput that is kept to that with the fewest deaths; the
+    parts of the workers' time (`PARTS`); ``staleness_mean``. ``summary``: with ``kept`` if a
+    server or a job restores checkpoints.
     """
     columns = ["throughput", *(part.name for part in PARTS), "staleness_mean"]
     traces = summary.drop_duplicates([*_CLUSTER, "trace_file"]).groupby(list(_CLUSTER), sort=False)
@@ -129,11 +133,21 @@ def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
         {cluster: trace_means(group, cluster[0])[columns] for cluster, group in traces}
     ).T
     table = table.rename_axis(_CLUSTER).reset_index()
+    kept = [group["kept"].mean() if "kept" in group else 1.0 for _, group in traces]
+    table = table.assign(kept=kept, goodput=table["throughput"] * kept)
     fewest = (
-        table.sort_values("deaths").groupby(["workers", "policy"])["throughput"].transform("first")
+        table.sort_values("deaths").groupby(["workers", "policy"])["goodput"].transform("first")
     )
-    table.insert(4, "remaining", table["throughput"] / fewest)
+    table.insert(4, "remaining", table.pop("goodput") / fewest)
     return table
+
+
+def kept_share(trace: Trace) -> float:
+    """Return the share of a trace's versions that no restored checkpoint has undone."""
+    outages = trace.absences[trace.absences["worker"] < 0]
+    restores = int((outages["to_row"] < len(trace)).sum())
+    made = int(trace.frame["version"].iloc[-1]) - restores
+    return kept_versions(trace) / made if restores and made else 1.0
 
 
 def times_table(finished: Finished, target: Target) -> pd.DataFrame:
@@ -160,7 +174,11 @@ def _verdict(goodput: pd.DataFrame) -> str:
 
 
 def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
-    goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
+    finished = read(folder, "failures")
+    shares = {file: kept_share(finished.trace(file)) for file in summary["trace_file"].unique()}
+    goodput = goodput_table(summary.assign(kept=summary["trace_file"].map(shares)))
+    times = times_table(finished, target)
+    columns: list[Any] = [*_CLUSTER, "throughput", "kept", "remaining", *PARTS, "staleness_mean"]
     counts = (
         f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: per worker and hour"
     )
@@ -169,7 +187,7 @@ def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
         {GOODPUT: goodput, TIMES: times},
         f"{counts}; parts of the workers' time; remaining: part of the throughput with the fewest "
         "deaths",
-        f"{text_of(goodput, [*_CLUSTER, 'throughput', 'remaining', *PARTS, 'staleness_mean'])}\n",
+        f"{text_of(goodput, columns)}\n",
         f"simulated time until {target} is reached\n{text_of(times)}",
         verdict=_verdict(goodput),
     )

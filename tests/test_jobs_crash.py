@@ -6,6 +6,7 @@ import pytest
 from asyncsim import Cluster, failures, methods, problems, replay, simulate, study
 from asyncsim.base.errors import InputError
 from asyncsim.study.finished import read
+from asyncsim.traces.trace_summary import kept_versions
 
 checkpoint = study.load("checkpoint")
 
@@ -57,7 +58,7 @@ def test_a_replay_goes_on_from_the_checkpoint():
         precision="float64",
         evaluate_every=1,
     )
-    kept = checkpoint.kept_versions(trace)
+    kept = kept_versions(trace)
     expected = 0.5 * (0.9**kept) ** 2
     assert run.evaluations["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-9)
 

@@ -10,6 +10,7 @@ comes from a later read, if all are equally fast) but never more than half of th
 that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
+import bisect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -274,6 +275,26 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
     stations *= shards // len(stations)
     return table.join(pd.DataFrame(stations, table.index)).reset_index()
+
+
+def kept_versions(trace: "Trace") -> int:
+    """Return the number of versions that no restored checkpoint has undone."""
+    rows = trace.frame["version"].to_numpy()
+    restores = trace.absences[trace.absences["worker"] < 0].sort_values("end")
+    restores = restores[restores["to_row"] < len(rows)]
+    # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
+    first, kept_at_first = [0], [0]
+
+    def kept(version: int) -> int:
+        place = bisect.bisect_right(first, version) - 1
+        return kept_at_first[place] + version - first[place]
+
+    for row, checkpoint in zip(restores["to_row"].astype(int), restores["version"], strict=True):
+        before = int(rows[row - 1]) if row else 0
+        of_copy = kept(int(checkpoint))
+        first.append(max(before, first[-1]) + 1)
+        kept_at_first.append(of_copy)
+    return kept(int(rows[-1]))
 
 
 def queue(trace: "Trace") -> pd.DataFrame:
