@@ -42,6 +42,7 @@ class Config(StudyConfig):
     """Defaults of all other options: minutes on the bundled digits, or the paper's scale."""
     workers: int = 100
     """Workers of the cluster, each with its own data."""
+    # None, unlike in the base class: the laws depend on the number of workers.
     compute: LawLike | None = None  # type: ignore[assignment]
     """Law of a computation's time (s). none: the laws of the paper, one for each worker."""
     service: LawLike = "constant(0)"
