@@ -615,21 +615,6 @@ def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, l
 # Families
 
 
-@pytest.mark.full
-def test_dana_slim_computes_the_gradients_of_dana_zero():
-    zero, slim = (
-        replay(
-            asynchronous(7),
-            make(learning_rate=RATE / 10),
-            quadratic(),
-            precision="float64",
-            progress=False,
-        )
-        for make in (methods.dana_zero, methods.dana_slim)
-    )
-    assert deviation(slim.commits["loss"], zero.commits["loss"]) < 1e-10
-
-
 def two_quadratics(noise):
     """Each worker has its own, with the optimum 0 or 4: their mean has 2, and 0.8 if the first
     counts four times.
@@ -674,34 +659,6 @@ def test_methods_with_a_gradient_of_every_worker_reach_the_unweighted_optimum(ma
         unequal_workers(1500), make(0.1), two_quadratics(noise=0.0), progress=False
     ).params[0]
     assert end == pytest.approx(2, abs=1e-5)
-
-
-def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():
-    method = methods.aeasgd(alpha=0.3)
-    x, central, update = (jnp.array([a, -1.0]) for a in (2.0, 0.5, 0.0))
-    worker = method.init_worker(central)._replace(replica=x)
-    visit = methods.Visit(*map(jnp.int32, (0, 0, 0, 0, 0, 1)))
-    message, after, _ = method.message(
-        worker, update, method.resume(worker, central), central, visit
-    )
-    applied = method.apply((), central, message, (), visit)
-    np.testing.assert_allclose(after.replica + applied.central, x + update + central, rtol=1e-15)
-
-
-def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
-    method = methods.delayed_nesterov(server_rate=0.7, server_momentum=0.9, period=4)
-    central = jnp.zeros(3)
-    server, sent = (
-        method.init_server(central)._replace(momentum=jnp.ones(3)),
-        np.arange(12.0).reshape(4, 3),
-    )
-    for message in sent:
-        central, server, _ = method.apply(
-            server, central, jnp.asarray(message), (), methods.Visit(*[jnp.int32(0)] * 6)
-        )
-    m = 0.9 + sent.mean(0)
-    np.testing.assert_allclose(central, 0.7 * (sent.mean(0) + 0.9 * m), rtol=1e-14)
-    np.testing.assert_allclose(server.momentum, m, rtol=1e-14)
 
 
 @pytest.mark.full
@@ -750,90 +707,6 @@ def test_laws_of_damping(law, options, scales):
     method = methods.damping(law=law, **options)
     np.testing.assert_allclose(
         [applied(method, 1.0, 0.5, tau) for tau in (0, 1, 5, 7)], scales, rtol=1e-12
-    )
-
-
-def test_two_conventions_of_a_staleness_of_one():
-    """Zhang's rates leave it alone, dist-keras' halve it."""
-    found = {
-        make.__name__: [applied(make(), 1.0, 0.5, tau) for tau in (0, 1, 2, 3)]
-        for make in (methods.softsync, methods.dynsgd, methods.adaptive_staleness)
-    }
-    np.testing.assert_allclose(found["softsync"], [1, 1, 1 / 2, 1 / 3], rtol=1e-15)
-    np.testing.assert_allclose(found["dynsgd"], [1, 1 / 2, 1 / 3, 1 / 4], rtol=1e-15)
-    assert found["dynsgd"] == found["adaptive_staleness"]
-
-
-def test_adags_original_factor_depends_on_the_learning_rate():
-    """The thesis cancels it; movement in proportion to the rate still weakens the factor in
-    proportion to it.
-    """
-    factors = [applied(methods.adag(rate, form="original"), 1.0, 2 * rate) for rate in (0.1, 0.4)]
-    np.testing.assert_allclose(factors, [1 / (1 + 4 * 0.1), 1 / (1 + 4 * 0.4)], rtol=1e-14)
-
-
-def test_dc_asgd_measures_from_what_this_worker_read():
-    found = applied(
-        methods.dc_asgd(0.1, compensation=2.0), update=-0.3, moved=0.5
-    )  # a gradient of 3
-    assert found == pytest.approx(-0.1 * (3 + 2 * 9 * 0.5), rel=1e-14)
-
-
-def test_eamsgd_looks_ahead_in_the_direction_it_goes():
-    method = methods.eamsgd(momentum=0.5)
-    state = method.optimizer.update(jnp.array([-4.0]), method.optimizer.init(jnp.zeros(1)))[
-        1
-    ]  # a velocity of 0.2
-    assert float(method.look_ahead(state)[0]) == pytest.approx(0.1)
-
-
-@pytest.mark.full
-def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
-    """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but
-    Adam's epsilon.
-    """
-    trace = asynchronous(7)
-    ends = {
-        (name, size): np.asarray(
-            replay(
-                trace,
-                make(),
-                problems.quadratic(size * CURVATURE, start=START),
-                precision="float64",
-            ).params
-        )
-        for name, make in {
-            "adam": lambda: methods.downpour(optimizer=optax.adam(1e-3, eps=1e-15)),
-            "plain": lambda: methods.downpour(1e-5),
-        }.items()
-        for size in (1.0, 1000.0)
-    }
-    np.testing.assert_allclose(ends["adam", 1000.0], ends["adam", 1.0], rtol=1e-6)
-    assert np.abs(ends["plain", 1000.0] - ends["plain", 1.0]).max() > 0.1
-
-
-@pytest.mark.full
-def test_a_fixed_delay_is_less_stable_than_random_ones():
-    """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8
-    workers.
-    """
-    n, limit = 8, 2 * np.sin(np.pi / 30)
-    problem = problems.quadratic([1.0])
-    traces = {
-        "fixed": prescribed(n - 1, 600, n),
-        "random": simulate(Cluster(n, Exponential(1.0)), 600),
-    }
-
-    def falls(name, rate):
-        losses = replay(
-            traces[name], methods.downpour(rate), problem, precision="float64"
-        ).evaluations["train_loss"]
-        return losses.iloc[-1] < 1e-3 * losses.iloc[0]
-
-    assert (
-        falls("fixed", 0.8 * limit)
-        and not falls("fixed", 1.2 * limit)
-        and falls("random", 1.2 * limit)
     )
 
 

@@ -130,14 +130,6 @@ def files(folder: str) -> dict[str, bytes]:
 # Several at once
 
 
-def test_an_own_study_says_what_it_wrote(capsys):
-    assert study.main([*STUDY, "--out=mine"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt",
-        "open it: asyncsim show ./mine",
-    ]
-
-
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
     together, running, most = threading.Barrier(2), [], []
 
@@ -786,10 +778,3 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tm
         pass
     assert modes == [AuthenticationMode.TOKEN] * 2
     assert token.stat().st_mode & 0o777 == 0o600
-
-
-def test_jobs_here_are_computed_when_they_are_asked_for():
-    calls = []
-    done = Local().map(calls.append, [(0,), (1,)])
-    assert (calls, next(done), calls) == ([0], Completion(0, None), [0])
-    assert (next(done), calls) == (Completion(1, None), [0, 1])

@@ -147,23 +147,6 @@ def test_both_halves_of_an_exchange_with_a_lost_message_come_back():
     assert (frame["kept"] + frame["weights"].map(sum)).to_numpy() == pytest.approx(1.0)
 
 
-def test_a_message_that_is_sent_again_comes_later():
-    lossy = failures.loss(0.3, 2.0, workers=0)
-    alone, both = (
-        simulate(Cluster(4, 1.0, topology="ring()", policy="neighbours()", failures=chosen), 80)
-        for chosen in ([], [lossy])
-    )
-    late = (
-        (both.frame["start_time"] - both.frame["read_arrive_time"])
-        .groupby(both.frame["worker"])
-        .max()
-    )
-    assert alone.waits().max() == 0 and late[1] >= 2 and late[3] >= 2
-    for name in ("sources", "weights"):  # of each worker's gradients
-        rows = [trace.frame.sort_values(["worker", "job"])[name] for trace in (alone, both)]
-        assert [len(row) for row in rows[0].iloc[:15]] == [len(row) for row in rows[1].iloc[:15]]
-
-
 @pytest.mark.parametrize("detect", [0.0, 1.5])
 def test_a_partner_that_dies_is_replaced_when_that_is_known(detect):
     crash = failures.crash(1.5, 100, detect=detect, workers=2)

@@ -456,15 +456,6 @@ def test_the_queue_is_drawn_exactly_or_within_its_least_and_most():
     assert curve.get_ydata().mean() * steps["time"].iloc[-1] == pytest.approx(area)
 
 
-def test_the_queue_says_where_its_axis_does_not_show_the_most():
-    trace = simulate(Cluster(20, "gamma(1, 0.2)", service=0.005), 2_000, seed=0)
-    most = trace.queue()["in_system"].max()
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.queue_length(axes, trace)
-    assert axes.get_ylim()[1] < 1 < most and f"up to {most} at once" in axes.get_ylabel()
-    assert not any("most" in text.get_text() for text in axes.get_legend().get_texts())
-
-
 def drawn(axes, label: str) -> list[tuple[float, float, float]]:
     """Worker, begin and end of each bar."""
     bars = [

@@ -273,16 +273,6 @@ def test_options_that_change_nothing_are_said_aloud(told, monkeypatch, name, opt
     assert (code, err) == (0, [f"note: {note}" for note in notes])
 
 
-def test_default_policies_of_failures_fit_any_number_of_workers(monkeypatch):
-    module = study.load("failures")
-    monkeypatch.setattr(module, "run_cells", lambda name, config, cells, conclude: cells)
-    cells = module.run(module.Config(workers=(1, 8, 20), deaths=(0.0,), problem="quadratic"))
-    assert [
-        cell.cluster.policy.count for cell in cells if cell.cluster.policy.name == "first_of"
-    ] == [1, 4, 10]
-    assert len(cells) == 3 * 4
-
-
 # Limits
 
 
@@ -306,24 +296,6 @@ def test_first_and_last_loss():
     step, loss = [0, 1, 0, 1, 2, 2, 3, 3, 4, 4], [5.0, 9, 3, 9, 9, 9, 9, 9, 9, 2]
     run = SimpleNamespace(commits=pd.DataFrame({"worker_step": step, "loss": loss}))
     assert limits.first_and_last(run, 10) == (4.0, 2.0)
-
-
-@pytest.mark.full
-def test_limits_that_were_not_found(told):
-    # In two steps nobody halves the loss: rates are too low as well as too high.
-    options = (
-        "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --steps 2 --problem "
-        "quadratic(noise=0)"
-    )
-    code, _, err = told("stability", options)
-    assert code == 0 and any(
-        "downpour, learning rate with workers 1: nothing stable" in line for line in err
-    )
-    assert (
-        pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]]
-        .isna()
-        .all(axis=None)
-    )
 
 
 def test_signs_of_the_table_of_limits_mean_one_thing_each():
@@ -470,18 +442,6 @@ def test_interrupted_limits_keep_the_grid(told, monkeypatch):
 # Parts
 
 
-@pytest.mark.full
-def test_speedup_runs_a_method_of_one_worker_on_one_only(told):
-    code, _, err = told("speedup", "--workers 1 2 --methods downpour sgd --seconds 1")
-    summary = read("mine", "speedup").summary
-    assert code == 0 and list(zip(summary["workers"], summary["method"], strict=True)) == [
-        (1, "downpour"),
-        (1, "sgd"),
-        (2, "downpour"),
-    ]
-    assert any(line.startswith("note: sgd: runs with one worker only") for line in err)
-
-
 def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
     """Also under a policy that throws messages away; what is left of the time is less than a step
     of each worker.
@@ -598,13 +558,6 @@ def test_forensics_says_whether_the_hidden_cluster_was_found(service, told):
     assert (
         told in study.load("forensics").verdict(fitted_table(0.1), (service, 0.2)).splitlines()[-1]
     )
-
-
-def test_rates_at_a_cluster_are_those_of_the_best_fit():
-    forensics, table = study.load("forensics"), fitted_table(0.1)
-    table.loc[(table["method"] == "gem") & (table["learning_rate"] == 0.01), "deviation"] = 0.001
-    found = forensics.scores(table)
-    assert forensics.rates_at(found, (0.0, 0.2)) == {"gem": 0.01, "downpour": 0.05}
 
 
 def test_deviation_of_known_curves():

@@ -480,28 +480,6 @@ def test_gems_kappa_and_clip(kappa, pi_max):
 # Reductions
 
 
-@pytest.mark.parametrize(
-    ("problem", "precision"),
-    [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")],
-)
-def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision, optimized):
-    trace, problem = atomic_trace(1), PROBLEMS[problem]()
-    runs = [
-        replay(trace, method, problem, precision=precision, evaluate_every=250, progress=False)
-        for method in (methods.sgd(momentum=0.0), methods.downpour(), methods.adaptive_staleness())
-    ]
-    for run in runs[1:]:
-        assert np.array_equal(run.commits["loss"], runs[0].commits["loss"])
-        for a, b in zip(*map(jax.tree.leaves, (run.params, runs[0].params)), strict=True):
-            assert np.array_equal(a, b)
-        assert run.evaluations.equals(runs[0].evaluations)
-    sgd, downpour, adaptive = (run.commits["update_norm"] for run in runs)
-    assert np.array_equal(adaptive, sgd)
-    # DOWNPOUR's step is recorded before the sum is rounded; the central variable is less than a
-    # thousand times as long.
-    np.testing.assert_allclose(downpour, sgd, rtol=1e3 * np.finfo(precision).eps)
-
-
 # Stability
 
 

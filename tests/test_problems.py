@@ -400,12 +400,6 @@ def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
         assert np.array_equal(alone.rows([w], [j], 3)[0], rows)
 
 
-def test_a_window_only_groups_the_steps():
-    one = BatchIndices(0, 2, 100, 8).rows([1] * 12, np.arange(12), 1)
-    four = BatchIndices(0, 2, 100, 8).rows([1] * 3, np.arange(3), 4)
-    assert np.array_equal(one.reshape(four.shape), four)
-
-
 def test_adding_a_worker_changes_nobodys_batches():
     problem = digits()
     worker, job = np.repeat(np.arange(5), 60), np.tile(np.arange(60), 5)
@@ -414,15 +408,6 @@ def test_adding_a_worker_changes_nobodys_batches():
     assert np.array_equal(few, many)
     assert not np.array_equal(few[:60], few[60:120])
     assert not np.array_equal(few, problem.batch_indices(8, 5).rows(worker, job))
-
-
-def test_shards_are_disjoint_and_complete():
-    indices = BatchIndices(0, 7, 100, 1, sharded=True)
-    seen = [
-        set(indices.rows(np.full(n, w), np.arange(n)).ravel().tolist())
-        for w, n in enumerate([15] * 2 + [14] * 5)
-    ]
-    assert sum(map(len, seen)) == len(set().union(*seen)) == 100
 
 
 @settings(max_examples=40)
@@ -490,32 +475,13 @@ def scores(params, data):
     return data["x"] @ params
 
 
-def labelled(label):
-    return {"x": np.ones((3, 2)), "label": np.array(label)}
-
-
 def images(shape=(28, 28), label=(0, 9, 4)):
     return {"image": np.zeros((3, *shape), np.float32), "label": np.array(label)}
-
-
-def of_images(make, shape, *args):
-    """A problem of good training images, and of others to test."""
-    return make(images(shape), images(*args), batch_size=1)
 
 
 def test_arrays_of_another_byte_order_are_the_same_numbers():
     problem = own(np.array([1.0, 2.0], ">f8"), batch_size=1)
     assert problem.train.dtype.isnative and problem.train.tolist() == [1.0, 2.0]
-
-
-@pytest.mark.skipif(
-    np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system"
-)
-def test_numbers_wider_than_jax_holds():
-    with pytest.raises(
-        InputError, match=r"test: an array of \w+, which JAX cannot hold; convert it"
-    ):
-        own(np.ones(3), np.ones(3, np.longdouble), batch_size=1)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import asyncsim
 from asyncsim import Cluster, InputError, Rollouts, recorders, replay, simulate
-from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.failures import crash, pause, slow
 from asyncsim.methods.policy_gradient import CORRECTIONS, policy_gradient
 from asyncsim.problems.arithmetic import arithmetic
@@ -247,18 +246,6 @@ def test_slots_and_learners_are_told_apart_only_with_rollouts():
         Cluster(2, 1.0, failures=[crash(9, 1, on="slots")])
     with pytest.raises(InputError, match="groups in a row were too stale"):
         learner(9, slots=16, length="exponential(1)", batch=4, queue="discard(0)", publish=2)
-
-
-def test_a_cluster_with_rollouts_survives_its_text():
-    cluster = Cluster(
-        1, 1.0, rollouts=Rollouts(8, "gamma(1, 0.5)", group=2, batch=4, queue="discard(3)")
-    )
-    assert Cluster.from_dict(cluster.to_dict()) == cluster
-    text = describe(cluster)
-    assert (
-        "8 slots, samples gamma(mean=1, cv=0.5), groups of 2, batches of 4, discard(limit=3)"
-        in text
-    )
 
 
 def test_a_trace_with_samples_survives_its_file(tmp_path):

@@ -53,12 +53,6 @@ def there(two, place):
     return place / "work" / "results"
 
 
-def asked(*arguments, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "asyncsim", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, env=environment, **options)
-
-
 def test_a_folder_says_when_where_and_how_long(there):
     made = json.loads((there / "compare" / "made.json").read_text())
     assert made["cores"] == os.cpu_count() and made["wall_time"] > 0 and made["device"]
@@ -145,16 +139,6 @@ def test_the_function_of_a_shell_changes_to_the_folder_and_completes(there, plac
         cwd=place,
     )
     assert result.stdout.split() == [str(there / "compare")] * 2 + ["base"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_functions_of_other_shells(shell, capsys):
-    assert main(["warp", "--shell", shell]) == 0
-    text = capsys.readouterr().out
-    assert "asyncsim runs --names" in text and "warp show untag diff animate" in text
-    if shutil.which(shell):
-        checked = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True)
-        assert checked.returncode == 0, checked.stderr
 
 
 def test_runs_are_listed_by_method_with_or_without_hyperparameters(there, capsys):

@@ -34,7 +34,6 @@ from asyncsim import (
 )
 from asyncsim.base.calls import name_of
 from asyncsim.clusters.laws import Gamma
-from asyncsim.clusters.policy import WITHOUT_SERVER
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
@@ -79,16 +78,6 @@ def own_study(name: str, text: str) -> Path:
 
 
 # The list and the help
-
-
-def test_no_cache_without_a_study(told):
-    assert told("--no-compilation-cache") == told()
-
-
-def test_the_package_lists_what_it_offers():
-    import asyncsim
-
-    assert {name for name in dir(asyncsim) if not name.startswith("__")} == set(asyncsim.__all__)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -182,11 +171,6 @@ def test_help_fits_80_columns_and_describes_every_option(told, monkeypatch, name
     study.configure(name, shlex.split(lines[0].partition(name)[2]))
 
 
-def test_length_of_the_help(told, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert len(told("staleness", "-h")[1]) <= 40 and len(told("staleness", "--help")[1]) <= 132
-
-
 def test_a_bad_option_is_refused_before_jax_is_imported():
     program = """
 import sys
@@ -243,11 +227,6 @@ def test_an_empty_path_is_not_the_working_folder(told, empty_folder, name, optio
         ["error: out = '': is empty; give the name of a file or folder"],
     )
     assert list(empty_folder.iterdir()) == []
-
-
-def test_the_working_folder_is_a_path():
-    for options in (["--out", "."], ["--out=.", "--methods", ""]):
-        assert study.configure("staleness", options)[1].out == Path()
 
 
 @pytest.mark.parametrize(
@@ -308,21 +287,6 @@ def test_an_attack_is_printed_and_in_the_title(told, name, figure):
     stored = drawing.read(folder) if name == "staleness" else read(folder, name)
     title = getattr(drawing, figure)(stored).get_suptitle()
     assert "attack sign_flip(1)" in title.replace("\n", " ")
-
-
-def test_help_names_what_its_options_can_be(capsys):
-    assert study.main(["plan", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "see above" not in text and "None:" not in text.partition("Laws:")[0]
-    assert all(name in text.partition("Policies: ")[2] for name in WITHOUT_SERVER)
-
-
-def test_no_distant_option_is_suggested(told, empty_folder):
-    code, _, err = told("post_training", "--methods", "gem")
-    assert code == 2 and err == [
-        "error: --methods: unknown option of the study post_training; "
-        "asyncsim study post_training --help lists the options"
-    ]
 
 
 def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
@@ -629,18 +593,6 @@ def test_own_problems_that_a_study_cannot_take(told, name, problem, message):
     assert code == 2 and message in "\n".join(err)
 
 
-@pytest.mark.full
-def test_measures_of_ones_own_need_not_be_finite(unrendered_figures):
-    Path("mine.py").write_text(MOONS)
-    found = study.load("staleness").run(
-        Config(problem="mine.py:undefined", workers=2, seeds=1, steps=3, methods=("downpour",))
-    )
-    assert found.summary["status"].tolist() == ["finished"]
-    assert np.isnan(
-        found.summary["test_share" if "test_share" in found.summary else "train_share"].item()
-    )
-
-
 def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
     folder = tmp_path / "beside"
     folder.mkdir()
@@ -848,13 +800,6 @@ def test_double_precision_on_a_chosen_device(told, unrendered_figures):
     assert not jax.config.jax_enable_x64 and jax.config.jax_default_device is before
 
 
-def test_device_holds_inside_the_block_only():
-    with jax.default_device(jax.devices()[-1]):
-        with Config(device="cpu").computing_device():
-            assert jax.config.jax_default_device == jax.devices("cpu")[0]
-        assert jax.config.jax_default_device == jax.devices()[-1]
-
-
 @pytest.mark.full
 def test_study_from_python(tmp_path, capsys, unrendered_figures):
     staleness = study.load("staleness")
@@ -1058,27 +1003,7 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
         assert outcome(run, trace)["energy_ratio"] == pytest.approx(ratios.median())
 
 
-def test_final_losses_near_the_largest_number_are_averaged_in_silence(recwarn):
-    """Losses grow by a tenth a commit, until the sum of the last ones is no number any more."""
-    trace = simulate(Cluster(1, 1.0), 1000)
-    run = replay(trace, methods.downpour(2.05), problems.quadratic([1.0]), seed=0)
-    assert (
-        run.status == "diverged"
-        and np.isnan(outcome(run, trace)["final_loss"])
-        and not recwarn.list
-    )
-
-
 # While a trace is simulated
-
-
-def test_a_simulation_shows_how_far_it_is(capsys):
-    trace = simulate(Cluster(2, "exponential(1)"), 45_000, progress=True)
-    assert "simulate" in (bar := capsys.readouterr().err) and "/45000" in bar.replace(
-        "45.0k", "45000"
-    )
-    assert simulate(Cluster(2, "exponential(1)"), 45_000).frame.equals(trace.frame)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_trace_that_memory_cannot_hold():

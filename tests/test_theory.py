@@ -20,7 +20,6 @@ from asyncsim.clusters.laws import (
     Mixture,
     Pareto,
     Uniform,
-    Weibull,
 )
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
@@ -272,18 +271,6 @@ def test_renewal_staleness_variance_limits():
     assert scaled[0] == pytest.approx(scaled[1], rel=1e-9)
 
 
-def test_renewal_staleness_converges_with_the_grid():
-    """The stated order: halving the step of a smooth law quarters the error."""
-    law = Gamma(1.0, 0.5)
-    exact = theory.renewal_staleness_variance(law, 20, points=8192)
-    errors = [
-        abs(theory.renewal_staleness_variance(law, 20, points) - exact)
-        for points in (256, 512, 1024)
-    ]
-    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
-    assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
-
-
 def test_renewal_staleness_means():
     laws = [Gamma(mean, 0.5) for mean in (0.5, 1, 1, 3)]
     means = theory.renewal_staleness_means(laws)
@@ -312,14 +299,6 @@ def test_repairman_recursion_and_probabilities_agree(workers, think, service):
     assert state.in_system == pytest.approx(probabilities @ np.arange(workers + 1), rel=1e-9)
     assert state.throughput * (think + state.response) == pytest.approx(workers, rel=1e-9)  # Little
     assert state.throughput <= theory.saturation_bound(workers, think, service) * (1 + 1e-12)
-
-
-def test_repairman_probabilities_balance():
-    """Flow up equals flow down between neighbouring states: think ends at rate (N-k)/Z, service at
-    1/S.
-    """
-    p = theory.repairman_probabilities(12, 2.0, 0.3)
-    np.testing.assert_allclose(p[:-1] * (12 - np.arange(12)) / 2.0, p[1:] / 0.3)
 
 
 def test_repairman_without_thinking_or_service():
@@ -372,26 +351,6 @@ def test_barrier_of_unlike_workers_against_enumeration(first):
     assert theory.barrier_time(laws, first=first) == pytest.approx(np.mean(outcomes), rel=1e-12)
 
 
-def test_barrier_of_unlike_exponentials_by_inclusion_and_exclusion():
-    rates = [1, 2, 3, 4]
-    exact = sum(
-        (-1) ** (size + 1) / sum(subset)
-        for size in range(1, 5)
-        for subset in itertools.combinations(rates, size)
-    )
-    assert theory.barrier_time([Exponential(1 / r) for r in rates]) == pytest.approx(
-        exact, rel=1e-10
-    )
-
-
-def test_barrier_of_weibulls_by_the_alternating_sum():
-    shape, workers = 1.7, 10  # few enough workers for the sum's cancellation
-    total = sum(
-        (-1) ** (j + 1) * math.comb(workers, j) * j ** (-1 / shape) for j in range(1, workers + 1)
-    )
-    assert theory.barrier_time(Weibull(2.0, shape), workers) == pytest.approx(2.0 * total, rel=1e-8)
-
-
 @pytest.mark.parametrize("cv", [1e-2, 1e-3, 1e-6])
 def test_barrier_of_narrow_laws_far_apart(cv):
     """All of ten are fast, or the barrier is the last of the slow: of these the mean of the maximum
@@ -406,11 +365,6 @@ def test_barrier_of_narrow_laws_far_apart(cv):
         for k in range(1, workers + 1)
     )
     assert theory.barrier_time(law, workers) == pytest.approx(exact, rel=1e-9)
-
-
-def test_barrier_of_stragglers():
-    law = Mixture([Constant(1), Constant(10)], [9, 1])
-    assert theory.barrier_time(law, 8) == pytest.approx(0.9**8 + 10 * (1 - 0.9**8), rel=1e-12)
 
 
 @pytest.mark.parametrize("first", [32, 20])
@@ -433,11 +387,6 @@ def test_barrier_limits():
     assert theory.barrier_time("exponential(1)", 2) == pytest.approx(1.5)
     same = [Gamma(1, 0.5)] * 7
     assert theory.barrier_time(same, first=3) == theory.barrier_time(Gamma(1, 0.5), 7, first=3)
-
-
-def test_batch_time():
-    assert theory.batch_time(Exponential(2.0), 8) == 0.25
-    assert theory.batch_time(Exponential(2.0), 8, batch=4) == 1.0
 
 
 def test_sum_law():
@@ -526,18 +475,6 @@ def test_elastic_path_against_all_orders():
 
     path = theory.elastic_path(3, 0.4, 0.7**2, 7)
     np.testing.assert_allclose(path, mean_over_all_orders(3, 7, visit), atol=1e-13)
-
-
-def test_window_step():
-    assert theory.window_step(0.3, 1) == pytest.approx(0.3)
-    assert theory.window_step(0.3, 4) == pytest.approx(1 - 0.7**4)
-    assert theory.window_step(0.3, 4, averaged=True) == pytest.approx((1 - 0.7**4) / 4)
-
-
-def test_short_paths():
-    np.testing.assert_array_equal(theory.implicit_momentum_path(4, 0.5, 0), [1])
-    np.testing.assert_array_equal(theory.implicit_momentum_path(4, 0.5, 1), [1, 0.5])
-    np.testing.assert_allclose(theory.implicit_momentum_path(1, 0.5, 3), 0.5 ** np.arange(4))
 
 
 @pytest.mark.parametrize("workers", [2, 10, 20, 100])
