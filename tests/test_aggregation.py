@@ -329,33 +329,3 @@ def test_the_geometric_median_is_captured_by_a_majority_alone(dtype):
         short = (0.001 * honest).astype(dtype)
         short[0] = 50
         assert np.linalg.norm(np.asarray(rule(short))) < 0.01 < 1 < np.linalg.norm(short.mean(0))
-
-
-def test_rfa_is_the_geometric_median_with_its_arguments():
-    g = np.random.default_rng(0).normal(size=(11, 5)).astype(np.float32)
-    for text, same in (
-        ("rfa()", "geometric_median(iterations=3, smoothing=0.1)"),
-        ("rfa(iterations=8)", "geometric_median(iterations=8)"),
-        ("rfa(smoothing=0.5)", "geometric_median(smoothing=0.5)"),
-    ):
-        np.testing.assert_array_equal(parse_rule(text)(g), parse_rule(same)(g))
-    assert (
-        parse_rule("geometric_median(iterations=8)").text
-        == "geometric_median(iterations=8, smoothing=0.1)"
-    )
-
-
-def test_krum_with_the_score_of_alie_and_no_byzantine_message_sums_over_all_others():
-    g = np.random.default_rng(0).normal(size=(9, 4))
-    sums = [np.linalg.norm(g - own, axis=1).sum() for own in g]
-    assert np.argmin(sums) != 0
-    np.testing.assert_array_equal(
-        parse_rule("krum(f=0, score=alie)")(g), g[np.argmin(sums)].astype(np.float32)
-    )
-    # Of three messages the largest f is 0.
-    there = np.arange(9) < 3
-    found = parse_rule("krum(f=2, score=alie)").aggregate(
-        (), jax.numpy.asarray(g), jax.numpy.asarray(there), ()
-    )
-    few = [np.linalg.norm(g[:3] - own, axis=1).sum() for own in g[:3]]
-    np.testing.assert_array_equal(np.argmax(found.share), np.argmin(few))

@@ -69,14 +69,6 @@ def test_an_attack_that_sends_the_mean_is_warned_of():
         replay(trace(commits=16), method, problem, attack="alie(workers=2, z=0.5)")
 
 
-def test_a_run_says_that_there_was_no_attack():
-    assert replay(trace(commits=16), methods.batch_sgd(0.1), quadratic()).config["attack"] is None
-    runs = replay_ensemble(
-        trace(commits=16), methods.batch_sgd, quadratic(), seeds=[0], learning_rate=[0.1]
-    )
-    assert runs[0].config["attack"] is None
-
-
 def test_attacks_by_hand():
     g = np.random.default_rng(0).normal(size=(6, 3))
     byzantine, honest = np.arange(6) < 2, np.arange(6) >= 2
@@ -284,17 +276,6 @@ def test_ensembles_are_attacked(batched):
     lone = replay(trace(), factory(learning_rate=0.3), quadratic(), seed=1, **given)
     np.testing.assert_allclose(central(runs[3]), central(lone), rtol=1e-9)
     assert runs[0].config["attack"] == "alie(workers=3, z=1)"
-
-
-@pytest.mark.full
-def test_several_devices_are_attacked():
-    given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
-    method = methods.robust("krum(f=2)", 0.2)
-    one, several = (
-        central(replay(trace(), method, quadratic(), devices=jax.devices()[:n], **given))
-        for n in (1, 2)
-    )
-    np.testing.assert_allclose(several, one, rtol=1e-9)
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, calibrate, recorded
+from asyncsim import Cluster, recorded
 from asyncsim.__main__ import main
 from asyncsim.calibration.log import read_visits
 
@@ -60,13 +60,6 @@ def test_eight_workers_predict_sixteen(capsys):
     cluster = Cluster.from_dict(json.loads(Path("log-calibrated/cluster.json").read_text()))
     assert cluster.workers == 16 and cluster.service.mean == pytest.approx(0.1, rel=0.1)
     assert {"fit.png", "fit.pdf"} <= {path.name for path in Path("log-calibrated").iterdir()}
-
-
-def test_a_calibrated_cluster_prints_in_a_line():
-    trace = recorded(record(6, 400, seed=1))
-    for options in ({"law": "empirical"}, {"law": "empirical", "per_worker": True}, {}):
-        text = repr(calibrate(trace, **options))
-        assert text.startswith("Cluster(workers=6, compute=") and len(text) < 300, text
 
 
 def test_units_and_saved_traces():

@@ -10,7 +10,6 @@ from jax import lax
 
 from asyncsim import InputError
 from asyncsim.problems import characters
-from asyncsim.study.config import StudyConfig
 
 TINY = {"batch_size": 4, "context": 8, "width": 8, "heads": 2}
 KEY = jax.random.key(3)
@@ -36,20 +35,6 @@ def test_windows_follow_the_text(tmp_path):
     tested = ["".join(alphabet[code] for code in window) for window in problem.test]
     assert tested == [text[183 + i : 190 + i] for i in (0, 6, 12)]
     assert characters(text=written(tmp_path, text), context=16, width=4).config["stride"] == 2
-
-
-def test_line_ends_are_kept(tmp_path):
-    problem = characters(text=written(tmp_path, b"a\r\nb\n" * 100), **TINY)
-    assert problem.config["alphabet"] == "\n\rab"
-
-
-def test_the_bundled_text_is_plain():
-    config = characters().config
-    assert (
-        config["alphabet"].isascii()
-        and config["text"] == "queues.txt"
-        and config["characters"] > 10_000
-    )
 
 
 def reference_logits(params, window, heads, layers):
@@ -157,13 +142,6 @@ def test_learns_more_than_how_frequent_the_characters_are():
     entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
     found = jax.jit(problem.evaluate)(params, None, test)
     assert found["loss"] < entropy - 0.4 and found["accuracy"] > 0.3
-
-
-def test_the_option_of_a_study_reaches_the_problem(tmp_path, capsys):
-    path = written(tmp_path, "to be or not to be " * 100)
-    config = StudyConfig(problem=f"characters(text='{path}')").make_problem().config
-    assert (config["text"], config["batch_size"]) == ("text.txt", 32)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -128,17 +128,6 @@ def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, cap
     )
 
 
-@pytest.mark.full
-def test_a_leaders_workers_send_losses_alone(tmp_path):
-    options = {"workers": 4, "seeds": 1, "steps": 10, "evaluate_every": 10, "out": tmp_path / "out"}
-    folder, _ = compare.run(compare.Config(methods=("lsgd", "aeasgd"), **options))
-    table = pd.read_csv(folder / compare.TABLE).set_index("method")
-    assert (table["messages"] == 80).all()
-    # Forty visits of 17,226 parameters of 4 bytes.
-    assert table.loc["lsgd", "gigabytes"] * 1e9 == pytest.approx(40 * (4 + 17_226 * 4))
-    assert table.loc["aeasgd", "gigabytes"] * 1e9 == pytest.approx(40 * 2 * 17_226 * 4)
-
-
 @pytest.mark.parametrize(
     ("losses", "target", "hold", "time"),
     [
@@ -190,15 +179,6 @@ def test_a_target_that_is_not_held_until_the_end_is_said(capsys):
     assert (
         "touched by 2 of 2 seeds, but 2 runs ended before it was held: increase --steps"
         in capsys.readouterr().out
-    )
-
-
-def test_each_method_has_its_own_rate_unless_one_is_given():
-    own = compare.Config(methods=("downpour",)).make_methods()[0]
-    given = compare.Config(methods=("downpour",), learning_rate=0.4).make_methods()[0]
-    assert (
-        own.hyperparameters["learning_rate"] == 0.05
-        and given.hyperparameters["learning_rate"] == 0.4
     )
 
 
@@ -320,13 +300,6 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     diverged = (summary["status"] == "diverged").any()
     assert diverged == ("learning_rate" in options)
     assert np.isfinite(figure.axes[0].get_ylim()).all()
-
-
-@pytest.mark.full
-def test_methods_without_a_learning_rate(tmp_path):
-    own = methods.downpour()._replace(name="own", hyperparameters={"eta": 0.05})
-    compare.run(compare.Config(methods=(own,), workers=2, steps=4, seeds=1, out=tmp_path / "out"))
-    assert pd.read_csv(tmp_path / "out" / compare.TABLE)["learning_rate"].isna().all()
 
 
 @pytest.mark.full

@@ -21,7 +21,7 @@ from asyncsim import (
     replay_ensemble,
     simulate,
 )
-from asyncsim.methods import METHODS, Method, gradient_steps
+from asyncsim.methods import Method, gradient_steps
 from asyncsim.methods.compression import quantized
 from asyncsim.replays.plan import method_key, visit_keys
 
@@ -62,16 +62,6 @@ def test_draws_hang_on_the_seed_the_worker_and_its_step_alone():
     assert not np.isin(other, few).any()
     # All workers' numbers differ, also those of the same step.
     assert more.is_unique
-
-
-def test_keys_of_several_runs_are_those_of_each():
-    worker, step = np.array([[0, 3], [1, 0]], np.int32), np.array([[7, 0], [0, 2]], np.int32)
-    keys = jnp.stack([method_key(seed) for seed in (0, 4)])
-    together = visit_keys(keys, worker, step)
-    assert together.shape == (2, 2, 2)
-    for place, seed in enumerate((0, 4)):
-        alone = visit_keys(method_key(seed), worker, step)
-        np.testing.assert_array_equal(*map(jax.random.key_data, (together[..., place], alone)))
 
 
 @pytest.mark.full
@@ -122,11 +112,6 @@ def test_who_draws_without_saying_so_is_told_to(lenient):
             make_problem("quadratic"),
             progress=False,
         )
-
-
-def test_of_the_catalogue_qsgd_draws():
-    assert [name for name, make in METHODS.items() if make().needs_key] == ["entropy_sgd", "qsgd"]
-    assert methods.Visit._field_defaults["key"] == ()
 
 
 @pytest.mark.parametrize(

@@ -100,31 +100,6 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     assert "1 of 1" in capsys.readouterr().out
 
 
-@pytest.mark.full
-def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp_path, capsys):
-    options = {
-        "workers": (3,),
-        "problem": "quadratic",
-        "seeds": 1,
-        "steps": 30,
-        "diagnose_every": 2,
-    }
-    result = energy.run(
-        energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out")
-    )
-    (run,) = finished.read(result.folder, "energy").runs(method="batch_sgd")
-    curves = tables(result.folder, ["energies.csv"])[0].query("method == 'batch_sgd'")
-    moved = run.commits[2::3]
-    ratios = moved["central_energy"] / moved["proxy_energy"]
-    assert curves["energy_ratio"].tolist() == pytest.approx(ratios.tolist(), rel=1e-6)
-    # Those that moved nothing are no more energetic than the proxy.
-    assert (curves["stable"] >= 2 / 3).all() and curves["central_energy"].eq(0).all()
-    printed = capsys.readouterr().out.splitlines()
-    (row,) = (line.split() for line in printed if line.startswith("batch_sgd "))
-    first, highest, late, *quartiles = map(float, row[6:12])
-    assert min(first, highest, late, *quartiles) > 0
-
-
 # Tensors
 
 
@@ -187,16 +162,6 @@ def test_tables_of_each_run_have_its_columns_first_and_errors_its_name(tmp_path)
         finished.Finished(tmp_path, {}, pd.DataFrame(rows)).each_run(
             lambda run: [tensors.medians(run)]
         )
-
-
-def test_an_effective_batch_is_shared(monkeypatch):
-    monkeypatch.setattr(tensors, "run_cells", lambda study, config, cells, conclude: cells)
-    cells = tensors.run(tensors.Config(workers=(2, 3), effective_batch=12))
-    assert [cell.values for cell in cells] == [
-        {"workers": 2, "batch_size": 6},
-        {"workers": 3, "batch_size": 4},
-    ]
-    assert [cell.problem.batch_size for cell in cells] == [6, 4]
 
 
 # Momentum
@@ -303,36 +268,6 @@ def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, l
         line for line in capsys.readouterr().out.splitlines() if line.startswith("exponential(1)")
     )
     assert row.split()[-1] == ("yes" if known else "no") and "nan" not in row
-
-
-@pytest.mark.full
-def test_momentum_theory_is_of_the_studys_own_rate(tmp_path):
-    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
-    config = momentum.Config(**options, methods=(methods.downpour(0.1),), out=tmp_path / "out")
-    (measured,) = tables(momentum.run(config).folder, momentum.TABLES[:1])
-    assert measured["assumptions_hold"].tolist() == [False]
-
-
-@pytest.mark.full
-def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
-    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
-    ignored = {"evaluate_every": 2, "diagnose_energy": True, "momentum": 0.5}
-    plain = momentum.run(momentum.Config(**options, out=tmp_path / "plain"))
-    capsys.readouterr()
-    other = momentum.run(momentum.Config(**options, **ignored, out=tmp_path / "out"))
-    for one, same in zip(
-        tables(plain.folder, momentum.TABLES), tables(other.folder, momentum.TABLES), strict=True
-    ):
-        pd.testing.assert_frame_equal(one, same)
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notes == [
-        "note: --evaluate-every changes nothing here",
-        "note: --diagnose-energy changes nothing here",
-        "note: --momentum changes nothing here: it belongs to a proxy, which this study does not "
-        "measure",
-    ]
-    momentum.run(momentum.Config(**options, methods=("gem",), momentum=0.5, out=tmp_path / "gem"))
-    assert "note: --momentum" not in capsys.readouterr().err
 
 
 # Options

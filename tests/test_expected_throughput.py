@@ -1,6 +1,5 @@
 """What theory says of commits and computing workers, against simulated traces."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +13,6 @@ from asyncsim import (
     cancel_stale,
     discard_stale,
     first_of,
-    prescribed,
     rounds,
     simulate,
     theory,
@@ -284,12 +282,6 @@ def test_what_is_lost_was_computed(policy, visit):
     assert 0 < summary["lost_time_share"] < summary["computing_share"] < 1
 
 
-def test_commits_at_the_instant_at_which_the_measured_time_begins_are_not_of_it():
-    # 16 commits of 20 workers make a version each second; the warm-up of 20 ends amid the second.
-    cluster = Cluster(20, 1.0, policy=barrier(16))
-    assert simulate(cluster, 400).summary()["throughput"] == pytest.approx(16.0)
-
-
 def test_a_server_saturates_at_the_knee():
     assert saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02)) == pytest.approx(51)
     assert (
@@ -298,13 +290,3 @@ def test_a_server_saturates_at_the_knee():
     )
     for unknown in ({"service": 0.0}, {"discipline": "lock_free"}, {"policy": barrier()}):
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
-
-
-def test_a_pull_is_no_computing():
-    cluster = Cluster(1, 1.0, service=0.25, protocol="read_then_write", exclusive=False)
-    assert simulate(cluster, 1_000).summary()["computing_share"] == pytest.approx(1 / 1.5, rel=2e-3)
-
-
-def test_a_prescribed_trace_says_nothing_of_computing():
-    summary = prescribed(staleness=3, commits=50, workers=4).summary()
-    assert np.isnan([summary["computing_share"], summary["lost_time_share"]]).all()

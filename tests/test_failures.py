@@ -13,7 +13,6 @@ from asyncsim import (
     simulate,
     theory,
 )
-from asyncsim.clusters.failures import Failure
 from asyncsim.traces.trace_summary import phases
 
 
@@ -146,16 +145,6 @@ def useful(trace):
     return int((~(frame["version"] > restored)).sum())
 
 
-def test_a_failure_may_come_as_its_text():
-    (made,) = Cluster(4, 1.0, failures="crash(3, 1)").failures
-    assert isinstance(made, Failure) and Cluster(4, 1.0, failures=str(made)).failures == (made,)
-
-
-def test_what_is_nothing_but_failures_ends_with_an_error():
-    with pytest.raises(InputError, match="so often that the server got no message"):
-        simulate(Cluster(2, 5.0, failures=[failures.crash(1.0, 1.0)]), 3)
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -173,15 +162,6 @@ def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
     trace.absences.loc[0, column] = value
     with pytest.raises(InputError, match=f"spells: {column} = .* must be a whole number from"):
         Trace.load(trace.save(tmp_path / "trace.parquet"))
-
-
-def test_times_may_have_units():
-    text = "crash(every=exponential(12 h), lasts=exponential(mean=10 min), detect=30 s)"
-    (found,) = Cluster(4, 1.0, failures=text).failures
-    assert (
-        str(found) == "crash(every=exponential(mean=43200), lasts=exponential(mean=600), detect=30)"
-    )
-    assert Cluster(4, 1.0, failures=str(found)).failures == (found,)
 
 
 def test_a_site_fails_at_once():

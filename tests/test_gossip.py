@@ -234,13 +234,6 @@ def test_on_digits_teacher_forced(name, momentum, window):
     assert max(forced_loop(running, 50, momentum)) < 1e-12
 
 
-def test_in_batches_a_round_is_a_piece():
-    method, trace = case_of(
-        "SGP, one peer", workers=8, compute="constant(1)", latency=0, commits=240
-    )
-    assert np.diff(replayed(method, trace, "batch").running._plan._cuts).tolist() == [8] * 30
-
-
 def test_the_fixed_point_of_dpsgd_on_a_quadratic():
     """Per coordinate ``(I - W + rate H)^-1 rate H b``, with an optimum ``b`` of each worker's
     own.
@@ -302,16 +295,6 @@ def test_one_worker_is_sgd():
         )
 
 
-def test_the_consensus_distance_is_evaluated():
-    method, trace = case_of("AD-PSGD")
-    problem = problems.quadratic(CURVATURE, start=START)
-    run = replay(trace, method, problem, precision="float64", evaluate_every=20, progress=False)
-    x, *_ = loop(trace, "adpsgd")
-    found = run.evaluations["consensus_distance"]
-    assert found.iloc[0] == 0
-    assert found.iloc[-1] == pytest.approx(np.mean(np.sum((x - x.mean(0)) ** 2, 1)), rel=1e-10)
-
-
 @pytest.mark.parametrize(
     "name",
     [pytest.param("D-PSGD on a ring", marks=pytest.mark.full), "SGP, nobody waits", "AD-PSGD"],
@@ -351,13 +334,6 @@ def test_replicas_are_evaluated_and_saved(name, tmp_path):
         Run.load(tmp_path / "run")
 
 
-def test_with_a_server_there_are_no_replicas():
-    trace, problem = simulate(Cluster(3, "constant(1)"), 20), problems.quadratic(CURVATURE)
-    assert replay(trace, methods.downpour(RATE), problem, progress=False).replicas is None
-    with pytest.raises(InputError, match="evaluate_replicas = True: with a server"):
-        replay(trace, methods.downpour(RATE), problem, evaluate_replicas=True)
-
-
 @pytest.mark.parametrize("name", ["AD-PSGD", "SGP, one peer"])
 def test_ensembles_are_single_replays(name):
     make, *_ = CASES[name]
@@ -374,25 +350,6 @@ def test_ensembles_are_single_replays(name):
         np.testing.assert_allclose(one.replicas, other.replicas, rtol=1e-10)
 
 
-def test_the_step_of_a_commit_is_the_means():
-    """Also of a method whose message is the update as it is, which a server would add."""
-    _, trace = case_of("SGP, one peer")
-    silent = methods.Method(
-        "silent",
-        {},
-        methods.gradient_steps(RATE),
-        init_worker=lambda central: central,
-        mix=lambda worker, inbox, visit: worker,
-        resume=lambda worker, read: worker,
-    )
-    steps = recorders.Recorder(
-        ("moved",), lambda s, commit: (s, [jax.numpy.linalg.norm(commit.central - commit.before)])
-    )
-    problem = problems.quadratic(CURVATURE, start=START)
-    run = replay(trace, silent, problem, precision="float64", record=[steps], progress=False)
-    np.testing.assert_allclose(run.commits["update_norm"], run.commits["moved"], rtol=1e-10)
-
-
 def test_states_of_workers_that_meet_name_their_replica():
     own = methods.adpsgd(RATE)._replace(
         init_worker=lambda central: {"m": central, "x": central},
@@ -404,25 +361,6 @@ def test_states_of_workers_that_meet_name_their_replica():
         match=r"init_worker\(central\) returned the worker's state.* replica=lambda state",
     ):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
-
-
-@pytest.mark.parametrize(
-    ("method", "topology", "attack"),
-    [
-        (methods.osgp(RATE), "one_peer_exponential()", None),
-        (methods.clipped_gossip(RATE), "exponential()", "alie(workers=2, z=1)"),
-        (methods.adpsgd(RATE), "complete()", "alie(workers=2, z=1)"),
-    ],
-)
-def test_what_is_looked_at_is_what_is_committed(method, topology, attack):
-    trace = simulated(topology, method.timing.policy, latency="exponential(2)", commits=200)
-    problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy(tensors=5)]
-    run = replay(
-        trace, method, problem, precision="float64", record=record, attack=attack, progress=False
-    )
-    shown = run.diagnostics[run.diagnostics["quantity"] == "proxy_energy"]
-    recorded = run.commits.set_index("commit")["proxy_energy"][shown["commit"]]
-    np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -207,15 +207,6 @@ def test_what_a_round_lasts(policy, lasts):
     assert (times[-1] - times[7]) / 40 == pytest.approx(lasts)
 
 
-def test_random_numbers_are_those_of_a_server():
-    laws = ["gamma(1, 0.4)"] * 3 + ["exponential(2)"] * 2
-    names = ["worker", "start_time", "commit_time"]
-    without, served = (
-        simulate(Cluster(5, laws, topology=one), 300, 7).frame[names] for one in ("ring()", None)
-    )
-    pd.testing.assert_frame_equal(without, served, check_exact=True)
-
-
 def test_who_waits_for_whom():
     """Neighbours of a slow worker wait for it, and theirs for them; nobody waits without a
     barrier.
@@ -320,13 +311,6 @@ def test_contradictory_records_are_refused(change, message):
     ]
     with pytest.raises(InputError, match=message):
         recorded(log | {"kept": [1, 1]} | change, protocol="gossip")
-
-
-def damaged(trace, name, row, value):
-    frame = trace.frame.copy()
-    frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
-    frame.at[row, name] = value
-    return lambda: Trace.of(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
 
 
 def test_contradictory_messages_in_flight_are_refused():

@@ -45,7 +45,6 @@ CASES = {
 CATALOGUE = {name.partition(",")[0] for name in catalogue.RULES}
 PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 5), noise=0.1),
-    "digits": lambda: problems.digits(batch_size=4, hidden=(3,)),
     "tree": lambda: problems.custom(
         init=lambda key: {"a": jnp.ones(()), "b": (jnp.ones((2, 3)), jnp.ones(4))},
         loss=lambda params, batch, key: sum(
@@ -118,20 +117,15 @@ def shapes(tree):
 
 
 def matrix():
-    """A vector in single and a tree in double precision; of the methods of the paper a network
-    besides.
-    """
+    """A vector in single, and for one method of each kind a tree in double precision."""
     for name in CASES:
         # Ringmaster LMO needs matrices.
         first = "tree" if name == "ringmaster_lmo" else "quadratic"
         yield pytest.param(name, first, jnp.float32, id=f"{name}-{first}-float32")
-        if name.partition(",")[0] in ("gem", "downpour"):
+        if name.partition(",")[0] in ("gem", "downpour", "dana_zero", "fedbuff", "lsgd"):
             yield pytest.param(
-                name, "digits", jnp.float32, marks=pytest.mark.full, id=f"{name}-digits-float32"
+                name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64"
             )
-        yield pytest.param(
-            name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64"
-        )
 
 
 @pytest.mark.parametrize(("name", "problem", "dtype"), list(matrix()))
@@ -285,18 +279,13 @@ def test_factories_refuse_what_cannot_be_used(name):
     "name",
     [
         *("gap_aware", "dc_asgd", "downpour", "gem", "gem_yellowfin"),
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("adag", "basgd", "dana_zero", "kardam")
-        ),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("adag", "kardam")),
     ],
 )
 def test_a_rate_that_is_zero_at_some_visits(name):
     """A warm-up from zero, and zero again later: such a step leaves everything finite."""
     # The form that divides by it; and what so few workers allow.
-    options = {"adag": {"form": "original"}, "kardam": {"f": 0}, "basgd": {"count": 2}}.get(
-        name, {}
-    )
+    options = {"adag": {"form": "original"}, "kardam": {"f": 0}}.get(name, {})
 
     def rate(visit):
         return jnp.where(visit.commit == 7, 0.0, 0.1 * jnp.minimum(visit.worker_step / 3, 1.0))
@@ -464,7 +453,7 @@ def test_gems_epsilons(variant, sign):
     np.testing.assert_allclose(pi, (np.abs(0.5 * m + u) - np.abs(x - pulled)) / size, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("kappa", "pi_max"), [(1.0, 5.0), (2.0, 3.0), (0.5, None), (0.0, 1.0)])
+@pytest.mark.parametrize(("kappa", "pi_max"), [(2.0, 3.0), (0.5, None)])
 def test_gems_kappa_and_clip(kappa, pi_max):
     method = methods.gem(kappa=kappa, pi_max=pi_max, momentum=0.0)
     u, d = np.array([1.0, -2.0, 0.1, -1.0]), np.array([0.0, 1.0, 3.0, -0.5])
@@ -483,23 +472,12 @@ def test_gems_kappa_and_clip(kappa, pi_max):
 # Stability
 
 
-def test_gem_as_printed_diverges_on_a_quadratic():
-    run = stability(methods.gem(RATE, MU, pi_max=None, variant="paper"), 4)
-    assert (
-        run.status == "diverged"
-        or run.evaluations["train_loss"].max() > 1e6 * run.evaluations["train_loss"].iloc[0]
-    )
-
-
-@pytest.mark.parametrize("workers", [4, pytest.param(64, marks=pytest.mark.full)])
-def test_gem_with_its_clip_is_stable_on_a_quadratic(workers):
-    run = stability(methods.gem(RATE, MU, variant="paper"), workers)
-    losses = run.evaluations["train_loss"]
-    assert (
-        run.status == "finished"
-        and losses.iloc[-1] < 0.1 * losses.iloc[0]
-        and losses.max() <= 2 * losses.iloc[0]
-    )
+def test_gem_is_stable_on_a_quadratic_with_its_clip_only():
+    printed = stability(methods.gem(RATE, MU, pi_max=None, variant="paper"), 4)
+    losses = printed.evaluations["train_loss"]
+    assert printed.status == "diverged" or losses.max() > 1e6 * losses.iloc[0]
+    losses = stability(methods.gem(RATE, MU, variant="paper"), 4).evaluations["train_loss"]
+    assert losses.iloc[-1] < 0.1 * losses.iloc[0] and losses.max() <= 2 * losses.iloc[0]
 
 
 def stability(method, workers):

@@ -152,7 +152,6 @@ def test_methods_with_states_equal_the_loop_over_events(name):
 
 MU = 0.8
 WIDTHS = (3, 2, 4)
-BOUNDS = np.cumsum((0, *WIDTHS))
 MATRIX = (lambda a: a @ a.T / 9 + 0.1 * np.eye(9))(np.random.default_rng(1).normal(size=(9, 9)))
 
 
@@ -203,21 +202,6 @@ def test_methods_of_pipelines_equal_a_numpy_loop(name, timing):
     for stop in stops.tolist():
         replayed.advance(stop)
         assert deviation(replayed.state.central, expected[stop]) < 1e-10
-
-
-@pytest.mark.parametrize("protocol", ["exchange", "read_then_write"])
-def test_a_reply_to_all_is_of_the_version_in_every_protocol(protocol):
-    cluster = Cluster(1, 1.0, protocol=protocol)  # a staleness of 0 or, read before the commit, 1
-    delay = int(protocol == "read_then_write")
-    run = replay(
-        simulate(cluster, COMMITS),
-        methods.weight_prediction(RATE, MU),
-        coupled(),
-        precision="float64",
-        progress=False,
-    )
-    expected = momentum_loop("weight_prediction", np.full((COMMITS, 3), delay))
-    assert deviation(np.concatenate(run.params), expected[-1]) < 1e-10
 
 
 def test_members_of_an_ensemble_equal_their_runs():
@@ -361,13 +345,6 @@ def test_the_study_names_the_stage_that_bears_staleness_worst(tmp_path):
         finished.figures("pipeline").pipeline(finished.Finished(tmp_path, config, summary)).axes
     )
     assert len(rates.lines) == len(best.get_xticks()) == len(cost)
-
-
-def test_profiles_have_one_mean():
-    profiles = study.load("pipeline").profiles(4, 6)
-    assert profiles.pop("none") == [0] * 4
-    assert profiles["pipeline"] == [12, 8, 4, 0] and profiles["stage 1"] == [0, 24, 0, 0]
-    assert {sum(delays) for delays in profiles.values()} == {24}
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ from asyncsim import Cluster, InputError, Trace, simulate, study, theory
 from asyncsim.study.executor import Local, LocalProcesses
 from asyncsim.study.finished import figures, read
 from asyncsim.study.planning import (
-    FEWEST_ROUNDS,
     Candidate,
     Horizon,
     known_cost,
     measure,
     measure_all,
-    pareto,
 )
 
 plan = study.load("plan")
@@ -251,16 +249,6 @@ def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
     assert names == [("barrier", 1), ("buffered(8)", 1), ("buffered(4)", 2)]
 
 
-def test_pareto_front():
-    assert pareto(np.array([1.0, 2, 3, 2, 1]), np.array([5.0, 3, 3, 4, 5])).tolist() == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
 def test_the_plan_answers(capsys):
     config = plan.Config(
         workers=4,
@@ -302,29 +290,6 @@ def test_the_plan_answers(capsys):
     left = figures("plan").plan(read(folder, "plan")).axes[0]
     front = next(line for line in left.lines if line.get_label() == "Pareto front")
     assert len(front.get_xdata()) == table["front"].sum() and table["front"].iloc[0]
-
-
-def test_near_ties_unknown_bytes_and_one_seed_are_said(capsys):
-    config = plan.Config(
-        workers=4,
-        compute="constant(1)",
-        service="constant(0.001)",
-        policy=("asynchronous", "bounded_staleness(3)"),
-        window=(1, 2),
-        gradients=400,
-        simulate=400,
-        seeds=1,
-    )
-    folder, _ = plan.run(config)
-    printed = capsys.readouterr().out
-    assert (
-        "takes 1.00 times as long" not in printed
-        and "; not distinguishable with 1 seed: " in printed
-    )
-    assert (
-        printed.rstrip().splitlines()[-2].startswith("wrote") and "one seed cannot show" in printed
-    )
-    assert read(folder, "plan").table(plan.PLAN)["gigabytes"].isna().all()
 
 
 def test_hours_and_recordings(capsys):
@@ -386,36 +351,6 @@ def test_the_best_are_replayed(capsys):
     assert len(figures("plan").plan(finished).axes) == 2
     again, _ = plan.run(dataclasses.replace(config, resume=folder))
     pd.testing.assert_frame_equal(finished.table(plan.PLAN), read(again, "plan").table(plan.PLAN))
-
-
-def test_a_target_within_few_rounds_is_no_answer(capsys):
-    config = plan.Config(
-        workers=4,
-        compute="exponential(1)",
-        policy=("asynchronous", "barrier"),
-        gradients=2000,
-        simulate=200,
-        replay=2,
-        steps=40,
-        seeds=2,
-        tune=(0.1, 0.3),
-        problem="quadratic",
-        target=1.5,
-    )
-    folder, _ = plan.run(config)
-    table = read(folder, "plan").table(plan.PLAN)
-    assert (table["time_to_target"] < np.inf).all() and (
-        table["rounds_to_target"] < FEWEST_ROUNDS
-    ).any()
-    printed = capsys.readouterr().out
-    assert (
-        "the first of 2 replayed to reach a training loss of 1.5 on quadratic is not determined: "
-        in printed
-    )
-    assert f"within {FEWEST_ROUNDS} rounds of the workers; give a lower --target.\n" in printed
-    assert "best at the largest rate of --tune, 0.3: '" in printed
-    right = figures("plan").plan(read(folder, "plan")).axes[1]
-    assert any("too soon" in text.get_text() for text in right.texts)
 
 
 @pytest.mark.full

@@ -259,11 +259,6 @@ def test_barrier_by_hand():
     assert computing == [[0, 0, 1], [0, 2, 3], [1, 0, 2], [1, 2, 4], [2, 0, 2], [2, 2, 4]]
 
 
-def test_who_still_waits_at_the_end_is_drawn_to_the_end():
-    trace = simulate(Cluster(3, [1.0, 2.0, 3.0], policy=bounded_staleness(0)), 2)
-    assert phases(trace, range(3)).held.to_numpy().tolist() == [[0, 1.0, 2.0]]
-
-
 def test_discarding_by_hand():
     # Versions by worker 0 at 1, 2, 3; the message of worker 1, read at version 0, is served at 2.5.
     trace = simulate(Cluster(2, [1.0, 2.5], policy=discard_stale(2)), 4)

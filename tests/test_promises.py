@@ -196,16 +196,6 @@ def test_a_header_with_odd_values_is_refused(change):
         Trace.load("trace.parquet")
 
 
-def test_jobs_of_a_worker_come_one_after_the_other():
-    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
-    with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
-        Trace.of(trace.frame.assign(job=0), trace.source)
-    trace.steps["job"] = 0
-    trace.save("trace.parquet")
-    with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
-        Trace.load("trace.parquet")
-
-
 def noted(folder: Path) -> None:
     """Put notes into a folder that exists, or a new one."""
     folder.mkdir(exist_ok=True)
@@ -241,16 +231,6 @@ def test_files_of_the_user_are_moved_aside_and_never_removed(capsys, name, anew,
         assert f"moved to {aside}, and " in capsys.readouterr().err
         assert (aside / "notes.txt" if aside.is_dir() else aside).read_text() == "mine"
         assert files("mine") == whole
-
-
-def test_a_trace_is_looked_at_also_where_its_run_is_missing(capsys):
-    study(out="mine")
-    whole = files("mine")
-    shutil.rmtree("mine/runs/downpour-seed0")
-    Path("mine/traces/seed0.parquet").write_text("mine")
-    study(resume=Path("mine"))
-    assert "moved to mine/aside/traces/seed0.parquet, and made again" in capsys.readouterr().err
-    assert files("mine") == whole
 
 
 def test_half_written_files_of_a_killed_process_are_removed_and_no_others():

@@ -124,7 +124,6 @@ def close(found, expected):
 @pytest.mark.parametrize(
     ("protocol", "method"),
     [
-        ("read_then_write", methods.downpour),
         ("read_then_write, two visits", methods.gem),
         ("exchange", lambda learning_rate: noisy(learning_rate, replies=True)),
         ("write_then_read", lambda learning_rate: methods.lgd(learning_rate, policy=None)),
@@ -240,7 +239,7 @@ def test_a_server_serves_only_whom_it_gave_its_key(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("protocol", ["exchange", "read_then_write, two visits"])
+@pytest.mark.parametrize("protocol", ["read_then_write, two visits"])
 def test_lost_worker_goes_on_with_the_next_job_from_a_read_of_its_own(tmp_path, protocol):
     task, method = problem(), methods.downpour(learning_rate=0.01)
     processes = Processes(WORKERS, delay="constant(0.01)", **PROTOCOLS[protocol])
@@ -402,16 +401,6 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
     assert ticks.pop(1e-10) == "equal" and min(ticks) > 5e-9
     with pytest.raises(InputError, match="no results of a study"):
         figures_of("validate").draw(tmp_path / "recordings")
-
-
-@pytest.mark.parametrize("name", ["fairness", "validate"])
-def test_recordings_that_were_broken_off_are_not_drawn(tmp_path, name):
-    pd.DataFrame([{"discipline": "fifo", "status": "unfinished"}]).to_csv(
-        tmp_path / "summary.csv", index=False
-    )
-    write_json(tmp_path / "config.json", {"study": name})
-    with pytest.raises(InputError, match=f"no run was finished.* asyncsim study {name}"):
-        figures_of(name).draw(tmp_path)
 
 
 @needs_ray

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from asyncsim import InputError, methods, problems, recorders, replay, replay_ensemble
 from asyncsim.methods import Method, gradient_steps
-from asyncsim.replays import replay as replay_module
 from asyncsim.replays import tuning
-from asyncsim.replays.plan import Plan
 from asyncsim.replays.recording import QUANTILES, diagnostic_rows
 from asyncsim.replays.replay import Replay
 
@@ -200,38 +198,6 @@ def test_weights_whose_proxy_has_no_energy_are_left_out():
 # What they leave as it is
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("problem", "method"), [("quadratic", "downpour"), ("digits", "gem")])
-def test_looks_change_nothing_else(problem, method):
-    given = make_method(method), make_problem(problem), make_trace("read_then_write", commits=150)
-    run, plain = (diagnosed(*given, tensors=tensors) for tensors in (2, 0))
-    assert plain.diagnostics.empty == (method == "downpour")
-    # GEM amplifies the round-off of another compiled piece.
-    pd.testing.assert_frame_equal(run.commits, plain.commits, rtol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("method", "tensors", "stops"),
-    [
-        ("downpour", 2, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (("gem", 0, True), ("downpour", 0, False))
-        ),
-    ],
-)
-def test_only_what_is_looked_at_begins_a_chunk(method, tensors, stops, monkeypatch):
-    """A chunk costs as much as hundreds of a small problem's commits."""
-    planned = []
-    monkeypatch.setattr(
-        replay_module, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1]
-    )
-    diagnosed(
-        make_method(method), make_problem("quadratic"), make_trace(commits=40), tensors=tensors
-    )
-    assert planned[0].looked_at.any() == stops
-
-
 # A user's own
 
 
@@ -329,10 +295,6 @@ def test_a_number_that_is_undefined_ends_no_run():
     )
 
 
-def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
-    return [recorders.Recorder(("a",), observe, **rest)]
-
-
 # Quantiles
 
 
@@ -350,20 +312,6 @@ def test_quantiles_are_those_of_numpy(tensors, has_nan):
     expected += [np.median(own.astype(float)) if len(own) else np.nan for own in values]
     assert [row[3] for row in rows] == [*QUANTILES, *[0.5] * len(values)]
     np.testing.assert_allclose([row[4] for row in rows], expected, rtol=1e-12, atol=1e-9)
-
-
-def test_quantiles_of_infinities():
-    up, down = (np.array([sign * np.inf, 1.0, sign * np.inf], np.float32) for sign in (1, -1))
-    rows = diagnostic_rows(0, {"pi": [up, up[:2], down[:2], np.append(up, down)]}, list("abcd"))
-    assert [row[4] for row in rows if row[2]] == pytest.approx([np.inf, np.inf, -np.inf, 1.0])
-
-
-def test_energies_that_are_not_finite():
-    infinite = [np.array([np.inf, 1.0, np.inf, np.nan], np.float32)]
-    rows = diagnostic_rows(
-        7, {"central_energy": infinite, "proxy_energy": [np.full(4, np.inf)]}, [".w"]
-    )
-    assert len(rows) == 2 + 6
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -25,7 +24,6 @@ from asyncsim import (
     replay_ensemble,
     simulate,
 )
-from asyncsim.methods import Method, gradient_steps
 from asyncsim.replays.attacked import under_attack
 from asyncsim.replays.parts import find_parts, partition_of
 
@@ -89,10 +87,6 @@ def deviations(trace, method, problem, attack=None):
 # The property.
 
 
-def test_methods_of_whole_vectors_are_not_declared_coordinatewise():
-    assert not any(methods.METHODS[name]().coordinatewise for name in WHOLE)
-
-
 @pytest.mark.parametrize(
     "name", [*NAMED, *(pytest.param(n, marks=pytest.mark.full) for n in VARIANTS)]
 )
@@ -104,14 +98,6 @@ def test_the_declaration_of_each_method_is_true(name):
     method, variants = {**NAMED, **VARIANTS}[name](), (3, 1) if name in VARIANTS else (3,)
     largest = max(deviation_of_parts(method, messages) for messages in variants)
     assert largest < ROUND_OFF if method.coordinatewise else largest > 1e-3
-
-
-def test_a_false_declaration_is_found():
-    def message(worker, update, start, central, visit):
-        return update / jnp.linalg.norm(update), worker, {}
-
-    normalised = Method("normalised", {}, gradient_steps(0.1), message=message, coordinatewise=True)
-    assert deviation_of_parts(normalised) > 0.1
 
 
 @pytest.mark.parametrize("name", [name for name in attacks.ATTACKS if name != "label_flip"])
@@ -255,17 +241,6 @@ def _reads_of(order, versions, shard):
     return np.array([versions[(worker, number, shard)] for worker, number in jobs])
 
 
-def test_most_jobs_of_a_wave_are_computed_at_once():
-    """With 16 workers and nearly constant times, half of them or more: as with one server."""
-    cluster = Cluster(**options(workers=16, compute="gamma(1, 0.2)", servers=4))
-    order = find_parts(simulate(cluster, 400).accepted)
-    waves, start = 0, 0
-    while start < len(order.depends_on):
-        start = max(int(np.searchsorted(order.depends_on, start, side="right")), start + 1)
-        waves += 1
-    assert len(order.first) / waves > 6
-
-
 # Runs and ensembles.
 
 
@@ -276,20 +251,6 @@ def test_an_ensemble_runs_one_by_one():
     assert runs[1].commits.equals(alone.commits)
     with pytest.raises(InputError, match=r"batched = True: .* \(4\) run one by one"):
         replay_ensemble(trace, methods.downpour, problem, seeds=[0, 1], batched=True)
-
-
-def test_a_longer_run_begins_like_a_shorter_one():
-    """Parts of messages that are incomplete at the end are committed, too."""
-    problem, method = make_problem("quadratic"), methods.gem()
-    short, long = (
-        replay(make_sharded(commits), method, problem, precision="float64", evaluate_every=1)
-        for commits in (20, 40)
-    )
-    assert (short.commits == long.commits[:20]).all().all()
-    at = long.evaluations["commit"] == 20
-    np.testing.assert_allclose(
-        short.evaluations["train_loss"].iloc[-1], long.evaluations["train_loss"][at], rtol=1e-12
-    )
 
 
 @pytest.mark.parametrize(
@@ -313,31 +274,3 @@ def test_what_needs_all_parameters_at_one_instant_is_refused(arguments, message)
     problem = make_problem("digits" if "tensor " in message else "quadratic")
     with pytest.raises(InputError, match=message):
         replay(trace, method, problem, **arguments)
-
-
-def test_one_device_computes_several_servers():
-    devices = jax.devices() * 2
-    if len(set(devices)) > 1:
-        with pytest.raises(InputError, match=r"devices: .* several servers \(4\) has one device"):
-            replay(
-                make_sharded(20), methods.downpour(), make_problem("quadratic"), devices=devices[:2]
-            )
-
-
-@pytest.mark.parametrize(
-    ("servers", "message"),
-    [
-        ([], "servers: names no group"),
-        (["0", ""], "servers: '' names no tensors"),
-        ([1], "servers: 1 names no"),
-    ],
-)
-def test_names_of_groups_are_texts(servers, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(2, 1.0, servers=servers)
-
-
-def test_groups_are_recorded_with_the_cluster():
-    cluster = Cluster(2, 1.0, servers=["0", "1,2"])
-    assert cluster.servers == ("0", "1,2") and cluster.server_count == 2
-    assert Cluster.from_dict(cluster.to_dict()) == cluster

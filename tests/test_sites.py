@@ -300,19 +300,6 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
     assert alone.sites == (1, 0) and simulate(alone, 2).frame["arrive_time"].tolist() == [42, 98]
 
 
-def test_a_matrix_of_equal_entries_is_a_number():
-    two = dict(workers=4, compute="exponential(1)", sites=[1, 2, 1], server_site=2)
-    size = dict(message_bytes=3, bandwidth=6, far_bandwidth=2, shared_bandwidth=True)
-    number = Cluster(**two, **size, far_latency="gamma(1, 0.5)")
-    rows = [["gamma(1, 0.5)" if i != j else 0 for j in range(3)] for i in range(3)]
-    matrix = dataclasses.replace(number, far_latency=rows, far_bandwidth=2 - 2 * np.eye(3))
-    assert number.ways == matrix.ways and number != matrix
-    assert simulate(number, 50).frame.equals(simulate(matrix, 50).frame)
-    # A server without workers at its site.
-    apart = Cluster(2, 1.0, sites=[0, 2], far_latency=[[0, 3], [2, 0]])
-    assert simulate(apart, 3).frame["arrive_time"].tolist() == [3, 3, 9]
-
-
 def test_all_reduces_have_the_matrix_of_the_sites_that_are_left():
     far = [[0, 5, 1], [5, 0, 2], [3, 2, 0]]
     cluster = Cluster(4, 1.0, sites=[1, 1, 2], far_latency=far, policy="barrier(collective=tree)")

@@ -12,7 +12,7 @@ import optax.contrib
 import pytest
 import test_real
 import test_real_peers
-from cases import combining, make_dynamic, make_problem, make_torn, make_trace
+from cases import combining, make_problem, make_torn, make_trace
 from formulas import JORDAN, POLAR_EXPRESS, newton_schulz
 from jax.flatten_util import ravel_pytree
 
@@ -135,7 +135,6 @@ CASES = {
     ),
     "memory and reply": (lambda: methods.dana_zero(0.01), make_trace(commits=80)),
     "resume": (methods.aeasgd, make_trace(window=3, commits=80)),
-    "windows that differ": (methods.fedasync, make_dynamic(commits=120)),
     "torn reads": (methods.hogwild, make_torn(8, commits=120)),
     "combine": (
         lambda: methods.batch_sgd(policy="barrier(3)"),
@@ -177,21 +176,12 @@ def test_a_method_of_tensors_is_its_method_of_vectors(name, problem=TASK):
         np.testing.assert_allclose(*(run.diagnostics["value"] for run in runs), atol=1e-9)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["diagnostics, origin and proxy", "mix with weights"])
-def test_so_it_is_on_a_network(name):
-    """Of which commits are computed one by one."""
-    test_a_method_of_tensors_is_its_method_of_vectors(name, DIGITS)
-
-
 @pytest.mark.parametrize(
     ("name", "attack"),
     [
         unless(True, "updates", "alie(workers=2)"),
-        unless(False, "updates", "sign_flip(workers=2)"),
         unless(False, "combine", "inner_product(workers=2)"),
         unless(False, "mix", "alie(workers=1)"),
-        unless(False, "meet", "sign_flip(workers=1)"),
     ],
 )
 def test_attacks_act_on_the_vector_of_a_message(name, attack):
@@ -264,14 +254,12 @@ def test_rates_share_a_program():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["memory and reply", "mix with weights"])
-def test_several_devices(name, count):
-    make, trace = CASES[name]
+def test_several_devices():
+    make, trace = CASES["memory and reply"]
     flat = make()
     alone, divided = (
         Replay(trace, method, TASK, precision="float64", form="batch", devices=jax.devices()[:n])
-        for method, n in ((flat, 1), (in_tensors(flat), count))
+        for method, n in ((flat, 1), (in_tensors(flat), 2))
     )
     for running in (alone, divided):
         running.advance(len(trace.accepted))
@@ -282,9 +270,8 @@ def test_several_devices(name, count):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [scaled, lambda: methods.ringmaster_lmo(policy=None)])
-def test_a_recording_is_its_replay(tmp_path, make, optimized):
-    task, method = test_real.problem(), make()
+def test_a_recording_is_its_replay(tmp_path, optimized):
+    task, method = test_real.problem(), scaled()
     processes = Processes(3, delay="exponential(0.003)")
     server, trouble = test_real.in_threads(tmp_path, method, processes, 60, task)
     assert not trouble
@@ -293,9 +280,8 @@ def test_a_recording_is_its_replay(tmp_path, make, optimized):
     assert len(run.commits) == 60 and test_real.close(test_real.central_of(server), params)
 
 
-@pytest.mark.parametrize("name", ["SGP, nobody waits", unless(False, "AD-PSGD")])
-def test_a_recording_without_a_server_is_its_replay(name, tmp_path, optimized):
-    method, topology, policy = test_real_peers.CASES[name]
+def test_a_recording_without_a_server_is_its_replay(tmp_path, optimized):
+    method, topology, policy = test_real_peers.CASES["SGP, nobody waits"]
     method = in_tensors(method, test_real_peers.problem())
     processes = Processes(4, delay="exponential(0.004)", topology=topology, policy=policy)
     test_real_peers.in_threads(tmp_path, method, processes, 66)
@@ -375,8 +361,8 @@ def spectrum(rows, columns, smallest, seed=0):
     return u, s, v
 
 
-@pytest.mark.parametrize("shape", [(5, 5), (4, 24), (24, 4), (1, 7), (30, 20)])
-@pytest.mark.parametrize("length", [1.0, 300.0])
+@pytest.mark.parametrize("shape", [(5, 5), (4, 24), (24, 4)])
+@pytest.mark.parametrize("length", [300.0])
 def test_newton_schulz_is_the_polynomial_of_the_singular_values(shape, length):
     u, s, v = spectrum(*shape, smallest=1e-4)
     matrix = jnp.asarray(length * (u * s) @ v.T)
@@ -391,10 +377,10 @@ def test_newton_schulz_is_the_polynomial_of_the_singular_values(shape, length):
     )
 
 
-@pytest.mark.parametrize("precision", [jnp.float64, jnp.float32])
+@pytest.mark.parametrize("precision", [jnp.float32])
 def test_singular_values_end_near_one(precision):
     """The polynomial's own bounds are 0.85887 and 1.14113; float32 adds round-off."""
-    room = 1e-4 if precision == jnp.float64 else 0.01
+    room = 0.01
     for seed in range(10):
         for shape, smallest in (((8, 8), 1e-3), ((12, 40), 1e-5), ((60, 30), 1e-2)):
             u, s, v = spectrum(*shape, smallest, seed)
@@ -433,10 +419,6 @@ def test_stale_gradients_are_cancelled_or_refused():
     "make",
     [
         functools.partial(methods.async_local_sgd, server_optimizer=optax.contrib.muon(0.02)),
-        functools.partial(
-            methods.fedbuff, policy=None, server_optimizer=optax.contrib.muon(0.02), law="constant"
-        ),
-        functools.partial(methods.server_optimizer, optimizer=optax.contrib.muon(0.02)),
         functools.partial(methods.downpour, optimizer=optax.contrib.muon(0.02)),
     ],
 )

@@ -153,10 +153,6 @@ def test_a_replay_that_diverges_is_named():
 # Turns
 
 
-def test_calibration_finds_the_amount_that_takes_so_long():
-    assert turns.calibrate(lambda amount: 1e-3 * amount, 0.5) == 500
-
-
 def test_ratios_are_of_the_same_turn_and_first_calls_do_not_count():
     called = []
 
@@ -241,12 +237,3 @@ def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
     code, _, err = told("--workers", "2", "3", "--repeats=1", "--tasks=trace")
     assert (code, err[-1]) == (study.INTERRUPTED, "interrupted: the finished results are in mine")
     assert set(pd.read_csv("mine/summary.csv")["workers"]) == {2}
-
-
-def test_what_is_left_out_is_noted(capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    throughput._check(throughput.Config(tasks=("mlp",), workers=(10, 1000)))
-    assert capsys.readouterr().err.splitlines() == [
-        "note: mlp is measured with at most 100 workers: with more its state is too large",
-        "note: PyTorch is not installed: its loop is left out",
-    ]
