@@ -148,7 +148,7 @@ def test_messages_that_are_not_there_do_not_count(text):
 @pytest.mark.parametrize(
     "text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"]
 )
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(0, 2**16))
 def test_rules_move_with_their_messages(compiled, text, seed):
     """Permutation equivariance of all rules; translation equivariance of those without a point or
@@ -286,8 +286,8 @@ def distances_sum(point, messages):
     return np.linalg.norm(messages - np.asarray(point), axis=1).sum()
 
 
-@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 1e4])
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("number", [0, 4, 8])
 def test_the_geometric_median_has_the_least_sum_of_distances(compiled, number, scale):
     """Gradients of any length; the least sum is that of 3,000 unsmoothed steps of Weiszfeld's
     algorithm.

@@ -45,8 +45,7 @@ def central(run):
 @pytest.mark.parametrize(
     ("n", "f", "z"),
     [
-        *((50, 5, 0.0837), (50, 12, 0.3360), (50, 24, 1.4261), (51, 12, 0.3612), (51, 24, 1.4461)),
-        *((25, 5, 0.2533), (25, 11, 1.0676), (20, 4, 0.1573), (10, 2, 0.0)),
+        *((50, 5, 0.0837), (50, 24, 1.4261), (51, 12, 0.3612), (25, 11, 1.0676), (10, 2, 0.0)),
     ],
 )
 def test_z_of_a_little_is_enough(n, f, z):
@@ -94,9 +93,7 @@ def test_attacks_by_hand():
     np.testing.assert_array_equal(made("min_max(workers=2)")[2:], g[2:])
 
 
-@pytest.mark.parametrize(
-    "policy", ["barrier()", "barrier(count=6)", "first_of(count=5)", "buffered(count=6)"]
-)
+@pytest.mark.parametrize("policy", ["barrier(count=6)", "buffered(count=6)"])
 def test_mean_is_batch_sgd(policy):
     """Under `buffered` only where no worker comes twice, as its mean is then one message."""
     pair = [methods.batch_sgd(0.2, policy), methods.robust("mean()", 0.2, policy=policy)]
@@ -189,10 +186,7 @@ def test_robust_gossip_leaves_out_messages_that_are_not_finite(method):
     "name",
     [
         *("downpour", "lsgd", "mem_sgd", "sgp", "adpsgd"),
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("basgd", "dana_zero", "fedbuff", "kardam", "qsgd")
-        ),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("basgd", "kardam")),
     ],
 )
 def test_methods_can_be_attacked(name):
@@ -260,8 +254,7 @@ def test_labels_are_flipped_for_byzantine_workers_alone():
     )
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_ensembles_are_attacked(batched):
+def test_ensembles_are_attacked(batched=True):
     given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
     factory = functools.partial(methods.robust, "median()")
     runs = replay_ensemble(

@@ -132,16 +132,13 @@ def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, cap
     ("losses", "target", "hold", "time"),
     [
         ([4.0, 1.0, 0.25], 0.5, 0, 1.5),  # half of the way in the logarithm
-        ([4.0, 1.0, 0.25], 1.0, 0, 1.0),
         ([4.0, 1.0, 0.25], 5.0, 0, 0.0),  # met from the start
         ([4.0, 1.0, 3.0, 0.5], 1.0, 0, 1.0),  # the first time counts
         ([4.0, 0.0], 1.0, 0, 0.75),  # no logarithm
-        ([4.0, np.nan, 0.25], 1.0, 0, 2.0),
         ([4.0, 1.0, np.nan], 0.5, 0, np.inf),
         ([4.0, 1.0, 4.0, 1.0, 0.5, 0.25], 2.0, 1, 2.5),  # the first touch is not held
         ([4.0, 1.0, 4.0, 1.0, 0.5, 0.25], 2.0, 2, 2.5),
         ([4.0, 1.0, 4.0, 1.0, 0.5], 2.0, 2, np.inf),  # nor is what the run's end cuts off
-        ([1.0, 1.0, 1.0], 2.0, 2, 0.0),
         ([1.0, 1.0], 2.0, 2, np.inf),
     ],
 )
@@ -209,8 +206,6 @@ def judged(**options):
     ("measure", "best", "rate"),
     [
         ("train_come", "most", 0.2),
-        ("train_come", "least", 0.1),
-        ("train_gap", "least", 0.2),
         ("train_loss", None, 0.2),
     ],
 )
@@ -281,9 +276,7 @@ def test_measures_that_there_are_not_are_listed():
         compare.run(judged(best="most"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}, {"methods": ("sgd",)}]
-)
+@pytest.mark.parametrize("options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}])
 @pytest.mark.full
 def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, recwarn):
     given = {
@@ -316,14 +309,12 @@ def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
     whole = path.read_bytes()
     for content, message in (
         (whole.splitlines(True)[0], "no run was finished"),
-        (b"hello", "no run was finished"),
         (
             summary.drop(columns="method.learning_rate").to_csv().encode(),
             "summary.csv lacks method.learning_rate",
         ),
         (summary.iloc[:, :3].to_csv().encode(), "summary.csv lacks .*run_folder"),
         (whole[:-120], "summary.csv lacks .*run_folder"),
-        (b"", "summary.csv is empty"),
         (b"\xff\xfe", "summary.csv is damaged"),
     ):
         path.write_bytes(content)

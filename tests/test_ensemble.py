@@ -52,7 +52,6 @@ CASES = [
     ),
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
-    ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
     (
         "quadratic",
         "exchange",

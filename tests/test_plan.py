@@ -103,11 +103,8 @@ def test_horizons_agree_and_finite_ones_are_counted():
 @pytest.mark.parametrize(
     ("policy", "protocol"),
     [
-        ("asynchronous", "write_then_read"),
         ("barrier(6)", "exchange"),
         ("bounded_staleness(2)", "exchange"),
-        ("rounds", "exchange"),
-        ("buffered(5)", "read_then_write"),
         ("cancel_stale(4)", "exchange"),
     ],
 )

@@ -102,7 +102,7 @@ def kill():
     return killed
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(7, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [29, pytest.param(11, marks=pytest.mark.full)])
 def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step):
     study(out="whole")
     number = 0
@@ -151,7 +151,7 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
 # Damaged files
 
 
-@pytest.mark.parametrize("flips", [5, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("flips", [5, pytest.param(20, marks=pytest.mark.full)])
 def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
     study(out="whole")
     whole = files("whole")
@@ -179,12 +179,9 @@ def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, fli
     "change",
     [
         {"protocol": "exchcnge"},
-        {"seed": "three"},
         {"workers": 1e300},
-        {"workers": "2"},
         {"workers": 10**10},
         {"versions": ["1.0"]},
-        {"separate_reads": 1},
     ],
 )
 def test_a_header_with_odd_values_is_refused(change):
@@ -211,8 +208,6 @@ def damaged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "anew", "make"),
     [
-        ("runs/sgd-seed0", True, lambda path: path.write_text("mine")),
-        ("runs/sgd-seed0", True, noted),
         ("runs/sgd-seed0", False, damaged),
         ("traces/seed0.parquet", True, lambda path: path.write_text("mine")),
         ("traces/seed0.parquet", True, noted),

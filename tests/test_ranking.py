@@ -131,8 +131,7 @@ def simulated(noise: list[float], means: list[float], seeds: int) -> np.ndarray:
     return shares / tables
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_equal_rows_are_seldom_separated_also_if_one_is_ten_times_as_noisy(seeds):
+def test_equal_rows_are_seldom_separated_also_if_one_is_ten_times_as_noisy(seeds=3):
     for noise in ([1.0] * 5, [10.0, 1, 1, 1, 1]):
         assert simulated(noise, [0.0] * 5, seeds)[0] <= 0.06
     _, coverage, separated = simulated([10.0, 1, 1, 1, 1], [-500.0, 0, 0, 0, 0], seeds)

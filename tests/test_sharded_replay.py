@@ -37,7 +37,7 @@ NAMED = {
     for name, make in methods.METHODS.items()
     if name not in WHOLE and not (make().mix or make().meet)
 }
-RULES = ["mean()", "median()", "trimmed_mean(f=1)", "geometric_median()", "krum(f=0)", "cge(f=1)"]
+RULES = ["trimmed_mean(f=1)", "geometric_median()"]
 VARIANTS = {
     **{f"robust {rule}": functools.partial(methods.robust, rule) for rule in RULES},
     "gem, paper": lambda: methods.gem(variant="paper"),
@@ -126,9 +126,7 @@ def test_the_declaration_of_each_attack_is_true(name):
             lambda: methods.softsync(policy=None),
             marks=pytest.mark.full,
         ),
-        pytest.param({}, lambda: methods.dana_zero(learning_rate=0.01), marks=pytest.mark.full),
         pytest.param({"window": 3}, methods.aeasgd, marks=pytest.mark.full),
-        pytest.param({"policy": "barrier()"}, methods.easgd, marks=pytest.mark.full),
         pytest.param({"policy": "buffered(3)"}, methods.robust, marks=pytest.mark.full),
         pytest.param(
             {"protocol": "write_then_read", "policy": "rounds()"},
@@ -156,8 +154,7 @@ def test_replays_of_drawn_clusters_equal_the_loop(cluster, which, seed):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("servers", [("0.weight", "0.bias,1"), ("1", "0")], ids=str)
-def test_groups_of_tensors_have_their_own_servers(servers):
+def test_groups_of_tensors_have_their_own_servers(servers=("0.weight", "0.bias,1")):
     """The first group may have runs on both sides of another, and the groups any order."""
     trace = make_sharded(servers=servers)
     method = methods.downpour(optimizer=optax.sgd(0.05, momentum=0.9))
@@ -211,7 +208,7 @@ def test_parts_of_a_message_are_committed_at_different_places(protocol):
     assert (whole["staleness"].nunique() > 1).mean() > 0.3
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(cluster=sharded(), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_a_job_comes_after_its_reads_and_before_its_parts(cluster, commits, seed):
     """Slots hold each version from its commit to its last reader; no two versions share one."""
@@ -261,7 +258,6 @@ def test_an_ensemble_runs_one_by_one():
         ({"attack": "gaussian(1)"}, r"attack = 'gaussian\(.*': needs whole messages"),
         ({"record": [recorders.positions(2)]}, "record: 'position_0' need all parameters"),
         ({"record": [recorders.energy(tensors=1)]}, "record: looks at weights need all param"),
-        ({"method": methods.gem(), "record": [recorders.diagnostics()]}, "record: looks at"),
         ({"servers": 20}, "servers = 20: each holds a part of the parameters, and there are 16"),
         ({"servers": ("0", "2")}, "servers: no tensor of the problem is named '2'"),
         ({"servers": ("0", "0.bias,1")}, "servers: the tensor 0.bias is in '0' and in"),

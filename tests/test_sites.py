@@ -13,7 +13,6 @@ from asyncsim import (
     SlowLinkWarning,
     Trace,
     barrier,
-    bounded_staleness,
     failures,
     methods,
     per_worker,
@@ -29,12 +28,9 @@ from asyncsim.study.cell import meet
 FORMS = (
     {},
     {"protocol": "read_then_write", "exclusive": False},
-    {"protocol": "write_then_read", "discipline": "lock_free"},
     {"policy": barrier(3)},
-    {"policy": bounded_staleness(1)},
     {"topology": "ring()", "policy": "neighbours()"},
     {"topology": "complete()", "policy": "handshake()"},
-    {"topology": "one_peer_exponential()", "policy": "asynchronous()"},
 )
 
 

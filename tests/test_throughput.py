@@ -37,7 +37,6 @@ PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 16)),
     "digits": lambda: problems.digits(batch_size=8, hidden=(16,)),
     "cnn": lambda: mnist("cnn"),
-    "mlp": lambda: mnist("mlp"),
 }
 
 
@@ -73,8 +72,9 @@ def test_the_usual_loop_computes_what_a_replay_does(method):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("task", PROBLEMS)
+@pytest.mark.parametrize(
+    ("task", "method"), [("digits", "gem"), ("quadratic", "downpour"), ("cnn", "downpour")]
+)
 def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
     from asyncsim.benchmark import pytorch
 
@@ -101,7 +101,7 @@ def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
 @pytest.mark.parametrize(
     ("task", "way", "size"),
     [
-        *(("quadratic", "map", 3), ("quadratic", "vmap", 3), ("quadratic", "call", 1)),
+        *(("quadratic", "map", 3), ("quadratic", "call", 1)),
         pytest.param("cnn", "vmap", 3, marks=full),
     ],
 )
