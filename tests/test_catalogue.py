@@ -174,7 +174,6 @@ RULES = {
     "qsgd": case(formulas.qsgd(3, 5), levels=3, bucket=5),
     "qsgd, window": case(formulas.qsgd(7, 16), 3, bucket=None),
     "mem_sgd": case(formulas.mem_sgd(3), fraction=0.2),
-    "mem_sgd, window": case(formulas.mem_sgd(1), 3),
     "mem_sgd, without": case(formulas.mem_sgd(8, memory=False), fraction=0.5, memory=False),
     "damping": case(formulas.damping(polynomial)),
     "damping, rank": case(formulas.by_rank(0.5), law="rank"),
@@ -195,7 +194,6 @@ RULES = {
     "malenia": case(formulas.malenia(1)),
     "malenia, batch": case(formulas.malenia(14), count=14),
     "rescaled_asgd": case(formulas.rescaled_asgd),
-    "rescaled_asgd, dynamic": case(formulas.rescaled_asgd, 1, "dynamic"),
     "server_optimizer": case(
         formulas.server_optimizer(formulas.adamw(0.02, 0.9, 0.99, 1e-4, 0.1)),
         optimizer=optax.adamw(0.02, 0.9, 0.99, 1e-4, weight_decay=0.1),
@@ -210,8 +208,6 @@ RULES = {
         formulas.server_optimizer(formulas.muon(0.02, SHAPES["server_optimizer, muon"])),
         optimizer=optax.contrib.muon(0.02),
     ),
-    "server_optimizer, plain": case(formulas.server_optimizer(lambda server, g, x: RATE * g)),
-    "heloco": case(formulas.heloco(0.7, 0.9, [16]), 3),
     # Keeps 1012, turns 386 and shrinks 99 directions; the defaults keep all on this quadratic.
     "heloco, tensors": case(
         formulas.heloco(0.5, 0.8, [1, 4, 11], 0.9, 0.9, 0.7, 0.3, 2.0, 0.5),
@@ -240,14 +236,12 @@ RULES = {
     "aeasgd, remembered": case(
         formulas.aeasgd_remembered(lambda n: 0.3), order="remembered", alpha=0.3
     ),
-    "eamsgd": case(formulas.eamsgd(shared(0.9))),
-    "eamsgd, window": case(formulas.eamsgd(shared(0.9)), 3),
+    "eamsgd": case(formulas.eamsgd(shared(0.9)), 3),
     "easgd": case(formulas.easgd(0.9), timing="rounds"),
     "easgd, window": case(formulas.easgd(0.5), 3, "rounds", beta=0.5),
     "gem_server": case(formulas.gem_server()),
     "gem_server, commit": case(formulas.gem_server("commit", 2.0), proxy_step="commit", kappa=2.0),
-    "gem_yellowfin": case(formulas.gem_yellowfin(0.999, 20)),
-    "gem_yellowfin, quick": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
+    "gem_yellowfin": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
     "lsgd, one leader": case(formulas.lsgd(3, 0.3), 3, pull=0.3, optimizer=DIVERSE),
     "lsgd": case(
         formulas.lsgd(2, 0.2, 3, 0.4, 3),
@@ -266,8 +260,7 @@ RULES = {
         optimizer=DIVERSE,
         global_every=2,
     ),
-    "lgd": case(formulas.lgd(1, 0.3), timing="rounds", pull=0.3, optimizer=DIVERSE),
-    "lgd, window": case(formulas.lgd(3, 0.1), 3, "rounds", optimizer=DIVERSE),
+    "lgd": case(formulas.lgd(3, 0.1), 3, "rounds", optimizer=DIVERSE),
     "dc_asgd": case(formulas.dc_asgd(0.5), compensation=0.5),
     "dc_asgd, adaptive": case(
         formulas.dc_asgd(2.0, adaptive=True), compensation=2.0, adaptive=True
@@ -281,7 +274,6 @@ RULES = {
     ),
     "dana_slim": case(formulas.dana_slim),
     "averaging": case(formulas.averaging, 3, "rounds"),
-    "fedasync": case(formulas.fedasync(0.8, polynomial), 3),
     "fedasync, proximal": case(formulas.fedasync(0.8, polynomial, rho=0.7), 4, rho=0.7),
     "fedbuff": case(formulas.fedbuff(1.0, polynomial), 3, "buffered"),
     "fedbuff, DiLoCo": case(
@@ -290,13 +282,6 @@ RULES = {
         "rounds",
         server_rate=0.7,
         server_momentum=0.5,
-        law="constant",
-    ),
-    "fedbuff, DiLoCo with heavy ball": case(
-        formulas.diloco(0.7, 0.5, nesterov=False),
-        3,
-        "rounds",
-        server_optimizer=optax.sgd(0.7, 0.5),
         law="constant",
     ),
     "diloco": case(formulas.diloco(0.7, 0.9, nesterov=True), 3, "rounds"),
@@ -317,14 +302,6 @@ RULES = {
         blend=0.25,
         server_rate=0.5,
         server_momentum=0.8,
-    ),
-    "streaming_diloco, at once": case(
-        formulas.diloco_of_fragments(3, 0, 0.0, 0.7, 0.9),
-        1,
-        "rounds",
-        fragments=3,
-        overlap=0,
-        blend=0.0,
     ),
     "streaming_diloco, eager": case(
         formulas.diloco_of_fragments(4, 2, 0.5, 0.7, 0.9, eager=True),
@@ -367,7 +344,6 @@ RULES = {
         success=[0.7] * 7,
         rule="mean",
     ),
-    "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
         formulas.outer_nesterov(0.1, 0.5, polynomial),
         2,
@@ -375,7 +351,6 @@ RULES = {
         server_momentum=0.5,
         law="polynomial",
     ),
-    "delayed_nesterov": case(formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 3),
     "delayed_nesterov, spread": case(
         formulas.delayed_nesterov(0.7, 0.7, 4, 0.2, lambda visit: 1 / (1 + visit.tau)),
         period=4,
@@ -474,13 +449,6 @@ def combinations():
     assert default <= set(RULES)
     for name in RULES:
         yield unless(name in default, name, 7)
-    for name in (
-        "aeasgd",
-        "delay_adaptive",
-        "eamsgd",
-        "easgd",
-    ):  # which divide by the number of workers
-        yield unless(False, name, 1)
 
 
 @pytest.mark.parametrize(("name", "workers"), list(combinations()))
@@ -512,7 +480,7 @@ def runs(draw):
 
 
 @pytest.mark.full
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(run=runs())
 def test_methods_are_their_formulas_on_random_clusters(run):
     name, cluster, seed = run
@@ -536,7 +504,7 @@ def test_methods_are_their_formulas_on_random_clusters(run):
 def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
     method, problem = METHODS[name](), quadratic(name)
     cluster = Cluster(7, Gamma(1.0, 0.4), policy=method.timing.policy)
-    run = replay(simulate(cluster, 700), method, problem, progress=False)
+    run = replay(simulate(cluster, 350), method, problem, progress=False)
     assert run.evaluations["train_loss"].iloc[-1] < 0.5 * run.evaluations["train_loss"].iloc[0]
     with pytest.raises(InputError, match=f"method = {name!r}: needs a trace with policy = "):
         replay(simulate(Cluster(7, Gamma(1.0, 0.4)), 70), method, problem)
@@ -557,6 +525,8 @@ PLAIN = {
     "adag": methods.adag,
     "agn": methods.agn,
     "averaging": methods.averaging,
+    "adaptive_staleness": methods.adaptive_staleness,
+    "downpour": methods.downpour,
     "batch_sgd": methods.batch_sgd,
     "damping": methods.damping,
     "dc_asgd": methods.dc_asgd,
@@ -599,10 +569,7 @@ def nesterov():
         unless(False, functools.partial(methods.lsgd, groups=2), methods.downpour, 3),
         unless(False, methods.lgd, methods.downpour, 3),
         (methods.dana_zero, nesterov, 1),
-        unless(False, methods.dana_slim, nesterov, 1),
         unless(False, functools.partial(methods.fedasync, mixing=1.0), methods.downpour, 3),
-        unless(False, functools.partial(methods.fedbuff, server_rate=1.0), methods.downpour, 3),
-        unless(False, functools.partial(methods.async_local_sgd, server_rate=1.0), nesterov, 1),
         unless(False, functools.partial(methods.delayed_nesterov, server_rate=1.0), nesterov, 1),
     ],
 )
@@ -662,9 +629,8 @@ def test_methods_with_a_gradient_of_every_worker_reach_the_unweighted_optimum(ma
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
-def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(make, lenient):
-    make = free(make)
+def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(lenient):
+    make = free(methods.fedbuff)
     own, given = (
         make(server_rate=0.1, server_momentum=0.8),
         make(server_optimizer=optax.sgd(0.1, 0.8, nesterov=True)),

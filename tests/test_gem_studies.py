@@ -238,11 +238,6 @@ def elastic(learning_rate=0.05, alpha=0.1):
         ),
         (
             "stability",
-            "--scale paper --most-workers 7",
-            ["--most-workers changes nothing without --limits"],
-        ),
-        (
-            "stability",
             "--methods mine.py:elastic(alpha=0.2) gem --optimizer adam",
             ["--optimizer changes nothing for elastic, gem"],
         ),
@@ -256,13 +251,11 @@ def elastic(learning_rate=0.05, alpha=0.1):
             "--problem digits --epochs 7 --steps 5",
             ["--epochs changes nothing beside --steps"],
         ),
-        ("leaders", "--gradients 256 --steps 5", ["--gradients changes nothing beside --steps"]),
         (
             "speedup",
             "--problem digits --steps 5 --seconds 3",
             ["--seconds changes nothing beside --steps"],
         ),
-        ("speedup", "--problem digits --effective-batch 64", []),
         ("speedup", "--effective-batch 64", [NO_BATCHES]),
     ],
 )
@@ -381,9 +374,7 @@ def test_numbers_of_workers_that_are_tried():
     ("unstable", "told"),
     [
         ((8, 0.1), []),
-        ((2, 0.05), ["gem"]),
         ((2, 0.01), ["gem"]),
-        ((4, 0.01), ["gem"]),
         ((8, 0.01), []),
         ((2, 0.1), []),
     ],
@@ -535,7 +526,7 @@ def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
     return table_of(deviations)
 
 
-@pytest.mark.parametrize(("held_out", "told"), [(0.12, "good"), (0.3, "poor"), (np.nan, "poor")])
+@pytest.mark.parametrize(("held_out", "told"), [(0.12, "good"), (np.nan, "poor")])
 def test_forensics_says_whether_the_fit_is_good(held_out, told):
     preferred, said = study.load("forensics").verdict(fitted_table(held_out)).splitlines()
     assert said.startswith(f"verdict: the fit is {told}: ") and "downpour with 10 workers" in said

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from asyncsim import InputError, barrier, study, theory
+from asyncsim import study, theory
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -139,20 +139,3 @@ def test_the_bars_are_the_parts_of_the_time(results):
     np.testing.assert_allclose(drawn["held by the policy"], table["held"])
     np.testing.assert_allclose(np.sum(list(drawn.values()), axis=0), 1)
     assert [text.get_text() for text in axes.get_yticklabels()] == list(POLICIES)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"policy": "barrier"}, "policy = 'barrier': must be a list; write ('barrier',) for one"),
-        (
-            {"policy": ("barrier(3)", barrier(3))},
-            "policy = barrier(3), barrier(count=3): one comes twice",
-        ),
-        ({"workers": 4}, "workers = 4: must be a list; write (4,) for one"),
-    ],
-)
-def test_bad_input_from_python(options, message, tmp_path):
-    with pytest.raises(InputError) as error:
-        policies.run(policies.Config(**SMALL | options))
-    assert str(error.value).startswith(message) and list(tmp_path.iterdir()) == []

@@ -84,7 +84,7 @@ def settings_of_rollouts(draw):
 
 
 @given(settings_of_rollouts())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 def test_ages_and_counts_of_samples_agree(setting):
     """Versions that passed while samples were open equal the open samples, summed over updates."""
     try:
@@ -139,7 +139,7 @@ def test_slots_at_another_site_by_hand():
 
 
 @pytest.mark.parametrize("consume", ["finished", "started"])
-@pytest.mark.parametrize("eta", [0, 1, 4])
+@pytest.mark.parametrize("eta", [0, 4])
 def test_pacing_keeps_the_mean_staleness_at_eta(eta, consume):
     queue = f"pace({eta})"
     trace = learner(
@@ -207,11 +207,9 @@ def test_a_longer_trace_begins_like_a_shorter_one_and_failures_change_no_length(
         ({"batch": 6}, "batch = 6: is no multiple of group = 4"),
         ({"queue": "pace(-1)"}, "queue pace: eta = -1: must be at least 0"),
         ({"queue": "paice(1)"}, "unknown; did you mean 'pace(eta)'"),
-        ({"queue": "drop_oldest(0)"}, "at least 1"),
         ({"prefill": 0.1}, "no version changes amid a sample"),
         ({"submit": "prompt"}, "rollouts: submit = 'prompt'"),
         ({"length": 0.0}, "must have a mean above zero"),
-        ({"slots": 0}, "rollouts: slots = 0"),
         ({"far_slots": 9}, "far_slots = 9: must be at most slots = 8"),
         ({"far_latency": 1.0}, "no slot is far; give far_slots as well"),
         ({**FAR, "updates": "abort_and_resume"}, "not simulated for slots at another site"),
@@ -410,8 +408,7 @@ def plain_loop(trace, method, settings_, seed):
         ("truncated(1.1)", "version_group", "start", "pace(3)"),
         ("cispo", "group", "abort_and_resume", "pace(2)"),
         ("icepop(0.9, 1.2)", "group", "in_flight", "pace(3)"),
-        ("ppo(0.05)", "group", "in_flight", "discard(6)"),
-        ("decoupled(0.05, 1.1)", "group", "start", "pace(3)"),
+        ("decoupled(0.05, 1.1)", "group", "in_flight", "discard(6)"),
         ("gspo(0.02)", "leave_one_out", "start", "pace(3)"),
     ],
 )
@@ -516,10 +513,7 @@ def test_replays_that_do_not_fit(arguments, message):
     assert message in str(raised.value)
 
 
-def test_a_replay_needs_samples_and_one_learner():
-    plain = simulate(Cluster(2, 1.0), 10, progress=False)
-    with pytest.raises(InputError, match="needs samples; simulate a cluster with rollouts"):
-        replay(plain, policy_gradient(), token_bandit())
+def test_a_replay_needs_one_learner_and_whole_groups():
     cluster = Cluster(2, 1.0, rollouts=Rollouts(8, 1.0, batch=4))
     two = simulate(cluster, 10, progress=False)
     with pytest.raises(InputError, match="has one learner; give workers=1"):
@@ -562,8 +556,7 @@ def one_prompt(members):
     return terms, before, now, gradient
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("old", [0, 1, 2, 3])
+@pytest.mark.parametrize(("old", "exact"), [(1, False), (2, True), (3, True)])
 def test_the_gradient_of_mixed_groups_by_enumeration(old, exact):
     """Sums over who is old and over all that is written equal the law; the mean of samples is
     within its error.

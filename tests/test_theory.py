@@ -120,11 +120,6 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
             [0.6931, 0.4621, 0.2971, 0.1848],
             4,
         ),
-        (
-            lambda: [theory.expected_inverse_staleness(n) for n in (32, 64, 100)],
-            [0.1118, 0.0660, 0.0465],
-            4,
-        ),
         (lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).means, [7, 7, 3, 1], 9),
         (
             lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).shares,
@@ -149,31 +144,18 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
         ),
         # Throughput and population, of which there are as many as in the queue and in service.
         (lambda: theory.repairman(5, 1.0, 0.1)[:2], [4.36048, 0.63952], 5),
-        (lambda: theory.repairman(10, 1.0, 0.1)[:2], [7.85418, 2.14582], 5),
-        (lambda: theory.repairman(11, 1.0, 0.1)[:2], [8.36768, 2.63232], 5),
         (lambda: theory.repairman(20, 1.0, 0.1)[:2], [9.98131, 10.01869], 5),
-        (lambda: theory.repairman(50, 1.0, 0.1)[:2], [10.0, 40.0], 5),
-        (lambda: theory.repairman(10, 1.0, 0.01)[:2], [9.89153, 0.10847], 5),
-        (lambda: theory.repairman(50, 1.0, 0.01)[:2], [49.06953, 0.93047], 5),
         (lambda: theory.repairman(100, 1.0, 0.01)[:2], [92.42995, 7.57005], 5),
         (
             lambda: [theory.barrier_time(Exponential(1), n) for n in (2, 4, 8, 16)],
             [1.5, 2.0833, 2.7179, 3.3807],
             4,
         ),
-        (
-            lambda: [theory.barrier_time(Exponential(1), n) for n in (32, 64, 100)],
-            [4.0585, 4.7439, 5.1874],
-            4,
-        ),
         (lambda: theory.barrier_time(Pareto(1.5, 3), 32), 4.314, 3),
         (lambda: theory.barrier_time([Exponential(1 / rate) for rate in (1, 2, 3, 4)]), 1.236, 3),
         (lambda: theory.barrier_time(Exponential(1), 32, first=28), 1.975, 3),
-        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 4), 16) / 4, 2.063, 3),
-        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 16), 16) / 16, 1.489, 3),
         (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 64), 16) / 64, 1.233, 3),
         (lambda: theory.barrier_time(Exponential(1), 20, first=5), 0.2795, 3),
-        (lambda: theory.implicit_momentum_path(10, 0.2, 3), [1, 0.8, 0.604, 0.41552], 5),
         (
             lambda: theory.implicit_momentum_path(10, 0.2, 7)[4:],
             [0.23758, 0.07268, -0.07719, -0.21052],
@@ -213,9 +195,7 @@ def simulate_renewals(durations):
 @pytest.mark.parametrize(
     "law",
     [
-        Gamma(2.0, 0.5),
         LogNormal(1.0, 0.6),
-        Uniform(0.2, 1.0),
         Mixture([Gamma(1, 0.2), Constant(5)], [9, 1]),
     ],
     ids=str,
@@ -248,7 +228,7 @@ def gamma_staleness_variance(cv, workers):
     return workers * (workers - 1) * cv**2 + 2 * (workers - 1) * integral
 
 
-@pytest.mark.parametrize("cv", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("cv", [1.0, 0.2])
 def test_renewal_staleness_variance_for_gamma(cv):
     # This grid errs by up to 2e-6 relative (seen by halving its step twice), the package's by less.
     expected = gamma_staleness_variance(cv, 20)
@@ -322,18 +302,13 @@ def test_saturation():
 
 CLOSED = [
     Exponential(0.3),
-    Uniform(0, 2),
     Uniform(3, 3.1),
     Pareto(1, 1.5),
-    Pareto(1, 3),
-    Constant(2),
 ]
 
 
 @pytest.mark.parametrize("law", CLOSED, ids=str)
-@pytest.mark.parametrize(
-    ("workers", "first"), [(2, 2), (2, 1), (32, 32), (32, 28), (1000, 1000), (1000, 1)]
-)
+@pytest.mark.parametrize(("workers", "first"), [(2, 1), (32, 28), (1000, 1000)])
 def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
     """A mixture of one law is that law, but has no closed form here."""
     closed = theory.barrier_time(law, workers, first)
@@ -342,7 +317,7 @@ def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
     )
 
 
-@pytest.mark.parametrize("first", [1, 3, 4])
+@pytest.mark.parametrize("first", [1, 3])
 def test_barrier_of_unlike_workers_against_enumeration(first):
     """Workers that each have two possible durations: every outcome listed."""
     pairs = [(1.0, 5.0), (2.0, 2.5), (0.5, 9.0), (1.0, 4.0)]
@@ -351,7 +326,7 @@ def test_barrier_of_unlike_workers_against_enumeration(first):
     assert theory.barrier_time(laws, first=first) == pytest.approx(np.mean(outcomes), rel=1e-12)
 
 
-@pytest.mark.parametrize("cv", [1e-2, 1e-3, 1e-6])
+@pytest.mark.parametrize("cv", [1e-2, 1e-6])
 def test_barrier_of_narrow_laws_far_apart(cv):
     """All of ten are fast, or the barrier is the last of the slow: of these the mean of the maximum
     is known apart.
@@ -367,7 +342,7 @@ def test_barrier_of_narrow_laws_far_apart(cv):
     assert theory.barrier_time(law, workers) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("first", [32, 20])
+@pytest.mark.parametrize("first", [20])
 def test_barrier_against_samples(first):
     law = LogNormal(1.0, 0.7)
     samples = np.sort(law.sample(np.random.default_rng(2), (20_000, 32)), axis=1)[:, first - 1]
@@ -404,34 +379,25 @@ def test_sum_law():
         (lambda: theory.barrier_time(Exponential(1), 4, first=5), ["first = 5", "workers = 4"]),
         (lambda: theory.barrier_time(Exponential(1)), ["workers", "None"]),
         (lambda: theory.barrier_time([Exponential(1)], 4), ["workers = 4", "1 laws"]),
-        (lambda: theory.barrier_time([]), ["law = []", "at least one"]),
-        (lambda: theory.barrier_time(None, 4), ["law = None", "list"]),
         (lambda: theory.barrier_time("[1]*3", 4), ["workers = 4", "3 laws"]),
         (lambda: theory.barrier_time("gama(1, 1)", 4), ["law", "'gamma'"]),
         (lambda: theory.first_staleness(4, 5), ["first = 5", "workers = 4"]),
         (lambda: theory.geometric_staleness(0, 1), ["workers", "0"]),
         (lambda: theory.heterogeneous_geometric_staleness([1, 0]), ["rates[1]", "0"]),
-        (lambda: theory.heterogeneous_geometric_staleness([]), ["rates = []"]),
         (lambda: theory.heterogeneous_geometric_staleness(2.0), ["rates = 2.0", "list"]),
         (lambda: theory.renewal_staleness_means("12"), ["laws = '12'", "list"]),
         (lambda: theory.geometric_staleness(3, [0.5]), ["staleness", "whole"]),
-        (lambda: theory.geometric_staleness(3, "1"), ["staleness", "whole"]),
-        (lambda: theory.geometric_staleness(3, 1e300), ["staleness", "whole"]),
         (lambda: theory.other_open_reads([0.7, 0], [1, 2], 2), ["read_version", "whole"]),
         (lambda: theory.other_open_reads([0, 0], [1, math.nan], 2), ["version_before", "whole"]),
         (lambda: theory.staleness_theory(Cluster(2, 1.0), math.nan), ["computations", "nan"]),
         (lambda: theory.elastic_path(3, 0.1, math.nan, 3), ["contraction", "nan"]),
-        (lambda: theory.elastic_path(3, 0.1, "0.5", 3), ["contraction", "'0.5'"]),
         (lambda: theory.window_step(0.1, 3, "no"), ["averaged", "'no'"]),
-        (lambda: theory.knee(np.True_, 0.1), ["True", "must be a number"]),
         (lambda: theory.renewal_staleness_means([1, 0]), ["laws[1]", "above zero"]),
         (lambda: theory.repairman(3, -1, 1), ["think", "-1"]),
         (lambda: theory.repairman(3, 0, 0), ["think = service = 0"]),
-        (lambda: theory.knee(1, 0), ["service", "0", "above zero"]),
         (lambda: theory.implicit_momentum_path(3, -0.1, 5), ["step", "-0.1"]),
         (lambda: theory.conserved_staleness(1.5, 3), ["commits", "1.5"]),
         (lambda: theory.momentum_stable_rate(1.0, 3), ["momentum = 1.0", "below one"]),
-        (lambda: theory.momentum_stable_rate(0.5, -1), ["delay = -1"]),
         (lambda: theory.momentum_stable_rate(0.5, 1, "adam"), ["rule = 'adam'", "heavy_ball"]),
         (lambda: theory.momentum_gain(0.5, 1.5), ["correlation = 1.5", "-1 to 1"]),
     ],
@@ -477,7 +443,7 @@ def test_elastic_path_against_all_orders():
     np.testing.assert_allclose(path, mean_over_all_orders(3, 7, visit), atol=1e-13)
 
 
-@pytest.mark.parametrize("workers", [2, 10, 20, 100])
+@pytest.mark.parametrize("workers", [2, 100])
 def test_critical_and_stable_steps_of_the_mean(workers):
     """The recursion's roots meet at the critical step and leave the unit circle at the stable
     one.
@@ -503,7 +469,7 @@ def visits(workers, step):
         yield visit
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("workers", [1, 5])
 def test_the_mean_square_is_stable_up_to_its_step(workers):
     """The spectral radius of the map of all second moments, 64 by 64 for seven workers, is one at
     the limit.
@@ -514,7 +480,7 @@ def test_the_mean_square_is_stable_up_to_its_step(workers):
         assert (np.abs(np.linalg.eigvals(moments)).max() < 1) == stable
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 10, 30])
+@pytest.mark.parametrize("workers", [2, 10])
 def test_a_run_is_stable_up_to_the_almost_sure_step(workers):
     """The growth of one long run, of matrices multiplied one by one, changes its sign within 4 % of
     the limit.
@@ -567,7 +533,7 @@ def test_known_limits_of_momentum_with_a_delay(delay, limits):
 
 
 @pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
-@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.99])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_momentum_leaves_the_unit_circle_at_its_rate_and_not_before(momentum, rule):
     """On the circle the characteristic polynomial determines the rate: the least real one is the
     limit.
