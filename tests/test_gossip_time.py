@@ -326,3 +326,10 @@ def test_contradictory_messages_in_flight_are_refused():
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):
             Trace.of(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
+
+
+def damaged(trace, name, row, value):
+    frame = trace.frame.copy()
+    frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
+    frame.at[row, name] = value
+    return lambda: Trace.of(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)

@@ -578,3 +578,12 @@ def test_a_split_fits_the_workers_and_the_batches():
         split_by_class(parts=[[0, 1], [2, 3]]).batch_indices(0, 3)
     with pytest.raises(InputError, match="smallest of 2 shards of 12 examples has 1; use smaller"):
         split_by_class(parts=[[0, 1], [2]]).batch_indices(0, 2)
+
+
+def labelled(label):
+    return {"x": np.ones((3, 2)), "label": np.array(label)}
+
+
+def of_images(make, shape, *args):
+    """A problem of good training images, and of others to test."""
+    return make(images(shape), images(*args), batch_size=1)

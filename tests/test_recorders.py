@@ -391,3 +391,7 @@ def test_adags_factor_is_the_steps_share_of_the_update(form):
     }
     assert len(values["factor"]) > 4 and values["factor"].min() < 0.9
     np.testing.assert_allclose(values["factor"], values["share"], rtol=1e-3)
+
+
+def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
+    return [recorders.Recorder(("a",), observe, **rest)]

@@ -169,3 +169,9 @@ def test_workers_are_numbered_from_zero():
     ):
         recorded(later)
     assert recorded(later, workers=3).workers == 3
+
+
+def changed(row, **values):
+    return LOG.assign(
+        **{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()}
+    )
