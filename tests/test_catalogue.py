@@ -757,13 +757,6 @@ def test_a_rate_beside_an_optimizer_is_refused(name):
     )
 
 
-@pytest.mark.parametrize("given", [{"server_rate": 0.3}, {"server_momentum": 0.5}])
-@pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
-def test_a_rate_beside_the_servers_optimizer_is_refused(make, given):
-    with pytest.raises(InputError, match=r"the server_optimizer that is given has its own"):
-        make(server_optimizer=optax.adam(1e-3), **given)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_options_of_the_command_line_change_no_default(name):
     """An option of a study that a factory takes by name has the same default there: nothing changes

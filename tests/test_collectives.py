@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, InputError, barrier, simulate, theory
+from asyncsim import Cluster, simulate, theory
 from asyncsim.clusters.collectives import (
     NETWORKS,
     Layer,
@@ -244,54 +244,6 @@ def test_between_sites_the_ring_is_as_quick_as_its_slowest_link_and_two_levels_p
     inside = collective_time("ring", SIZE, 4, BANDWIDTH, LATENCY) + 2 * (SIZE / BANDWIDTH + LATENCY)
     assert levels == pytest.approx(inside + SIZE / BANDWIDTH * 50 + 2 * 2.0)
     assert collective_bytes("two_level", SIZE, 8, [4, 4]).far == 2 * SIZE
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: collective_time("rng", 1, 6), "did you mean 'ring'"),
-        (lambda: collective_time("two_level", 1, 6), "give sites"),
-        (
-            lambda: collective_time("ring", 1, 6, sites=[2, 2]),
-            "have 4 nodes together, and there are 6",
-        ),
-        (
-            lambda: collective_time("shared_link", 1, 4, sites=[2, 2]),
-            "between 2 sites is not known; choose from ring, tree, halving_doubling, two_level",
-        ),
-        (
-            lambda: collective_time("tree", 1, 4, sites=[2, 2], far_latency=[[0, 1], [1]]),
-            "far_latency = 2 rows of 2, 1 entries: must be square",
-        ),
-        (lambda: collective_time("ring", 1, 4, bandwidth=0), "bandwidth = 0: must be above zero"),
-        (
-            lambda: barrier(3, collective="ring"),
-            "count = 3: an all-reduce has the messages of all workers",
-        ),
-        (lambda: barrier(layers="vgg_a"), "give collective"),
-        (lambda: barrier(collective="ring", layers="alexnet"), "choose from vgg_a, resnet50"),
-        (lambda: barrier(collective="ring", bucket_bytes=9), "give layers"),
-        (
-            lambda: Cluster(4, 1, service=1, policy="barrier(collective=ring)"),
-            "an all-reduce has no server; leave service",
-        ),
-        (
-            lambda: Cluster(4, 1, latency=[1, 2], policy="barrier(collective=ring)"),
-            "one constant latency",
-        ),
-        (
-            lambda: Cluster(
-                4, 1, bandwidth=1, message_bytes=(1, 2), policy="barrier(collective=ring)"
-            ),
-            "one size",
-        ),
-        (lambda: Cluster(4, 1, policy="buffered(2, collective=ring)"), "collective"),
-    ],
-)
-def test_what_cannot_be_is_refused(call, said):
-    with pytest.raises(InputError) as error:
-        call()
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("compute", ["1", "exponential(1)"])

@@ -98,22 +98,6 @@ def test_each_local_step_draws_its_own():
         assert np.std(np.asarray(end)) == pytest.approx(np.sqrt(50 * window), rel=0.15)
 
 
-def test_who_draws_without_saying_so_is_told_to(lenient):
-    silent = noisy()._replace(needs_key=False)
-    with pytest.raises(
-        InputError,
-        match=r"noisy\.needs_key = False: .* visit\.key, .* with needs_key=True; add that",
-    ):
-        replay(make_trace(commits=10), silent, make_problem("quadratic"), progress=False)
-    with pytest.raises(InputError, match=r"noisy\.needs_key = 1: must be True or False"):
-        replay(
-            make_trace(commits=10),
-            noisy()._replace(needs_key=1),
-            make_problem("quadratic"),
-            progress=False,
-        )
-
-
 @pytest.mark.parametrize(
     ("levels", "bucket", "size"),
     [

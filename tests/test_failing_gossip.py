@@ -343,16 +343,6 @@ def test_contradictory_traces_are_refused(change, message):
         )
 
 
-def test_without_a_server_none_goes_down():
-    with pytest.raises(InputError, match=r"failures = outage.*there is no server; leave it out"):
-        Cluster(3, 1.0, topology="ring()", failures=[failures.outage(3, 1)])
-
-
-def test_what_is_nothing_but_crashes_ends_with_an_error():
-    with pytest.raises(InputError, match="so often that no gradient was applied"):
-        simulate(Cluster(2, 1.0, topology="ring()", failures=["crash(0.1, 0.1)"]), 5)
-
-
 # Replays.
 
 FAILURES = [

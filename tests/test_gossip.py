@@ -154,11 +154,6 @@ def test_several_devices_are_plain_loops(name):
     )
 
 
-def test_workers_that_meet_have_one_device():
-    with pytest.raises(InputError, match="adpsgd has one commit at a time"):
-        replayed(*case_of("AD-PSGD"), devices=jax.devices()[:2])
-
-
 def forced_loop(running, every, momentum):
     """Go through events as `loop` does, on a problem's data and with momentum; only gradients are
     not NumPy's.
@@ -395,10 +390,3 @@ def test_gradients_of_replicas_that_are_not_mixed_may_have_messages_beside():
     )
     runs = [replay(trace, one, problem, **options) for one in (method, own)]
     np.testing.assert_array_equal(*(ravel_pytree(run.params)[0] for run in runs))
-
-
-def test_a_method_without_a_server_needs_a_topology():
-    with pytest.raises(InputError, match="'sgp': needs a trace of a cluster with no server"):
-        replay(
-            simulate(Cluster(3, "constant(1)"), 20), methods.sgp(), problems.quadratic(CURVATURE)
-        )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, InputError, methods, problems, replay, replay_ensemble, simulate
+from asyncsim import Cluster, methods, problems, replay, replay_ensemble, simulate
 from asyncsim.replays.replay import Replay
 
 CURVATURE, START, RATE, WORKERS = np.linspace(0.2, 1, 5), np.linspace(-1, 2, 5), 0.05, 6
@@ -434,30 +434,3 @@ def test_on_several_devices_it_is_the_same(attack=ALIE):
     }
     run = replay(trace, METHODS[name][0], own_targets(), **options)
     assert_close(run.params["x"], Loop(name, trace, attack).central[-1])
-
-
-@pytest.mark.parametrize(
-    ("replica", "message"),
-    [
-        (
-            None,
-            r"carries the worker's replica, .* say which part that is with replica=lambda message",
-        ),
-        (
-            lambda sent: sent["momentum"][:2],
-            r"replica\(message\) returned the replica, .* must be a vector like",
-        ),
-        (
-            lambda sent: (sent["replica"], sent["momentum"]),
-            r"returned the weight .* must be a number",
-        ),
-    ],
-)
-def test_a_message_that_does_not_say_where_its_replica_is(replica, message):
-    with pytest.raises(InputError, match=message):
-        replay(trace_of("ring()", "neighbours()"), heavy_ball(replica=replica), own_targets())
-
-
-def test_attacks_that_know_messages_need_the_last_one():
-    with pytest.raises(InputError, match=r"heavy_ball does not give it; add last=lambda worker"):
-        replay(trace_of("ring()", "neighbours()"), heavy_ball(), own_targets(), attack=ALIE)

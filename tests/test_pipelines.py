@@ -10,8 +10,6 @@ import pytest
 from event_loop import deviation, forced_deviation
 
 from asyncsim import (
-    Cluster,
-    Gamma,
     InputError,
     Trace,
     methods,
@@ -21,7 +19,6 @@ from asyncsim import (
     recorders,
     replay,
     replay_ensemble,
-    simulate,
     study,
 )
 from asyncsim.problems.partition import partition
@@ -48,21 +45,6 @@ def test_groups_of_tensors_partition_the_flat_vector():
     assert partition(DIGITS, 3, by_layer=True).names == ("0", "1", "2,3")
     six = partition(DIGITS, 6)
     assert len(six.names) == 6 and np.diff(six.bounds).max() == 4160
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (["0", "1", "2"], "tensor 3.bias is in no group"),
-        (["0", "0.weight", "1", "2", "3"], "tensor 0.weight is in '0' and in '0.weight'"),
-        (["0", "1", "2", "3", "4"], "no tensor of the problem is named '4'"),
-        (9, "from 1 to 8, as the problem has 8 tensors"),
-        (0, "from 1 to 8"),
-    ],
-)
-def test_groups_that_are_no_partition_are_refused(groups, message):
-    with pytest.raises(InputError, match=message):
-        partition(DIGITS, groups)
 
 
 RATE = 0.1
@@ -222,12 +204,6 @@ def test_members_of_an_ensemble_equal_their_runs():
         assert deviation(run.commits["loss"], alone.commits["loss"]) < 1e-12
 
 
-def test_replies_of_earlier_messages_are_refused():
-    cluster = Cluster(3, Gamma(1.0, 0.5), protocol="read_then_write", exclusive=False, service=0.1)
-    with pytest.raises(InputError, match="messages formed with an earlier read"):
-        replay(simulate(cluster, 30), methods.weight_prediction(), coupled())
-
-
 # Traces.
 
 
@@ -259,36 +235,6 @@ def test_a_damaged_trace_of_groups_is_refused(tmp_path):
         Trace.load(path)
     with pytest.raises(InputError, match="one row for each of 3 shards"):
         Trace.of(trace.frame, trace.source)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: pipeline(0, 10), "stages = 0: must be at least 1"),
-        (lambda: pipeline(["0", "0"], 10), "each once"),
-        (lambda: pipeline(2, 10, "PipeMare"), "versions = 'PipeMare': without stashed weights"),
-        (lambda: pipeline(2, 10, "gpipe"), "versions = 'gpipe': unknown"),
-        (lambda: prescribed({"0": -3}, 10, 1), r"staleness\['0'\]: constant: value = -3"),
-        (lambda: prescribed({"0": [1, 2]}, 3, 1), r"staleness\['0'\] = a list of 2"),
-        (lambda: replay(pipeline(4, 10), methods.sgd(), coupled()), "stages = 4: .* 3 layers"),
-        (
-            lambda: replay(pipeline(2, 10), methods.sgd(), problems.characters()),
-            "stages = 2: the order of the problem's layers is unknown",
-        ),
-        (
-            lambda: replay(prescribed({"0": 1, "1": 0}, 10, 1), methods.sgd(), coupled()),
-            "groups of tensors: the tensor 2 is in no group",
-        ),
-        (
-            lambda: replay(prescribed({"0,1,7": 1}, 10, 1), methods.sgd(), coupled()),
-            "no tensor of the problem is named '7'",
-        ),
-    ],
-)
-def test_what_is_no_pipeline_is_refused(make, message):
-    with pytest.raises(InputError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
 
 
 # The study.

@@ -557,29 +557,6 @@ def test_a_custom_problem_splits_its_examples():
     assert split_by_class(parts=parts).config["examples_of_workers"] == [5, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"parts": [[0, 12]]}, r"parts\[0\]: has example 12; train has 0 to 11"),
-        ({"parts": [[0, 1], [2, 2]]}, r"parts\[1\]: has an example twice; give each once"),
-        ({"parts": [[0.5]]}, r"parts\[0\] = \[0.5\]: must be the indices of a worker's examples"),
-        ({"parts": 3}, "parts = 3: must be a list"),
-        ({"parts": [[0]], "dirichlet": 1}, "parts: split the examples, as do sharded and dirich"),
-        ({"dirichlet": 0}, "dirichlet = 0: must be above zero"),
-    ],
-)
-def test_a_split_that_cannot_be_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        split_by_class(**options)
-
-
-def test_a_split_fits_the_workers_and_the_batches():
-    with pytest.raises(InputError, match="workers = 3: custom has parts for 2; let its function"):
-        split_by_class(parts=[[0, 1], [2, 3]]).batch_indices(0, 3)
-    with pytest.raises(InputError, match="smallest of 2 shards of 12 examples has 1; use smaller"):
-        split_by_class(parts=[[0, 1], [2]]).batch_indices(0, 2)
-
-
 def labelled(label):
     return {"x": np.ones((3, 2)), "label": np.array(label)}
 

@@ -20,7 +20,7 @@ from asyncsim import Cluster, InputError, problems, simulate
 from asyncsim.base import units
 from asyncsim.byzantine import aggregation
 from asyncsim.clusters import failures, laws, policy, topologies
-from asyncsim.methods.check import check_fields
+from asyncsim.methods.check import check_fields, check_method
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.study.config import StudyConfig
@@ -50,7 +50,7 @@ NAMES |= {
 }
 for function in (
     *(asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig),
-    *(asyncsim.methods.add, check_fields),
+    *(asyncsim.methods.add, check_fields, check_method),
 ):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)

@@ -201,51 +201,6 @@ def test_a_longer_trace_begins_like_a_shorter_one_and_failures_change_no_length(
     assert (failing.samples["outcome"] == "cancelled").any()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch": 6}, "batch = 6: is no multiple of group = 4"),
-        ({"queue": "pace(-1)"}, "queue pace: eta = -1: must be at least 0"),
-        ({"queue": "paice(1)"}, "unknown; did you mean 'pace(eta)'"),
-        ({"prefill": 0.1}, "no version changes amid a sample"),
-        ({"submit": "prompt"}, "rollouts: submit = 'prompt'"),
-        ({"length": 0.0}, "must have a mean above zero"),
-        ({"far_slots": 9}, "far_slots = 9: must be at most slots = 8"),
-        ({"far_latency": 1.0}, "no slot is far; give far_slots as well"),
-        ({**FAR, "updates": "abort_and_resume"}, "not simulated for slots at another site"),
-    ],
-)
-def test_rollouts_that_cannot_be(change, message):
-    with pytest.raises(InputError) as raised:
-        Rollouts(**{"slots": 8, "length": 1.0, "group": 4, "batch": 8} | change)
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"failures": ["crash(9, 1)"]}, "hits slots or learners? give on='slots' or on='learners'"),
-        ({"failures": ["outage(9, 1)"]}, "is not for a cluster with rollouts"),
-        ({"topology": "ring()"}, "has no server that publishes versions"),
-        ({"servers": 2}, "with rollouts one server publishes versions; leave servers out"),
-        ({"policy": "barrier"}, "every update makes a version; leave policy out"),
-        ({"failures": ["crash(9, 1, workers=[8], on=slots)"]}, "numbered from 0 to 7"),
-        ({"rollouts": 3}, "must be asyncsim.Rollouts"),
-    ],
-)
-def test_clusters_that_have_no_rollouts(change, message):
-    with pytest.raises(InputError) as raised:
-        Cluster(**{"workers": 1, "compute": 1.0, "rollouts": Rollouts(8, 1.0, batch=4)} | change)
-    assert message in str(raised.value)
-
-
-def test_slots_and_learners_are_told_apart_only_with_rollouts():
-    with pytest.raises(InputError, match="the cluster has no rollouts; leave on out"):
-        Cluster(2, 1.0, failures=[crash(9, 1, on="slots")])
-    with pytest.raises(InputError, match="groups in a row were too stale"):
-        learner(9, slots=16, length="exponential(1)", batch=4, queue="discard(0)", publish=2)
-
-
 def test_a_trace_with_samples_survives_its_file(tmp_path):
     setting = {
         "slots": 6,
@@ -487,41 +442,6 @@ def test_a_replay_evaluates_and_records_as_others_do():
         again[0].params["theta"].tobytes()
         == replay(trace, method, problem).params["theta"].tobytes()
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": asyncsim.methods.downpour()}, "method = 'downpour': this trace has rollouts"),
-        ({"problem": asyncsim.problems.quadratic([1.0])}, "has no policy that writes samples"),
-        ({"trace": None}, "method = 'policy_gradient': needs samples"),
-        (
-            {"trace": None, "method": asyncsim.methods.sgd()},
-            "problem = 'token_bandit': needs samples",
-        ),
-        ({"attack": "zero(1)"}, "attack = 'zero(1)': is not for a replay with rollouts"),
-        ({"record": [recorders.diagnostics()]}, "looks at no single weights"),
-    ],
-)
-def test_replays_that_do_not_fit(arguments, message):
-    trace = learner(2, slots=4, length=1.0, batch=4)
-    plain = simulate(Cluster(1, 1.0), 4, progress=False)
-    fitting = {"trace": trace, "method": policy_gradient(), "problem": token_bandit()} | arguments
-    fitting["trace"] = fitting["trace"] or plain
-    with pytest.raises(InputError) as raised:
-        replay(**fitting)
-    assert message in str(raised.value)
-
-
-def test_a_replay_needs_one_learner_and_whole_groups():
-    cluster = Cluster(2, 1.0, rollouts=Rollouts(8, 1.0, batch=4))
-    two = simulate(cluster, 10, progress=False)
-    with pytest.raises(InputError, match="has one learner; give workers=1"):
-        replay(two, policy_gradient(), token_bandit())
-    with pytest.raises(InputError, match="inner_steps = 3: does not divide the 4 groups"):
-        replay(
-            learner(5, slots=8, length=1.0, batch=4), policy_gradient(inner_steps=3), token_bandit()
-        )
 
 
 def one_prompt(members):

@@ -248,25 +248,3 @@ def test_an_ensemble_runs_one_by_one():
     assert runs[1].commits.equals(alone.commits)
     with pytest.raises(InputError, match=r"batched = True: .* \(4\) run one by one"):
         replay_ensemble(trace, methods.downpour, problem, seeds=[0, 1], batched=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": methods.qsgd()}, "method = 'qsgd': needs all parameters at one instant"),
-        ({"method": methods.robust("krum(f=0)")}, "method = 'robust': needs all parameters"),
-        ({"attack": "gaussian(1)"}, r"attack = 'gaussian\(.*': needs whole messages"),
-        ({"record": [recorders.positions(2)]}, "record: 'position_0' need all parameters"),
-        ({"record": [recorders.energy(tensors=1)]}, "record: looks at weights need all param"),
-        ({"servers": 20}, "servers = 20: each holds a part of the parameters, and there are 16"),
-        ({"servers": ("0", "2")}, "servers: no tensor of the problem is named '2'"),
-        ({"servers": ("0", "0.bias,1")}, "servers: the tensor 0.bias is in '0' and in"),
-    ],
-)
-def test_what_needs_all_parameters_at_one_instant_is_refused(arguments, message):
-    arguments = dict(arguments)
-    trace = make_sharded(20, servers=arguments.pop("servers", 4))
-    method = arguments.pop("method", methods.downpour())
-    problem = make_problem("digits" if "tensor " in message else "quadratic")
-    with pytest.raises(InputError, match=message):
-        replay(trace, method, problem, **arguments)

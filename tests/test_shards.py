@@ -370,43 +370,6 @@ def test_a_trace_of_one_server_has_no_parts():
         Trace.of(several.frame, several.source, several.open_reads, parts=several.parts.head(0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"servers": 0}, "servers = 0: must be at least 1"),
-        ({"servers": 1.5}, "servers = 1.5: must be a whole number"),
-        (
-            {"policy": "first_of(2)"},
-            r"policy = first_of\(count=2\): with servers = 2 all workers may wait",
-        ),
-        (
-            {"policy": "barrier(2)"},
-            r"policy = barrier\(count=2\): stops computations .*; choose barrier\(\)",
-        ),
-        (
-            {"policy": "cancel_stale(2)"},
-            r"policy = cancel_stale\(limit=2, count=1\): stops computations",
-        ),
-        (
-            {"policy": "barrier(collective=ring)"},
-            "servers = 2: .* an all-reduce has no server; leave servers out",
-        ),
-        ({"topology": "ring()"}, "servers = 2: .* there is no server; leave servers out"),
-        (
-            {"failures": "crash(9, 1)"},
-            "failures = .*: not simulated with several servers; leave failures out",
-        ),
-        (
-            {"read_blocks": 2, "discipline": "lock_free", "protocol": "write_then_read"},
-            "read_blocks = 2: not simulated with several servers",
-        ),
-    ],
-)
-def test_impossible_clusters_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(3, 1.0, **{"servers": 2, **options})
-
-
 def test_calibrations_are_of_one_server():
     trace = simulate(Cluster(3, 1.0, servers=2), 20)
     with pytest.raises(

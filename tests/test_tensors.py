@@ -28,7 +28,6 @@ from asyncsim import (
     simulate,
 )
 from asyncsim.methods import Applied, Method, gradient_steps, shares_programs
-from asyncsim.methods.check import check_method
 from asyncsim.methods.ringmaster_lmo import orthogonalized
 from asyncsim.real import Processes, load
 from asyncsim.real.agreement import agreement
@@ -291,62 +290,10 @@ def test_a_recording_without_a_server_is_its_replay(tmp_path, optimized):
 
 # Checks
 
-MESSAGE = r"mine\.message\(worker, update, start, central, visit\)"
-
 
 def mine(**fields):
     fields = {"optimizer": gradient_steps(0.1), "space": "tensors"} | fields
     return Method("mine", {}, **fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"space": "trees"}, r"mine\.space = 'trees': unknown; choose from vector, tensors"),
-        (
-            {"message": lambda w, u, s, c, v: (ravel_pytree(u)[0], w, {})},
-            rf"{MESSAGE} returned the message, float.*: with space='tensors' a message of all",
-        ),
-        (
-            {"message": lambda w, u, s, c, v: (u["b"], w, {})},
-            rf"{MESSAGE} returned the message, .*: must be a tree like the parameters, \{{'W'",
-        ),
-        (
-            {"message": lambda w, u, s, c, v: (u, w, {"d": u["W"]})},
-            rf"{MESSAGE} returned .* 'd': must be a tree with the shapes of the parameters",
-        ),
-        (
-            {"reply": lambda s, c, m, v: c["W"]},
-            r"mine\.reply\(server, central, memory, visit\) returned .*: must be a tree like",
-        ),
-        (
-            {"apply": lambda s, c, m, memory, v: Applied(c["W"], s, memory)},
-            r"mine\.apply\(.*\) returned the central variable, .*: must be a tree like",
-        ),
-        (
-            {
-                "receive": lambda memory, m, v: (ravel_pytree(m)[0], memory),
-                "combine": lambda s, c, m, v: Applied(c, s),
-            },
-            r"mine\.receive\(memory, message, visit\) returned the message, .*: with space",
-        ),
-        (
-            {
-                "mix": lambda worker, inbox, visit: worker,
-                "init_worker": lambda central: central,
-                "resume": lambda worker, read: worker,
-                "message": lambda w, u, s, c, v: ({"sent": u}, w, {}),
-            },
-            rf"{MESSAGE} returned the message, .*: without a server it carries the worker's "
-            r"replica, a tree like the parameters, .*replica=lambda message: ",
-        ),
-    ],
-)
-def test_wrong_trees_are_refused(fields, error):
-    params = {"W": jnp.zeros((2, 3)), "b": jnp.zeros(3)}
-    with pytest.raises(InputError, match=error) as raised:
-        check_method(mine(**fields), params)
-    assert "\n" not in str(raised.value)
 
 
 # Muon

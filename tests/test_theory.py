@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammainc
 
-from asyncsim import Cluster, theory
-from asyncsim.base.errors import InputError
+from asyncsim import theory
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -72,21 +71,6 @@ def test_other_open_reads_counts_what_an_event_loop_counts(
     assert counted.sum() == np.sum(reads[:, 1] - reads[:, 0])
     if rereads_at_once == 1 and drops == 0:
         assert counted.sum() == theory.conserved_staleness(versions, workers)
-
-
-@pytest.mark.parametrize(
-    ("read_version", "version_before", "words"),
-    [
-        ([0, 3], [1, 2], ["read 1", "read_version = 3", "version_before = 2"]),
-        ([0], [9], ["version_before = 9", "<= 5"]),
-        ([-1], [1], ["read_version = -1"]),
-        ([0, 1], [2], ["1 entries for 2 reads"]),
-    ],
-)
-def test_other_open_reads_refuses_impossible_versions(read_version, version_before, words):
-    with pytest.raises(InputError) as caught:
-        theory.other_open_reads(read_version, version_before, 5)
-    assert [word for word in words if word not in str(caught.value)] == []
 
 
 def test_round_robin_staleness():
@@ -244,8 +228,6 @@ def test_renewal_staleness_variance_limits():
     )
     assert theory.renewal_staleness_variance(Constant(1), 20) == 0
     assert theory.renewal_staleness_variance(Gamma(1, 2), 1) == 0
-    with pytest.raises(InputError, match="must have a mean above zero"):
-        theory.renewal_staleness_variance("empirical([0, 0])", 4)
     assert theory.renewal_staleness_variance(Pareto(1, 1.5), 20) == math.inf
     scaled = [theory.renewal_staleness_variance(LogNormal(mean, 0.5), 9) for mean in (1e-3, 1e3)]
     assert scaled[0] == pytest.approx(scaled[1], rel=1e-9)
@@ -369,43 +351,6 @@ def test_sum_law():
     assert (law.mean, law.std) == (pytest.approx(8), pytest.approx(4 * 0.2))
     assert theory.sum_law(Constant(0.5), 3) == Constant(1.5)
     assert theory.sum_law(Uniform(0, 1), 1) == Uniform(0, 1)
-    with pytest.raises(InputError, match="no closed form"):
-        theory.sum_law(Uniform(0, 1), 2)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: theory.barrier_time(Exponential(1), 4, first=5), ["first = 5", "workers = 4"]),
-        (lambda: theory.barrier_time(Exponential(1)), ["workers", "None"]),
-        (lambda: theory.barrier_time([Exponential(1)], 4), ["workers = 4", "1 laws"]),
-        (lambda: theory.barrier_time("[1]*3", 4), ["workers = 4", "3 laws"]),
-        (lambda: theory.barrier_time("gama(1, 1)", 4), ["law", "'gamma'"]),
-        (lambda: theory.first_staleness(4, 5), ["first = 5", "workers = 4"]),
-        (lambda: theory.geometric_staleness(0, 1), ["workers", "0"]),
-        (lambda: theory.heterogeneous_geometric_staleness([1, 0]), ["rates[1]", "0"]),
-        (lambda: theory.heterogeneous_geometric_staleness(2.0), ["rates = 2.0", "list"]),
-        (lambda: theory.renewal_staleness_means("12"), ["laws = '12'", "list"]),
-        (lambda: theory.geometric_staleness(3, [0.5]), ["staleness", "whole"]),
-        (lambda: theory.other_open_reads([0.7, 0], [1, 2], 2), ["read_version", "whole"]),
-        (lambda: theory.other_open_reads([0, 0], [1, math.nan], 2), ["version_before", "whole"]),
-        (lambda: theory.staleness_theory(Cluster(2, 1.0), math.nan), ["computations", "nan"]),
-        (lambda: theory.elastic_path(3, 0.1, math.nan, 3), ["contraction", "nan"]),
-        (lambda: theory.window_step(0.1, 3, "no"), ["averaged", "'no'"]),
-        (lambda: theory.renewal_staleness_means([1, 0]), ["laws[1]", "above zero"]),
-        (lambda: theory.repairman(3, -1, 1), ["think", "-1"]),
-        (lambda: theory.repairman(3, 0, 0), ["think = service = 0"]),
-        (lambda: theory.implicit_momentum_path(3, -0.1, 5), ["step", "-0.1"]),
-        (lambda: theory.conserved_staleness(1.5, 3), ["commits", "1.5"]),
-        (lambda: theory.momentum_stable_rate(1.0, 3), ["momentum = 1.0", "below one"]),
-        (lambda: theory.momentum_stable_rate(0.5, 1, "adam"), ["rule = 'adam'", "heavy_ball"]),
-        (lambda: theory.momentum_gain(0.5, 1.5), ["correlation = 1.5", "-1 to 1"]),
-    ],
-)
-def test_nonsense_is_refused(call, words):
-    with pytest.raises(InputError) as caught:
-        call()
-    assert [word for word in words if word not in str(caught.value)] == []
 
 
 # Momentum
@@ -508,10 +453,6 @@ def test_the_limits_of_the_step_by_name():
         for n in (2, 10)
     ]
     np.testing.assert_allclose(found, [[1.28, 1.52, 6], [0.5, 0.61, 38]], rtol=0.01)
-    with pytest.raises(
-        InputError, match=r"sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"
-    ):
-        theory.stable_step(2, "median")
 
 
 RULES = [(0, "nesterov"), (0.5, "nesterov"), (0.9, "nesterov"), (0.9, "heavy_ball")]
