@@ -7,7 +7,6 @@ import pytest
 
 from asyncsim import Trace, methods, problems, study
 from asyncsim.base.errors import InputError
-from asyncsim.pages import command
 from asyncsim.pages.page import two_runs
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import figures as figures_of
@@ -293,43 +292,6 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     diverged = (summary["status"] == "diverged").any()
     assert diverged == ("learning_rate" in options)
     assert np.isfinite(figure.axes[0].get_ylim()).all()
-
-
-@pytest.mark.full
-def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
-    options = {
-        "workers": 2,
-        "steps": 4,
-        "seeds": 1,
-        "problem": "quadratic",
-        "methods": ("gem", "downpour"),
-    }
-    folder, summary = compare.run(compare.Config(**options))
-    path, again = folder / "summary.csv", r"make it again with: asyncsim study compare .*--resume"
-    whole = path.read_bytes()
-    for content, message in (
-        (whole.splitlines(True)[0], "no run was finished"),
-        (
-            summary.drop(columns="method.learning_rate").to_csv().encode(),
-            "summary.csv lacks method.learning_rate",
-        ),
-        (summary.iloc[:, :3].to_csv().encode(), "summary.csv lacks .*run_folder"),
-        (whole[:-120], "summary.csv lacks .*run_folder"),
-        (b"\xff\xfe", "summary.csv is damaged"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match=f"{message}.*; {again}"):
-            figures.draw(folder)
-    summary[summary["method"] == "gem"].to_csv(path)
-    assert len(figures.draw(folder)) == 2
-    path.unlink()
-    with pytest.raises(InputError, match=f"summary.csv is missing; {again}"):
-        figures.draw(folder)
-    compare.run(compare.Config(**options, resume=folder))
-    assert path.read_bytes() == whole
-    (folder / "config.json").write_bytes((folder / "config.json").read_bytes()[:100])
-    assert command.main([str(folder)]) == 2
-    assert "its config.json is there but damaged" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, simulate, study
 from asyncsim.study.finished import Finished, read
-from asyncsim.study.sweep import sweep
 
 limits = study.load("stability")
 #: Studies that no other file runs, and one of the default run: options for a few programs, and the
@@ -363,13 +362,6 @@ def test_limits_of_gradient_descent(told, monkeypatch):
     assert "limits.csv" in out[-2] and "limit_runs.csv" in out[-2]
 
 
-def test_numbers_of_workers_that_are_tried():
-    counts = study.load("stability")._counts(100)
-    assert counts[0] == 1 and counts[-1] == 100 and counts == sorted(set(counts))
-    # No step is above a fifth, but for those of one worker.
-    assert all(b / a <= 2**0.25 * 1.1 or b - a == 1 for a, b in itertools.pairwise(counts))
-
-
 @pytest.mark.parametrize(
     ("unstable", "told"),
     [
@@ -388,18 +380,6 @@ def test_runs_too_slow_to_learn_are_told_from_unstable_ones(unstable, told):
     ]
     tried = pd.DataFrame(rows, columns=["method", "workers", "learning_rate", "stable"])
     assert limits.too_slow(tried) == told
-
-
-def test_limits_of_more_seeds_are_searched_anew():
-    config = study.load("stability").Config(
-        workers=(2,), problem="quadratic", methods=("downpour",)
-    )
-    (cell,) = sweep(config, [{"workers": 2}])
-    searches = [
-        limits.Search("downpour", "workers", 0.05, (2,), (one,))
-        for one in (cell, cell.with_options(seeds=5))
-    ]
-    assert len({limits.job_of(search, 0.5).place for search in searches}) == 2
 
 
 # What is left when it ends early
@@ -500,20 +480,6 @@ def test_one_cluster_is_chosen_for_all_methods_each_at_its_best_rate():
     }
 
 
-def test_a_cluster_without_curves_of_all_is_not_chosen():
-    forensics = study.load("forensics")
-    known = {
-        ("gem", 0.0, 0.05, 5): 0.1,
-        ("gem", 0.2, 0.05, 5): 0.3,
-        ("downpour", 0.2, 0.05, 5): 0.3,
-    }
-    # It diverged early at one of the numbers of workers: the other does not count either.
-    early = {("downpour", 0.0, 0.05, 5): 0.01, ("downpour", 0.0, 0.05, 20): np.nan}
-    table = table_of(known | early)
-    assert forensics.common_cluster(forensics.scores(table)) == (0.2, 0.2)
-    assert ("downpour", 0.0, 0.2, 0.05) not in forensics.scores(table).index
-
-
 def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
     """Return deviations of two clusters by two methods; those held out are the same, but for
     DOWNPOUR's at its best.
@@ -534,12 +500,6 @@ def test_forensics_says_whether_the_fit_is_good(held_out, told):
     assert preferred.startswith(
         "preferred of 2 clusters, over all methods: service 0 s, CV 0.2, with a deviation of 0.1"
     )
-
-
-def test_forensics_has_no_verdict_where_nothing_can_be_checked():
-    forensics, table = study.load("forensics"), fitted_table(0.1)
-    for unknown in (table[table["fitted"]], table.assign(deviation=np.nan)):
-        assert forensics.verdict(unknown).splitlines()[-1].startswith("verdict: none, because ")
 
 
 @pytest.mark.parametrize(
@@ -574,25 +534,6 @@ def test_deviation_of_known_curves():
     # Fewer than half of the bins are no curve.
     longer = pd.Series([1.0] * 7)
     assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
-
-
-@pytest.mark.full
-def test_hidden_curves_have_as_many_gradients_of_a_method_with_a_timing_of_its_own():
-    forensics = study.load("forensics")
-    options = {
-        "workers": (2,),
-        "fitted": (2,),
-        "window": 4,
-        "steps": 20,
-        "methods": ("dana_zero", "downpour"),
-    }
-    (cell,) = forensics.sweep(forensics.Config(problem="quadratic", **options), [{"workers": 2}])
-    found = forensics._hidden([cell])
-    # Bins of 20 worker steps: windows of four are 20 of these, and single steps four times as many.
-    assert {method: len(curve) for (method, _), curve in found.items()} == {
-        "downpour": 1,
-        "dana_zero": 4,
-    }
 
 
 def test_published_curves_are_those_of_mnist():

@@ -145,7 +145,7 @@ def test_replays_are_plain_loops(name, form):
         np.testing.assert_allclose(running.state.workers.method.weight, w, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["D-PSGD on a ring", "SGP, nobody waits"])
+@pytest.mark.parametrize("name", ["SGP, nobody waits"])
 def test_several_devices_are_plain_loops(name):
     method, trace = case_of(name)
     running = replayed(method, trace, devices=jax.devices()[:2])
@@ -211,12 +211,8 @@ def forced_loop(running, every, momentum):
 @pytest.mark.parametrize(
     ("name", "momentum", "window"),
     [
-        *(pytest.param(name, 0.0, 1, marks=pytest.mark.full) for name in CASES),
         *((name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")),
-        *(
-            pytest.param(name, 0.9, 2, marks=pytest.mark.full)
-            for name in ("D-PSGD on a ring", "SGP, nobody waits")
-        ),
+        pytest.param("D-PSGD on a ring", 0.9, 2, marks=pytest.mark.full),
     ],
 )
 def test_on_digits_teacher_forced(name, momentum, window):
@@ -292,7 +288,7 @@ def test_one_worker_is_sgd():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("D-PSGD on a ring", marks=pytest.mark.full), "SGP, nobody waits", "AD-PSGD"],
+    ["SGP, nobody waits"],
 )
 def test_replicas_are_evaluated_and_saved(name, tmp_path):
     method, trace = case_of(name, workers=5, commits=60)
@@ -329,7 +325,7 @@ def test_replicas_are_evaluated_and_saved(name, tmp_path):
         Run.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["AD-PSGD", "SGP, one peer"])
+@pytest.mark.parametrize("name", ["SGP, one peer"])
 def test_ensembles_are_single_replays(name):
     make, *_ = CASES[name]
     _, trace = case_of(name, commits=120)
@@ -362,8 +358,6 @@ def test_states_of_workers_that_meet_name_their_replica():
     ("method", "name"),
     [
         (methods.dpsgd(), "AD-PSGD"),
-        (methods.dpsgd(), "SGP, one peer"),
-        (methods.sgp(), "overlap SGP"),
         (methods.sgp(policy=None), "D-PSGD on a ring"),
     ],
 )

@@ -281,38 +281,6 @@ def test_recorded_traces_are_put_in_order(policy):
         assert (np.diff(other["commit_time"]) >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"sources": [[(1, 0)], [(0, 0)]], "weights": [[0.5], [0.5]]},
-            "takes up what came after it",
-        ),
-        ({"sources": [[], [(0, 1)]]}, r"a source of row 1 is \(0, 1\)"),
-        ({"sources": [[], 3]}, "must be lists"),
-        ({"sources": [[], [7]]}, "a source of row 1 is 7"),
-        ({"weights": [[], []]}, "not as many sources as weights"),
-        ({"job": [0, 1]}, "job of row 1 is 1.*must count"),
-        ({"commit_time": [1, 0.5], "start_time": [0, 1]}, "must not be before start_time"),
-        ({"kept": [1, 0.5]}, "must be 1 in the first row"),
-    ],
-)
-def test_contradictory_records_are_refused(change, message):
-    log = {
-        "worker": [0, 1],
-        "start_time": [0, 0],
-        "commit_time": [1, 2],
-        "sources": [[], [0]],
-        "weights": [[], [0.5]],
-    }
-    assert recorded(log | {"kept": [1, 1]}, protocol="gossip").frame["sources"].tolist() == [
-        [],
-        [0],
-    ]
-    with pytest.raises(InputError, match=message):
-        recorded(log | {"kept": [1, 1]} | change, protocol="gossip")
-
-
 def test_contradictory_messages_in_flight_are_refused():
     trace = simulate(Cluster(6, Gamma(1, 0.3), latency=2, topology="ring()"), 100)
     for name, value in (

@@ -217,17 +217,6 @@ def test_two_sites_by_hand(capsys):
     assert capsys.readouterr().out.count(links) == 2
 
 
-def test_bandwidth_is_shared_where_there_is_any():
-    served = {"policy": ("asynchronous",)}
-    assert not plan.make_candidates(plan.Config(**served))[0].cluster.shared_bandwidth
-    simulate(Cluster(4, 1.0, 0.01, latency=0.1), 200).save("recorded.parquet")
-    for options in ({}, {"recording": "recorded.parquet", "workers": 4}):
-        config = plan.Config(**served, **options, bandwidth=1e6, message_bytes=1e5)
-        assert plan.make_candidates(config)[0].cluster.shared_bandwidth
-        alone = dataclasses.replace(config, shared_bandwidth=False)
-        assert not plan.make_candidates(alone)[0].cluster.shared_bandwidth
-
-
 def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
     config = plan.Config(
         workers=8, policy=("asynchronous", "barrier", "buffered(2)", "rounds"), window=(1, 2)

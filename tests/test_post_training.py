@@ -12,8 +12,6 @@ from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.problems.token_bandit import enumerate_policies
 from asyncsim.study import command as commands
 from asyncsim.study import jobs
-from asyncsim.study.finished import figures as figures_of
-from asyncsim.study.finished import read
 from asyncsim.theory import rollouts as theory
 from asyncsim.traces.samples import binding_limit
 
@@ -96,22 +94,6 @@ def test_clocks_alone_and_a_recording(tmp_path):
     with pytest.raises(InputError, match="has no column slot; log these as well"):
         log.drop(columns="slot").to_parquet(tmp_path / "other.parquet")
         calibrate_rollouts(tmp_path / "other.parquet")
-
-
-def test_figures_say_what_they_show(tmp_path, capsys):
-    """Panels share a time axis with labels; the timeline names the share of slots and queues."""
-    queues = ("pace(0)", "pace(1)", "keep", "discard(1)")
-    options = SMALL | {"slots": 20, "seeds": 1, "queues": queues, "corrections": ("none",)}
-    post_training.run(post_training.Config(**options, out=tmp_path / "results"))
-    assert "one seed cannot show the noise; give --seeds 3 or more" in capsys.readouterr().out
-    finished, figures = read(tmp_path / "results", "post_training"), figures_of("post_training")
-    rewards, staleness = figures.rewards(finished), figures.staleness(finished)
-    for axes in (*rewards.axes, *staleness.axes):
-        assert any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
-    assert len({axes.get_xlim() for axes in rewards.axes}) == 1
-    assert {axes.get_xscale() for axes in rewards.axes} == {"log"}
-    title = figures.timeline(finished).get_suptitle()
-    assert "16 of 20 slots; the first 3 of 4 queues" in " ".join(title.split())
 
 
 def test_mixed_groups(tmp_path):

@@ -31,13 +31,11 @@ from asyncsim import (
     study,
 )
 from asyncsim.base.files import write_json
-from asyncsim.drawing import look
 from asyncsim.real import Processes, load, record
-from asyncsim.real.agreement import REPLAYS, agreement
+from asyncsim.real.agreement import agreement
 from asyncsim.real.recording import HEADER, LOG, Header, Log
 from asyncsim.real.server import RealWorker, Server, ServerActor
-from asyncsim.real.supervisor import _prepare, ray_cluster
-from asyncsim.study import finished
+from asyncsim.real.supervisor import _prepare
 from asyncsim.study.finished import figures as figures_of
 
 ROOT = study.shipped("studies").parent
@@ -368,41 +366,6 @@ def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
     ]
 
 
-def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
-    rows = []
-    for method in ("downpour", "mine"):
-        folder = tmp_path / "recordings" / method
-        folder.mkdir(parents=True)
-        columns = [f"{what}_{name}" for name in REPLAYS for what in ("loss", "params")]
-        table = pd.DataFrame(
-            {"commit": range(1, 11)} | {name: np.geomspace(1e-9, 1e-6, 10) for name in columns}
-        )
-        table.to_csv(folder / "agreement.csv", index=False)
-        known = {"method": method, "status": "finished", "bar": 1e-5, "precision": "float32"}
-        rows.append({**known, "folder": f"recordings/{method}"})
-    broken_off = {"method": "mine", "status": "unfinished", "folder": "recordings/none"}
-    pd.DataFrame([*rows, broken_off]).to_csv(tmp_path / "summary.csv", index=False)
-    write_json(tmp_path / "config.json", {"study": "validate"})
-    assert [path.name for path in figures_of("validate").draw(tmp_path)] == [
-        "agreement.png",
-        "agreement.pdf",
-    ]
-    with look.style():
-        drawn = figures_of("validate").agreement(
-            finished.read(tmp_path, "validate", figures_of("validate")._COLUMNS)
-        )
-    ticks = dict(
-        zip(
-            drawn.axes[0].get_yticks(),
-            (one.get_text() for one in drawn.axes[0].get_yticklabels()),
-            strict=True,
-        )
-    )
-    assert ticks.pop(1e-10) == "equal" and min(ticks) > 5e-9
-    with pytest.raises(InputError, match="no results of a study"):
-        figures_of("validate").draw(tmp_path / "recordings")
-
-
 @needs_ray
 def test_processes_of_a_local_cluster_are_recorded_and_replayed(tmp_path):
     task, method = problem(), methods.downpour(learning_rate=0.01)
@@ -425,19 +388,6 @@ def test_processes_of_a_local_cluster_are_recorded_and_replayed(tmp_path):
     assert found.holds and found.worst("free") < 1e-10
     with pytest.raises(InputError, match="resume: seed"):
         record(method, task, processes, 60, 1, **options, resume=True)
-
-
-@needs_ray
-@pytest.mark.full
-def test_what_a_ray_cluster_cannot_hold_is_refused_in_time(tmp_path):
-    given = (methods.downpour(), problem(), Processes(2), 10)
-    with pytest.raises(InputError, match="bytes of memory, and the Ray cluster has"):
-        record(*given, folder=tmp_path / "memory", memory=10**15)
-    # A cluster that a recording starts has room for it; one that is joined has what it has.
-    with ray_cluster(cpus=2), pytest.raises(InputError, match="CPUs, and the Ray cluster has 2"):
-        record(*given, folder=tmp_path / "cpus")
-    with pytest.raises(InputError, match="did not start within"):
-        record(*given, folder=tmp_path / "late", start_timeout=0.01)
 
 
 def children(process: int) -> dict[int, str]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from cases import make_method, make_problem, make_trace, momentum_each
+from cases import make_method, make_problem, make_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,17 +64,6 @@ def test_tensors_add_up_to_each_commit(problem, method, protocol):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
-@pytest.mark.full
-def test_tensors_add_up_with_server_state_and_a_window(lenient):
-    """The energy of what the server does is that of the server's own rule, its memory of the worker
-    included.
-    """
-    run = diagnosed(
-        momentum_each(), make_problem("quadratic"), make_trace("write_then_read", 3, commits=150)
-    )
-    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
-
-
 @pytest.fixture
 def long(monkeypatch):
     """Dispatch the commits of small problems, too."""
@@ -115,20 +104,6 @@ def test_a_start_that_is_the_workers_state_is_there_after_its_commit(long):
     )["value"]
     start = make_problem("quadratic").init(jax.random.key(0))
     assert moved.iloc[0] == pytest.approx(2 * float(np.median(jax.tree.leaves(start)[0])), rel=1e-6)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("method", "protocol", "count"),
-    [
-        ("gem", "write_then_read", 3),
-        ("lsgd", "exchange", 3),
-    ],
-)  # three divide 16 parameters unevenly
-def test_tensors_add_up_on_several_devices(method, protocol, count):
-    problem, trace = make_problem("quadratic"), make_trace(protocol, commits=150)
-    run = diagnosed(make_method(method), problem, trace, devices=jax.devices()[:count])
-    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
 # Against formulas
@@ -371,26 +346,6 @@ def test_directions_in_every_form():
 def test_a_target_of_another_shape_is_refused():
     with pytest.raises(InputError, match=r"target: parameters of shapes \(2,\)"):
         recorders.directions(problems.quadratic([1.0]), np.zeros(2))
-
-
-@pytest.mark.parametrize("form", ["scaled", "original", "squared"])
-def test_adags_factor_is_the_steps_share_of_the_update(form):
-    class Factor:
-        look = staticmethod(
-            lambda state, commit: {
-                "share": commit.step / jnp.where(commit.update == 0, 1, commit.update)
-            }
-        )
-
-    record = [recorders.diagnostics(2), recorders.Recorder(look=Factor.look, every=2)]
-    method = methods.adag(0.05, gamma=0.01, form=form)
-    run = replay(make_trace(commits=60), method, make_problem("quadratic"), record=record)
-    values = {
-        name: run.diagnostics.query("quantity == @name and quantile == 0.5")["value"].to_numpy()
-        for name in ("factor", "share")
-    }
-    assert len(values["factor"]) > 4 and values["factor"].min() < 0.9
-    np.testing.assert_allclose(values["factor"], values["share"], rtol=1e-3)
 
 
 def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):

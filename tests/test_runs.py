@@ -20,7 +20,6 @@ import asyncsim
 from asyncsim import InputError, Run, plots, study
 from asyncsim.__main__ import main
 from asyncsim.base.files import write_sealed
-from asyncsim.drawing import look
 from asyncsim.runs import index
 from asyncsim.runs.difference import differences
 from asyncsim.study import results
@@ -139,21 +138,6 @@ def test_the_function_of_a_shell_changes_to_the_folder_and_completes(there, plac
         cwd=place,
     )
     assert result.stdout.split() == [str(there / "compare")] * 2 + ["base"]
-
-
-def test_runs_are_listed_by_method_with_or_without_hyperparameters(there, capsys):
-    config = there / "staleness" / "config.json"
-    calls = [
-        "gem(kappa=2.0, momentum=0.5)",
-        "dc_asgd",
-        *(f"downpour(0.{place})" for place in range(9)),
-    ]
-    config.write_text(json.dumps({"study": "staleness", "methods": calls}))
-    for method in ("gem(kappa=2.0, momentum=0.5)", "dc_asgd", "downpour(0.8)"):
-        assert main(["runs", "--method", method]) == 0
-    capsys.readouterr()
-    assert main(["runs", "--method", "gem"]) == 0 and capsys.readouterr().out.count("results/") == 2
-    assert main(["runs", "--method", "momentum=0.5)"]) == 2
 
 
 def test_the_page_is_opened(there, monkeypatch, capsys):
@@ -572,16 +556,6 @@ def test_an_unfinished_study_says_so_everywhere(there, capsys):
     results.write_config(folder, config, [], 108)
     assert results.unfinished(folder) == "" and main(["figures", str(folder)]) == 0
     assert {name: (folder / name).read_bytes() for name in finished} == finished
-
-
-def test_a_remark_ends_the_title_of_each_figure_that_is_saved(place):
-    titled, untitled = (look.new_figure(3, 2)[0] for _ in range(2))
-    titled.suptitle("digits")
-    with look.collecting("unfinished: 1 of 2 runs"):
-        for name, figure in (("titled", titled), ("untitled", untitled)):
-            look.save(figure, name)
-    assert titled.get_suptitle() == "digits\nunfinished: 1 of 2 runs"
-    assert untitled.get_suptitle() == "unfinished: 1 of 2 runs"
 
 
 def test_runs_and_traces_are_plotted(there):
