@@ -19,7 +19,7 @@ from asyncsim import (
 from asyncsim.theory import queue_theory, saturating_workers, staleness_theory, throughput_theory
 
 MIXED = ["gamma(1, 0.2)"] * 4 + ["gamma(3, 0.2)"] * 4
-SEEDS = 5
+SEEDS = 8
 LINK = {"bandwidth": 1e3, "message_bytes": 200, "shared_bandwidth": True}
 UNSERVED = "order statistics, without the network"
 

