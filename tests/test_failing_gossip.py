@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from gossip_loop import ALIE, FLIP, ZERO, Loop
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -356,14 +357,6 @@ CASES = {
     "overlap": (methods.osgp, {"topology": "exponential()", "policy": "overlap(1)"}),
     "adpsgd": (methods.adpsgd, {"topology": "complete()", "policy": "handshake()"}),
 }
-FLIP, ZERO, ALIE = "sign_flip(workers=2, scale=0.5)", "zero(workers=2)", "alie(workers=2, z=1.5)"
-#: By attack: the change of a message, and the message formed from the known honest ones.
-ATTACKS = {
-    None: (lambda vector: vector, None),
-    FLIP: (lambda vector: -0.5 * vector, None),
-    ZERO: (lambda vector: 0 * vector, None),
-    ALIE: (lambda vector: vector, lambda known: known.mean(0) - 1.5 * known.std(0)),
-}
 ATTACKED = [("dpsgd", FLIP), ("sgp", ZERO), ("overlap", ALIE), ("adpsgd", FLIP), ("adpsgd", ALIE)]
 
 
@@ -376,148 +369,8 @@ def case_of(name, commits=150):
     return make, trace
 
 
-class Loop:
-    """A loop over the events of a trace, written from `docs/clusters.md`; ``central`` after each
-    gradient.
-    """
-
-    def __init__(self, trace, method, attack=None):
-        self.trace, self.frame, self.method = trace, trace.frame, method
-        n = trace.workers
-        self.change, self.form = ATTACKS[attack]
-        self.honest = np.arange(n) >= (2 if attack else 0)
-        self.x, self.w, self.snapshot = np.tile(START, (n, 1)), np.ones(n), np.tile(START, (n, 1))
-        self.living, self.copied = (
-            np.ones(n, bool),
-            np.ones(n),
-        )  # the share of an initial replica, or of a copy
-        self.last = np.full(n, -1)
-        self.sent, self.left = (
-            {},
-            {},
-        )  # of each row: its message, and the share that nobody has taken up
-        self.central = []
-        events = [(spell.begin, self.end, spell.worker) for spell in trace.spells.itertuples()]
-        events += [
-            (spell.end, self.begin, spell)
-            for spell in trace.spells.dropna(subset=["end"]).itertuples()
-        ]
-        lost = trace.in_flight[trace.in_flight["taker"] < 0]
-        events += [(flight.arrive_time, self.lose, flight) for flight in lost.itertuples()]
-        events.sort(key=lambda event: event[0])
-        for row in self.frame[self.frame["outcome"] == "applied"].itertuples():
-            # What is lost at the instant of its own sending comes after it.
-            while (
-                events
-                and events[0][0] <= row.commit_time
-                and getattr(events[0][2], "row", -1) < row.commit
-            ):
-                _, change, what = events.pop(0)
-                change(what)
-            self.apply(row)
-            self.central.append(self.mean())
-
-    def lose(self, flight):
-        self.left[flight.row] -= flight.weight
-
-    def end(self, worker):
-        self.living[worker], self.copied[worker] = False, 0
-        if self.last[worker] >= 0:
-            self.left[self.last[worker]] -= self.trace.kept_after[self.last[worker]]
-        self.last[worker] = -1
-
-    def begin(self, spell):
-        worker = spell.worker
-        reads = pd.concat([self.frame, self.trace.open_reads])
-        own = reads[(reads["worker"] == worker) & (reads["read_arrive_time"] == spell.end)]
-        version, replica = own["read_version"].iloc[0], START
-        if version:
-            source = self.frame["worker"][self.frame["outcome"] == "applied"].iloc[version - 1]
-            assert self.living[source]
-            replica = self.x[source] / self.w[source]
-            if not self.honest[source] and self.method != "adpsgd":  # as it was sent
-                x, w = self.sent[self.last[source]]
-                replica = x / (w or 1)
-        self.x[worker] = self.snapshot[worker] = replica
-        self.living[worker], self.copied[worker], self.w[worker] = True, 1, 1
-
-    def apply(self, row):
-        i = row.worker
-        if self.method == "adpsgd":
-            step = -RATE * CURVATURE * self.snapshot[i]
-            if row.partner >= 0:
-                assert self.living[row.partner]
-                shown = [self.shown(worker, row.commit) for worker in (row.partner, i)]
-                both = [i, row.partner]
-                self.x[both] = (self.x[both] + shown) / 2
-            self.x[i] = self.snapshot[i] = self.x[i] + step
-            return
-        came = self.received(row)
-        for source, share in zip(row.sources, row.weights, strict=True):
-            self.left[source] -= share
-        if self.last[i] >= 0:
-            self.left[self.last[i]] -= row.kept
-        sums = np.sum([share * sent for share, sent in zip(row.weights, came, strict=True)], 0)
-        mixed, weight = row.kept * self.x[i], row.kept * self.w[i]
-        if len(came):
-            mixed, weight = mixed + sums[:-1], weight + sums[-1]
-        self.x[i] = mixed - RATE * CURVATURE * (
-            self.x[i] if self.method == "dpsgd" else mixed / weight
-        )
-        self.w[i] = 1 if self.method == "dpsgd" else weight
-        self.copied[i], self.last[i] = 0, row.commit
-        x, w = self.x[i].copy(), self.w[i]
-        if not self.honest[i]:
-            x, w = self.change(x), w if self.method == "dpsgd" else self.change(w)
-        self.sent[row.commit], self.left[row.commit] = (x, w), 1.0
-
-    def received(self, row):
-        """Return the messages, each with its weight; those of Byzantine senders as formed for the
-        receiver.
-        """
-        senders = [self.frame["worker"][source] for source in row.sources]
-        messages = [np.array([*x, w]) for x, w in map(self.sent.get, row.sources)]
-        known = {
-            sender: sent
-            for sender, sent in zip(senders, messages, strict=True)
-            if self.honest[sender]
-        }
-        if self.honest[row.worker]:
-            known[row.worker] = np.array([*self.x[row.worker], self.w[row.worker]])
-        if self.form is None or not known:
-            return messages
-        formed = self.form(np.array(list(known.values())))
-        return [
-            sent if self.honest[sender] else formed
-            for sender, sent in zip(senders, messages, strict=True)
-        ]
-
-    def shown(self, worker, commit):
-        """Return the replica that a worker shows the one that it meets."""
-        if self.honest[worker]:
-            return self.x[worker]
-        if self.form is None:
-            return self.change(self.x[worker])
-        spells = self.trace.spells.fillna({"from_row": np.inf, "to_row": np.inf})
-        away = spells["worker"][(spells["from_row"] <= commit) & (commit < spells["to_row"])]
-        return self.form(self.x[self.honest & ~np.isin(np.arange(self.trace.workers), away)])
-
-    def mean(self):
-        if self.method == "adpsgd":
-            counted = self.living & self.honest
-            return self.x[counted].mean(0) if counted.any() else self.central[-1]
-        shares = [
-            (share, *self.sent[row])
-            for row, share in self.left.items()
-            if self.honest[self.frame["worker"][row]]
-        ]
-        shares += [
-            (share, x, 1.0)
-            for share, x in zip(self.copied * self.honest, self.x, strict=True)
-            if share
-        ]
-        weight = sum(share * w for share, _, w in shares)
-        return sum(share * x for share, x, _ in shares) / weight
+def loop_of(trace, method, attack=None):
+    return Loop(trace, method, CURVATURE, START, RATE, attack)
 
 
 @pytest.mark.parametrize(
@@ -533,7 +386,7 @@ class Loop:
 def test_replays_are_plain_loops(name, attack, form, float64):
     make, trace = case_of(name)
     method = make(RATE)
-    loop = Loop(trace, name, attack)
+    loop = loop_of(trace, method, attack)
     options = {
         "stops": np.arange(0, len(trace), 7),
         "precision": "float64",
@@ -541,12 +394,10 @@ def test_replays_are_plain_loops(name, attack, form, float64):
         "attack": attack,
     }
     running = Replay(trace, method, problems.quadratic(CURVATURE, start=START), **options)
-    for stop in range(7, len(loop.central), 7):
+    for stop in range(7, len(loop.central) - 1, 7):
         running.advance(stop)
-        np.testing.assert_allclose(
-            running.state.central, loop.central[stop - 1], rtol=0, atol=1e-12
-        )
-    running.advance(len(loop.central))
+        np.testing.assert_allclose(running.state.central, loop.central[stop], rtol=0, atol=1e-12)
+    running.advance(len(loop.central) - 1)
     own = running.state.workers.method
     replicas = {"adpsgd": lambda: own, "dpsgd": lambda: own.replica}.get(
         name, lambda: own.biased + own.update
@@ -562,13 +413,13 @@ def test_several_devices_are_plain_loops(float64):
     running = Replay(trace, make(RATE), problem, precision="float64", devices=jax.devices()[:2])
     running.advance(len(trace.accepted))
     np.testing.assert_allclose(
-        running.state.central, Loop(trace, "dpsgd").central[-1], rtol=0, atol=1e-12
+        running.state.central, loop_of(trace, make(RATE)).central[-1], rtol=0, atol=1e-12
     )
 
 
 def test_evaluations_are_of_the_living(float64, attack=FLIP):
     make, trace = case_of("dpsgd")
-    loop = Loop(trace, "dpsgd", attack)
+    loop = loop_of(trace, make(RATE), attack)
     problem = problems.quadratic(CURVATURE, start=START)
     run = replay(
         trace, make(RATE), problem, precision="float64", evaluate_replicas=True, attack=attack

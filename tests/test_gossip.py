@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from gossip_loop import Loop
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import (
@@ -86,28 +87,6 @@ def case_of(name, **options):
     return make(RATE), simulated(topology, policy, **own | options)
 
 
-def loop(trace, method):
-    """The replicas, their weights, and what each row sent, row by row, written from the papers."""
-    n, sent = trace.workers, []
-    x, w, snapshot = np.tile(START, (n, 1)), np.ones(n), np.tile(START, (n, 1))
-    for row in trace.frame.itertuples():
-        i = row.worker
-        if method == "adpsgd":
-            step = -RATE * CURVATURE * snapshot[i]
-            x[i] = x[row.partner] = (x[i] + x[row.partner]) / 2
-            x[i] = snapshot[i] = x[i] + step
-        else:
-            came = [
-                (share, *sent[source])
-                for source, share in zip(row.sources, row.weights, strict=True)
-            ]
-            mixed = row.kept * x[i] + sum((share * x for share, x, _ in came), 0 * START)
-            w[i] = row.kept * w[i] + sum(share * w for share, _, w in came)
-            x[i] = mixed - RATE * CURVATURE * (x[i] if method == "dpsgd" else mixed / w[i])
-        sent.append((x[i].copy(), w[i]))
-    return x, w, sent
-
-
 def replicas(running):
     workers = running.state.workers.method
     if running.method.name == "adpsgd":
@@ -138,11 +117,11 @@ FORMS = [
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_replays_are_plain_loops(name, form):
     method, trace = case_of(name)
-    x, w, _ = loop(trace, method.name)
+    loop = Loop(trace, method, CURVATURE, START, RATE)
     running = replayed(method, trace, form)
-    np.testing.assert_allclose(replicas(running), x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(replicas(running), loop.x, rtol=0, atol=1e-12)
     if "sgp" in method.name.replace("dpsgd", "").replace("adpsgd", ""):
-        np.testing.assert_allclose(running.state.workers.method.weight, w, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(running.state.workers.method.weight, loop.w, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["SGP, nobody waits"])
@@ -150,7 +129,7 @@ def test_several_devices_are_plain_loops(name):
     method, trace = case_of(name)
     running = replayed(method, trace, devices=jax.devices()[:2])
     np.testing.assert_allclose(
-        replicas(running)[:9], loop(trace, method.name)[0], rtol=0, atol=1e-12
+        replicas(running)[:9], Loop(trace, method, CURVATURE, START, RATE).x, rtol=0, atol=1e-12
     )
 
 

@@ -10,6 +10,7 @@ import test_real
 import test_real_peers
 from cases import EVERY, FORCED, make_trace, stopping
 from event_loop import EventLoop, forced_deviation
+from gossip_loop import Loop
 
 from asyncsim import (
     Cluster,
@@ -95,23 +96,6 @@ def test_equal_starts_give_the_same_bytes(make, optimized):
     jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
 
 
-def gossip_loop(trace, method, starts):
-    """The replicas at the end, row by row."""
-    x, snapshot, sent = starts.copy(), starts.copy(), []
-    for row in trace.frame.itertuples():
-        i = row.worker
-        if method == "adpsgd":
-            step = -test_gossip.RATE * CURVATURE * snapshot[i]
-            x[i] = x[row.partner] = (x[i] + x[row.partner]) / 2
-            x[i] = snapshot[i] = x[i] + step
-        else:
-            arrived = zip(row.sources, row.weights, strict=True)
-            mixed = row.kept * x[i] + sum(share * sent[source] for source, share in arrived)
-            x[i] = mixed - test_gossip.RATE * CURVATURE * x[i]
-        sent.append(x[i].copy())
-    return x
-
-
 @pytest.mark.parametrize("name", ["D-PSGD on a ring", "AD-PSGD"])
 def test_gossip_starts_apart(name, float64):
     starts = np.random.default_rng(1).normal(0, 2, (9, 5))
@@ -119,7 +103,10 @@ def test_gossip_starts_apart(name, float64):
     running = Replay(trace, method, apart(starts), precision="float64")
     np.testing.assert_allclose(running.state.central, starts.mean(0), rtol=1e-14)
     running.advance(len(trace))
-    found, expected = test_gossip.replicas(running), gossip_loop(trace, method.name, starts)
+    found, expected = (
+        test_gossip.replicas(running),
+        Loop(trace, method, CURVATURE, starts, test_gossip.RATE).x,
+    )
     np.testing.assert_allclose(found, expected, atol=1e-12)
     if method.name == "adpsgd":
         np.testing.assert_allclose(running.state.central, expected.mean(0), atol=1e-12)
