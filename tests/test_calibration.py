@@ -395,26 +395,6 @@ def test_slowdowns_that_workers_share_are_told():
     )
 
 
-def test_contention_is_told():
-    """Computations that take longer the more others are under way."""
-    draws, begin = np.random.default_rng(0).gamma(20, 1 / 20, 4_000), np.zeros(4)
-    rows, arrive = [], np.array([0.5, 0.6, 0.7, 0.8])
-    for draw in draws:
-        worker = int(np.argmin(arrive))
-        now = arrive[worker]
-        rows.append((worker, begin[worker], now, now, now, now))
-        begin[worker] = now + (
-            3.0 if len(rows) % 7 == 0 else 0.1
-        )  # a way down, so that not all compute at once
-        others = int(np.count_nonzero((begin <= begin[worker]) & (arrive > begin[worker])))
-        arrive[worker] = begin[worker] + draw * (1 + 0.5 * others)
-    trace = recorded([dict(zip(COMMIT_RECORD, row, strict=True)) for row in rows])
-    with pytest.warns(
-        CalibrationWarning, match=r"depend on how many compute at once: \+\d+% for each other"
-    ):
-        calibrate(trace, per_worker=False)
-
-
 GOOD = simulate(Cluster(3, "gamma(1, 0.3)", "exponential(0.2)", window=2), 200, seed=0)
 
 

@@ -105,25 +105,6 @@ def test_network_against_a_loop(float64, heads, layers):
 
 
 @pytest.mark.full
-def test_initial_weights(float64):
-    problem = characters(context=64, width=32, heads=2, layers=3)
-    params = jax.jit(problem.init)(KEY)
-    # Five standard errors of a uniform law's mean square v: its relative variance is 4/5 over the
-    # number.
-    for weight, variance in (
-        (params["characters"], 0.01),
-        (params["positions"], 0.01),
-        (params["block2"]["attention"]["weight"], 1 / 32),
-        (params["block3"]["attended"]["weight"], 1 / 32 / 6),
-        (params["block1"]["expand"]["weight"], 1 / 32),
-        (params["block2"]["contract"]["weight"], 1 / 128 / 6),
-        (params["last"]["weight"], 1 / 32),
-    ):
-        assert np.mean(weight**2) == pytest.approx(variance, rel=5 * (0.8 / weight.size) ** 0.5)
-    assert not np.any(params["block1"]["expand"]["bias"]) and np.all(params["norm"]["scale"] == 1)
-
-
-@pytest.mark.full
 def test_learns_more_than_how_frequent_the_characters_are():
     """Far below the entropy of the test's own character frequencies, which no model without context
     can beat.

@@ -216,16 +216,6 @@ def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):
     assert (row.train_come, row.train_gap) == pytest.approx((own.train_come, own.train_gap))
 
 
-def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
-    folder, _ = compare.run(judged(seeds=1, target=1e-9, tune=(0.1, 0.15, 0.2)))
-    (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
-    assert np.isinf(row.time_to_target) and row.learning_rate == 0.2
-    said = capsys.readouterr().out
-    assert (
-        "best at the largest rate of --tune, 0.2: downpour; a rate beyond it may be better" in said
-    )
-
-
 def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):
     def goal(**options):
         return compare.Config(**options).goal

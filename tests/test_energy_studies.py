@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, Run, methods, problems, simulate, study, theory
+from asyncsim import Run, methods, problems, simulate, study, theory
 from asyncsim.study import finished, sweep
 
 energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
@@ -127,41 +127,6 @@ def test_tensors_are_those_of_the_network(tmp_path, capsys):
     assert all(
         name in printed for name in ["0.bias", "0.weight", "1.bias", "1.weight", "tensors.csv"]
     )
-
-
-def test_tables_of_each_run_have_its_columns_first_and_errors_its_name(tmp_path):
-    diagnostics = pd.DataFrame(
-        {"commit": [0, 2], "quantity": "pi", "quantile": 0.5, "tensor": "a", "value": [1.0, 0.5]}
-    )
-    for seed, recorded in enumerate((diagnostics, diagnostics[:0])):
-        commits = pd.DataFrame({"commit": [0], "commit_time": 0.0})
-        Run(commits, pd.DataFrame(), recorded, {}, config={"workers": 2}).save(
-            tmp_path / f"runs/{seed}"
-        )
-    rows = [
-        {"workers": 2, "method": "gem", "seed": seed, "run_folder": f"runs/{seed}"}
-        for seed in (0, 1)
-    ]
-    (found,) = finished.Finished(tmp_path, {}, pd.DataFrame(rows[:1])).each_run(
-        lambda run: [tensors.medians(run)]
-    )
-    assert list(found) == [
-        "workers",
-        "method",
-        "seed",
-        "commit",
-        "worker_step",
-        "tensor",
-        "pi_median",
-    ]
-    assert found.to_numpy().tolist() == [
-        [2, "gem", 0, 0, 0.0, "a", 1.0],
-        [2, "gem", 0, 2, 1.0, "a", 0.5],
-    ]
-    with pytest.raises(InputError, match=r"^runs/1: no pi was recorded"):
-        finished.Finished(tmp_path, {}, pd.DataFrame(rows)).each_run(
-            lambda run: [tensors.medians(run)]
-        )
 
 
 # Momentum

@@ -13,14 +13,13 @@ from cases import (
     make_problem,
     make_trace,
 )
-from event_loop import RECORDED, forced_deviation
+from event_loop import forced_deviation
 
 import asyncsim.replays.pieces as pieces
 from asyncsim import (
     InputError,
     methods,
     recorders,
-    replay_ensemble,
 )
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
@@ -38,28 +37,6 @@ def computed(trace, method, problem, form, count=1, **options):
     stops, devices = np.arange(EVERY, len(trace) + 1, EVERY), jax.devices()[:count]
     options = {"record": [recorders.energy()], "stops": stops, "devices": devices} | options
     return Replay(trace, method, problem, precision="float64", form=form, **options)
-
-
-@pytest.mark.full
-def test_ensembles_are_single_replays():
-    options = {
-        "seeds": [0, 3],
-        "learning_rate": [0.05, 0.1],
-        "precision": "float64",
-        "progress": False,
-    }
-    options["record"] = [recorders.energy(tensors=2), recorders.diagnostics()]
-    trace, problem = make_trace("read_then_write, two visits", commits=120), make_problem("digits")
-    together, apart = (
-        replay_ensemble(trace, methods.gem, problem, batched=way, **options)
-        for way in (True, False)
-    )
-    for one, other in zip(together, apart, strict=True):
-        for name in RECORDED:
-            np.testing.assert_allclose(one.commits[name], other.commits[name], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(
-            one.diagnostics["value"], other.diagnostics["value"], rtol=1e-6, atol=1e-9
-        )
 
 
 @pytest.mark.full

@@ -292,36 +292,6 @@ def test_first_and_last_loss():
     assert limits.first_and_last(run, 10) == (4.0, 2.0)
 
 
-def test_signs_of_the_table_of_limits_mean_one_thing_each():
-    names = ["method", "question", "at", "largest_stable", "smallest_unstable", "seeds", "error"]
-    rows = [
-        ["gem", "workers", 0.05, 100, None, 2, None],
-        ["gem", "learning_rate", 5, 0.4, 0.5657, 2, None],
-        ["downpour", "workers", 0.05, 17, 20, 2, None],
-        ["mine", "workers", 0.05, None, None, 2, None],
-        ["yours", "workers", 0.05, None, None, None, "ValueError: none"],
-    ]
-
-    def printed(*places: int) -> list[str]:
-        return limits.limits_report(
-            "digits", pd.DataFrame([rows[place] for place in places], columns=names)
-        ).splitlines()
-
-    _, _, *lines, signs = printed(*range(5))
-    assert [re.split(r"\s{2,}", line.strip())[-2:] for line in lines] == [
-        ["100", "> 100"],
-        ["0.400", "0.566"],
-        ["17", "20"],
-        ["none", "-"],
-        ["failed", "-"],
-    ]
-    # Only those that there are.
-    assert [part.split(":")[0] for part in signs.split("; ")] == ["> x", "none", "failed", "-"]
-    assert [part.split(":")[0] for part in printed(3)[-1].split("; ")] == ["none", "-"] and len(
-        printed(1, 2)
-    ) == 4
-
-
 def test_tensors_need_pi(told):
     code, _, err = told("tensors", "--workers 2 --methods downpour --steps 4")
     assert code == 2 and not Path("mine").exists()

@@ -85,16 +85,3 @@ def test_each_method_is_shown_at_its_best_rate(results):
 def test_the_leader_is_who_told_the_least_loss_last():
     commits = pd.DataFrame({"worker": [1, 0, 1, 2, 1], "loss": [0.5, 0.7, 0.9, 0.8, 0.1]})
     assert leaders.leaders(commits, 4).tolist() == [1, 1, 0, 0, 1]
-
-
-@pytest.mark.full
-def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
-    options = {"workers": (2,), "window": (1,), "gradients": 8, "seeds": 1, "problem": "quadratic"}
-    result = leaders.run(
-        leaders.Config(methods=("gem",), local_momentum=0.9, out=tmp_path / "with", **options)
-    )
-    told = capsys.readouterr().err
-    assert "note: best at the l" in told and ": gem with 2 workers and window 1; a rate" in told
-    assert told.count("local_momentum and weight_decay change nothing for gem") == 1
-    plain = leaders.run(leaders.Config(methods=("gem",), out=tmp_path / "without", **options))
-    assert result.summary["final_loss"].tolist() == plain.summary["final_loss"].tolist()

@@ -217,24 +217,6 @@ def test_two_sites_by_hand(capsys):
     assert capsys.readouterr().out.count(links) == 2
 
 
-def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
-    config = plan.Config(
-        workers=8, policy=("asynchronous", "barrier", "buffered(2)", "rounds"), window=(1, 2)
-    )
-    assert config.horizon == Horizon("gradients", 1e5) and len(plan.make_candidates(config)) == 8
-    versions = dataclasses.replace(config, versions=100.0)
-    (candidate,) = plan.make_candidates(versions)
-    assert candidate.labels["policy"] == "asynchronous" and candidate.labels["window"] == 1
-    left_out = (
-        "7 of 8 combinations left out: versions: do not hold 1 gradient, unlike asynchronous, "
-        "window 1; "
-    )
-    assert left_out in capsys.readouterr().err
-    versions = dataclasses.replace(versions, policy=("barrier", "buffered(8)", "buffered(4)"))
-    names = [(one.labels["policy"], one.labels["window"]) for one in plan.make_candidates(versions)]
-    assert names == [("barrier", 1), ("buffered(8)", 1), ("buffered(4)", 2)]
-
-
 def test_the_plan_answers(capsys):
     config = plan.Config(
         workers=4,

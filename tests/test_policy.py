@@ -1,7 +1,5 @@
 """Timing policies: their texts, runs by hand, and the closed forms of waiting and staleness."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -9,22 +7,17 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    Trace,
     Uniform,
-    asynchronous,
     barrier,
     bounded_staleness,
     buffered,
     cancel_stale,
     discard_stale,
     first_of,
-    rounds,
     simulate,
     theory,
-    trials,
 )
-from asyncsim.clusters.cluster_text import describe
-from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, parse_policy
+from asyncsim.clusters.policy import parse_policy
 from asyncsim.theory import queue_theory, staleness_theory
 from asyncsim.traces.trace_summary import phases
 
@@ -167,47 +160,6 @@ def test_throughput_of_bounded_staleness(workers, bound):
 
 
 # The dataclass, its text, and what is refused
-
-
-ALL = [
-    "asynchronous()",
-    "bounded_staleness(bound=3)",
-    "buffered(count=4)",
-    "first_of(count=2)",
-    "barrier()",
-    "barrier(count=3)",
-    "discard_stale(limit=4, count=1)",
-    "cancel_stale(limit=4, count=2)",
-    "rounds()",
-    "buckets(count=2)",
-    "buffered(count=2, grace=0.5)",
-    "first_of(count=2, grace=0.5)",
-    "trials(time=0.8, count=2)",
-    "trials(time=[0.8, 1, 1, 1.5, 2], count=[1, 2, 1, 3, 1])",
-]
-
-
-@pytest.mark.parametrize("text", ALL)
-def test_policies_are_written_and_read(text, tmp_path):
-    policy = parse_policy(text)
-    assert str(policy) == text
-    assert Policy(**json.loads(json.dumps(policy.to_dict()))) == policy
-    cluster = Cluster(5, Gamma(1.0, 0.5), 0.1, policy=policy)
-    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
-    assert describe(cluster).endswith(text) == (policy != asynchronous())
-    trace = simulate(cluster, 50)
-    again = Trace.load(trace.save(tmp_path / "trace.parquet"))
-    assert again.frame.equals(trace.frame) and again.policy == policy
-
-
-def test_texts_may_be_short():
-    assert parse_policy("rounds") == rounds()
-    assert parse_policy(" bounded_staleness( 3 )") == bounded_staleness(3)
-    assert parse_policy("discard_stale(2, count=5)") == discard_stale(2, 5)
-    assert parse_policy("(rounds)") == rounds()
-    assert parse_policy("trials([200 ms, 2 s])") == trials([0.2, 2.0])
-    assert parse_policy("buffered(2, grace=1 min)") == buffered(2, 60.0)
-    assert {parse_policy(text).name for text in ALL} == set(POLICIES) - set(WITHOUT_SERVER[1:])
 
 
 # What is told of a trace

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import Cluster, InputError, methods, prescribed, replay, simulate
+from asyncsim import Cluster, InputError, methods, replay, simulate
 from asyncsim.problems import characters, custom, digits, least_squares, logistic, quadratic
 from asyncsim.problems.problem import BatchIndices, dirichlet_shards, mean_in_pieces
-from asyncsim.replays.running import problem_state
 
 KEY = jax.random.key(3)
 
@@ -246,20 +245,6 @@ def test_digits_are_the_bundled_ones_split_by_class():
     np.testing.assert_allclose(shares, 0.2, atol=1 / 174)
 
 
-def test_digits_are_learnt_by_plain_sgd():
-    problem = digits()
-    steps, rate = 1500, 0.05
-    train, test = in_precision((problem.train, problem.test), jnp.float32)
-    rows = problem.batch_indices(0, 1).rows(np.zeros(steps, int), np.arange(steps))[:, 0]
-
-    def step(params, row):
-        gradient = jax.grad(problem.loss)(params, jax.tree.map(lambda a: a[row], train), KEY)
-        return jax.tree.map(lambda x, g: x - rate * g, params, gradient), None
-
-    params, _ = jax.jit(lambda p, r: lax.scan(step, p, r))(problem.init(KEY), rows)
-    assert problem.evaluate(params, None, test)["accuracy"] > 0.95
-
-
 # MNIST
 
 
@@ -346,15 +331,6 @@ def test_custom_evaluate_and_state():
     ) == {"loss": 2.0}
 
 
-def test_custom_predictions_are_the_users_own():
-    problem = classes(lambda params, data: data["x"] @ params)
-    x = problem.test["x"]
-    np.testing.assert_array_equal(
-        problem.predict(2 * np.eye(2), {"x": x, "label": problem.test["label"]}), 2 * x
-    )
-    assert regression().predict is None
-
-
 @pytest.mark.parametrize("examples", [6, 7, 13])
 def test_mean_in_pieces(examples):
     values = jnp.arange(examples, dtype=jnp.float64)
@@ -426,21 +402,6 @@ def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(
     ]
 
 
-def test_the_smaller_the_more_unlike():
-    """By the mean distance in total variation of a worker's classes from all: 0.9 for a class each
-    of ten.
-    """
-    label = digits().train["label"]
-    apart = []
-    for concentration in (0.001, 0.1, 1.0, 1e6):
-        shards = dirichlet_shards(label, 16, concentration, 0)
-        shares = np.array(
-            [np.bincount(label[shard], minlength=10) / len(shard) for shard in shards]
-        )
-        apart.append(np.abs(shares - np.bincount(label) / len(label)).sum(1).mean() / 2)
-    assert apart[0] > 0.75 and apart[0] > apart[1] > 0.5 > apart[2] > 0.15 > apart[3]
-
-
 def test_workers_draw_from_their_dirichlet_shards():
     problem = digits(dirichlet=0.1, batch_size=8)
     shards = dirichlet_shards(problem.train["label"], 5, 0.1, 3)
@@ -478,11 +439,6 @@ def images(shape=(28, 28), label=(0, 9, 4)):
     return {"image": np.zeros((3, *shape), np.float32), "label": np.array(label)}
 
 
-def test_arrays_of_another_byte_order_are_the_same_numbers():
-    problem = own(np.array([1.0, 2.0], ">f8"), batch_size=1)
-    assert problem.train.dtype.isnative and problem.train.tolist() == [1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("label", "precision", "fits"),
     [(2**40, "float32", False), (2**40, "float64", True), (7, "float32", True)],
@@ -505,31 +461,6 @@ def test_whole_numbers_are_never_cut_off(label, precision, fits):
     assert replay(trace, methods.downpour(0.1), problem, **options).params["w"] == pytest.approx(
         1, rel=1e-3
     )
-
-
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_whole_numbers_of_a_state_are_never_cut_off(precision):
-    problem = custom(
-        line,
-        lambda p, s, b, k: (jnp.sum(p * p), s),
-        init_state=lambda: {"n": np.array(3_000_000_000), "few": 1},
-    )
-    with jax.enable_x64(precision == "float64"):
-        if precision == "float64":
-            assert problem_state(problem, jnp.dtype(precision))["n"] == 3_000_000_000
-            return
-        told = (
-            "its init_state has whole numbers from 3000000000 to 3000000000, which int32 cannot "
-            "hold; use precision="
-        )
-        with pytest.raises(InputError, match=told):
-            replay(
-                prescribed(0, 4, 2),
-                methods.downpour(0.1),
-                problem,
-                precision=precision,
-                progress=False,
-            )
 
 
 def split_by_class(**options):

@@ -287,22 +287,6 @@ def test_the_rule_of_the_best_rate(measure, better, worse):
         )
 
 
-def test_the_order_of_the_study_stays_and_a_method_may_have_no_rate():
-    fast, slow = [(1.0, 0.1)], [(2.0, 0.1)]
-    parts = [
-        rated({0.1: slow}, "b"),
-        rated({0.1: fast}, "a"),
-        rated({NAN: slow}, "c"),
-        rated({0.2: fast}, "b"),
-    ]
-    best = tuned(pd.concat([*parts, rated({0.2: slow}, "a")], ignore_index=True), ["method"], TIME)
-    assert best["method"].tolist() == ["b", "a", "c"]
-    np.testing.assert_array_equal(best["learning_rate"], [0.2, 0.1, NAN])
-    over = ["method", "learning_rate"]
-    runs = pd.concat(parts, ignore_index=True).assign(name="x")
-    assert tuned(runs, ["name"], TIME, over)[over].to_numpy().tolist() == [["a", 0.1]]
-
-
 def test_the_worst_case_of_each_rate_counts():
     attacks = {
         "alie": {0.1: [(1.0, 0.5)], 0.2: [(1.0, 0.1)]},

@@ -329,20 +329,6 @@ def test_directions_are_those_of_a_loop(window, float64):
         np.testing.assert_allclose(run.commits["gradient_cosine"].dropna(), 1)
 
 
-def test_directions_in_every_form():
-    """In one run and in an ensemble; minibatches point roughly where the full gradient does."""
-    problem = problems.digits(batch_size=64, hidden=(8,))
-    trace, record = make_trace(commits=40), [recorders.directions(problem)]
-    runs = replay_ensemble(
-        trace, methods.downpour, problem, record=record, learning_rate=[0.1, 0.2], batched=True
-    )
-    for run, rate in zip(runs, [0.1, 0.2], strict=True):
-        single = replay(trace, methods.downpour(rate), problem, record=record)
-        found, expected = (one.commits["gradient_cosine"] for one in (run, single))
-        assert expected.notna().sum() >= 7 and (expected.dropna() > 0).all()
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
-
-
 def test_a_target_of_another_shape_is_refused():
     with pytest.raises(InputError, match=r"target: parameters of shapes \(2,\)"):
         recorders.directions(problems.quadratic([1.0]), np.zeros(2))

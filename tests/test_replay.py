@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from cases import FORCED, make_method, make_problem, make_trace, nested_problem, stateful_problem
+from cases import FORCED, make_method, make_problem, make_trace, stateful_problem
 from event_loop import RECORDED, EventLoop, deviation
 
 import asyncsim.replays.plan
@@ -116,19 +116,6 @@ def test_compiled_once_for_all_seeds():
 
 
 # Own problems
-
-
-@pytest.mark.full
-def test_parameters_come_back_in_their_own_tree():
-    problem, trace = nested_problem(), make_trace(commits=300)
-    run = replay(trace, make_method("downpour"), problem, precision="float64", progress=False)
-    loop = EventLoop(trace, make_method("downpour"), problem)
-    loop.run(0, 300)
-    expected = loop.unravel(loop.central)
-    assert jax.tree.structure(run.params) == jax.tree.structure(expected)
-    for found, wanted in zip(jax.tree.leaves(run.params), jax.tree.leaves(expected), strict=True):
-        assert isinstance(found, np.ndarray)
-        np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ import pytest
 from test_study import ROOT, TOY
 
 import asyncsim
-from asyncsim import InputError, Run, plots, study
+from asyncsim import InputError, plots, study
 from asyncsim.__main__ import main
 from asyncsim.base.files import write_sealed
 from asyncsim.runs import index
@@ -87,35 +87,6 @@ def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
     )
     assert main(["warp", "early"]) == 2
     assert main(["untag", "compare"]) == 2 and "no tag" in capsys.readouterr().err
-
-
-def test_any_folder_may_have_a_tag(there, place, capsys, monkeypatch):
-    folder = place / "notes"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    assert main(["tag", "ideas", "--note", "of today"]) == 0
-    monkeypatch.chdir(place)
-    capsys.readouterr()
-    assert main(["warp", "ideas"]) == 0 and capsys.readouterr().out == f"{folder}\n"
-    assert main(["runs"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if "ideas" in line)
-    assert line.split()[:2] == ["ideas", "-"] and line.endswith("notes")
-    assert main(["tag", "ideas", "second"]) == 0
-    assert main(["tag", str(there / "compare"), "base"]) == 0
-    capsys.readouterr()
-    assert main(["runs", "--names"]) == 0
-    assert capsys.readouterr().out.split() == ["base", "ideas", "second"]
-    assert main(["tag", "notes", "x", "--run", "gem-seed0"]) == 2
-    assert "has no runs" in capsys.readouterr().err
-    assert main(["show", "ideas"]) == 2 and "Traceback" not in capsys.readouterr().err
-    (results.index_folder() / "index.json").unlink()  # it is only a cache
-    assert main(["untag", "ideas"]) == 0 and main(["untag", "second"]) == 0
-    capsys.readouterr()
-    assert main(["runs"]) == 0
-    output = capsys.readouterr()
-    assert "notes" not in output.out + output.err and not (folder / "tags").exists()
-    with pytest.raises(InputError, match=r"folder = .*: is no folder"):
-        index.tag(folder / "nowhere", "x")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -389,11 +360,6 @@ def test_hostile_folders_are_read_and_shown_without_harm(place, capsys):
         asyncsim.runs.open("t")
 
 
-def test_loading_a_study_as_a_run_lists_its_runs(there):
-    with pytest.raises(InputError, match=r"folder of a study; .*: downpour-seed0, gem-seed0"):
-        Run.load(there / "compare")
-
-
 def test_what_differs_is_printed_and_drawn(there, place, capsys, monkeypatch):
     assert main(["diff", "compare", "staleness"]) == 0
     output = capsys.readouterr().out
@@ -490,37 +456,6 @@ def test_only_runs_that_differ_in_the_seed_are_a_line():
         labels == [f"DOWNPOUR (commits={text})" for text in ("8", "12", "8, run=2")]
         and "coincide" in title
     )
-
-
-def test_no_best_is_named_of_runs_that_are_unlike(place):
-    """Of several numbers of workers the means go from the least to the most; of one, the best is
-    named.
-    """
-    rows = [
-        f"{workers},{method},{seed},finished,{loss + 0.1 * seed}"
-        for workers, method, loss in (
-            (4, "gem", 0.2),
-            (4, "sgd", 0.4),
-            (8, "gem", 0.6),
-            (8, "sgd", 0.8),
-        )
-        for seed in (0, 1)
-    ]
-    for name, count, cells in (
-        ("one", 4, [{"workers": 4}]),
-        ("two", 8, [{"workers": 4}, {"workers": 8}]),
-    ):
-        folder = place / "work" / "results" / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"study": "stability", "cells": cells}))
-        (folder / "summary.csv").write_text(
-            "\n".join(["workers,method,seed,status,train_loss", *rows[:count]]) + "\n"
-        )
-    headlines = {entry.folder.name: entry.headline for entry in index.entries()}
-    assert headlines == {
-        "one": "training loss 0.250 gem",
-        "two": "training loss 0.250 to 0.850, by workers",
-    }
 
 
 def test_an_unfinished_study_says_so_everywhere(there, capsys):

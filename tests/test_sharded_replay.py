@@ -140,7 +140,7 @@ ANY_TIMING = [methods.gem, methods.aeasgd, lambda: methods.softsync(policy=None)
 
 
 @pytest.mark.full
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(cluster=sharded(), which=st.integers(0, len(ANY_TIMING) - 1), seed=st.integers(0, 2**32))
 def test_replays_of_drawn_clusters_equal_the_loop(cluster, which, seed):
     trace = simulate(cluster, 30, seed)

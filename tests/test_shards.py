@@ -204,50 +204,6 @@ def test_the_mean_staleness_of_each_shard_is_conserved(servers=4):
     assert staleness_theory(trace.cluster).mean == workers - 1
 
 
-def test_two_workers_and_two_servers_by_hand():
-    """Half of the message takes 2 bytes / (8 bytes/s); a journey .125 + .25 s, a service .5 s."""
-    cluster = Cluster(2, [1.0, 1.25], 0.5, 0.125, 8.0, 4.0, servers=2)
-    trace = simulate(cluster, 4)
-    names = [
-        "worker",
-        "read_version",
-        "start_time",
-        "send_time",
-        "arrive_time",
-        "serve_time",
-        "commit_time",
-        "version",
-    ]
-    expected = [
-        (0, 0, 0.0, 1.0, 1.375, 1.375, 1.875, 1),
-        (1, 0, 0.0, 1.25, 1.625, 1.875, 2.375, 2),  # waits for the other's part at each server
-        (0, 1, 2.25, 3.25, 3.625, 3.625, 4.125, 3),
-        (1, 2, 2.75, 4.0, 4.375, 4.375, 4.875, 4),
-    ]
-    assert list(trace.frame[names].itertuples(index=False, name=None)) == expected
-    assert trace.frame["staleness"].tolist() == [0, 1, 1, 1]
-    of_parts = [name for name in names if name in trace.parts]
-    for shard in range(2):
-        parts = trace.parts[trace.parts["shard"] == shard]
-        pd.testing.assert_frame_equal(parts[of_parts].reset_index(drop=True), trace.frame[of_parts])
-    assert trace.parts["shard"].tolist() == [0, 1] * 4 and trace.parts["commit"].tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-    ]
-    assert trace.open_parts[["worker", "job", "shard", "read_version"]].values.tolist() == [
-        [0, 2, 0, 3],
-        [1, 2, 0, 4],
-        [0, 2, 1, 3],
-        [1, 2, 1, 4],
-    ]
-
-
 @pytest.mark.parametrize(
     "protocol", PROTOCOLS, ids=lambda options: "_".join(map(str, options.values()))
 )

@@ -47,28 +47,6 @@ def test_exchange_by_hand():
     assert trace.present.to_numpy().tolist() == [[0, 8.0]]
 
 
-def test_window_and_latency_by_hand():
-    cluster = Cluster(1, 2.0, service=1.0, latency=(0.5, 0.25), window=3)
-    trace = simulate(cluster, 2)
-    assert rows(trace, "local_steps", *TIMES, "staleness") == [
-        (3, 0.0, 6.5, 6.5, 7.5, 0),
-        (3, 7.75, 14.25, 14.25, 15.25, 0),
-    ]
-
-
-def test_exclusive_read_then_write_by_hand():
-    # The same times as an exchange; the next gradient is from the version before the own commit.
-    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="read_then_write"), 4)
-    assert rows(
-        trace, "worker", "read_version", "read_time", "push_version", "commit_time", "staleness"
-    ) == [
-        (0, 0, 0.0, 0, 3.0, 0),
-        (1, 0, 0.0, 1, 4.0, 1),
-        (0, 0, 3.0, 2, 6.0, 2),
-        (1, 1, 4.0, 3, 8.0, 2),
-    ]
-
-
 def test_separate_read_then_write_by_hand():
     # 0 compute 2, request up 0.5, read 2.5-3.5, reply down 0.25 + 1, message up 0.5 + 1, write
     # 6.25-7.25, acknowledgement down 0.25: the next round starts at 7.5 from what was read at 3.5.
@@ -102,21 +80,6 @@ def test_separate_read_then_write_by_hand():
         (1, 10.0, 10.0, 11.0, 2, 18.5, 1),
     ]
     assert trace.open_reads[["read_version", "read_time"]].to_numpy().tolist() == [[2, 18.5]]
-
-
-def test_write_then_read_by_hand():
-    # w0 writes 2-3; w1 writes 3-4; w0 reads 4-5; w1 reads 5-6; w0 writes 7-8, reads 8-9; w1 writes
-    # 9-10.
-    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="write_then_read"), 4)
-    assert rows(trace, "worker", *TIMES, "read_version", "read_time", "staleness") == [
-        (0, 0.0, 2.0, 2.0, 3.0, 0, 0.0, 0),
-        (1, 0.0, 3.0, 3.0, 4.0, 0, 0.0, 1),
-        (0, 5.0, 7.0, 7.0, 8.0, 2, 5.0, 0),
-        (1, 6.0, 9.0, 9.0, 10.0, 2, 6.0, 1),
-    ]
-    assert rows(trace, "read_arrive_time", "read_serve_time")[2:] == [(3.0, 4.0), (4.0, 5.0)]
-    # Worker 1 has written and not yet read: it holds nothing.
-    assert trace.open_reads[["worker", "job", "read_version"]].to_numpy().tolist() == [[0, 2, 3]]
 
 
 def test_shared_bandwidth_by_hand():

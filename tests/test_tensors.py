@@ -31,9 +31,7 @@ from asyncsim.methods import Applied, Method, gradient_steps, shares_programs
 from asyncsim.methods.ringmaster_lmo import orthogonalized
 from asyncsim.real import Processes, load
 from asyncsim.real.agreement import agreement
-from asyncsim.replays.programs import IdentityKey
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.tensors import on_vectors
 
 pytestmark = pytest.mark.usefixtures("float64")
 DIGITS = make_problem("digits")
@@ -196,19 +194,6 @@ def test_attacks_act_on_the_vector_of_a_message(name, attack):
     assert not np.allclose(runs[0].commits["loss"], honest.commits["loss"])
 
 
-def test_an_attack_on_vectors_refuses_other_messages():
-    def message(worker, update, start, central, visit):
-        return {"step": update, "time": visit.time}, worker, {}
-
-    def apply(server, central, message, memory, visit):
-        return Applied(jax.tree.map(jnp.add, central, message["step"]), server, memory)
-
-    method = Method("timed", {}, gradient_steps(0.1), message=message, apply=apply, space="tensors")
-    with pytest.raises(InputError, match=r"^attack = 'alie.*vectors of parameters, and .* timed"):
-        replay(make_trace(commits=40), method, TASK, attack="alie(workers=2)")
-    replay(make_trace(commits=40), method, TASK, attack="sign_flip(workers=2)")
-
-
 @shares_programs
 def scaled(learning_rate=0.05, trust=0.02):
     """LARS at the server: each tensor's step has a length in proportion to the tensor's."""
@@ -242,14 +227,6 @@ def test_an_ensemble_is_its_replays(batched, lenient):
         np.testing.assert_allclose(member.commits["loss"], run.commits["loss"], rtol=1e-9)
     losses = [run.commits["loss"].iloc[-1] for run in alone]
     assert len(set(losses)) == 4 and min(losses) < 2
-
-
-def test_rates_share_a_program():
-    keys = [on_vectors(scaled(rate), TASK, float).recipe.key for rate in (0.1, 0.2)]
-    assert keys[0] == keys[1]
-    once = methods.server_optimizer(optimizer=optax.lion(1e-3))
-    assert on_vectors(once, TASK, float) is on_vectors(once, TASK, float)
-    assert IdentityKey(on_vectors(once, TASK, float)) != IdentityKey(once)
 
 
 @pytest.mark.full
@@ -338,14 +315,6 @@ def test_singular_values_end_near_one(precision):
             large = s >= 0.001
             assert values[: large.sum()].min() >= 0.85887 - room
     assert np.all(np.asarray(orthogonalized(jnp.zeros((3, 2)))) == 0)
-
-
-def test_vectors_and_kernels():
-    vector, kernel = jnp.arange(4.0), jnp.cos(jnp.arange(24.0)).reshape(3, 4, 2)
-    assert orthogonalized(vector) is vector
-    np.testing.assert_array_equal(
-        orthogonalized(kernel).reshape(3, 8), orthogonalized(kernel.reshape(3, 8))
-    )
 
 
 def test_stale_gradients_are_cancelled_or_refused():

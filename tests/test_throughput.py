@@ -222,18 +222,3 @@ def test_study_of_simulation_and_its_figure(told):
     assert [path.read_bytes() for path in figures.draw("mine")] == first[
         :-1
     ]  # the last is the page
-
-
-def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
-    measure, calls = turns.measure, []
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return measure(*arguments)
-
-    monkeypatch.setattr(turns, "measure", stopping)
-    code, _, err = told("--workers", "2", "3", "--repeats=1", "--tasks=trace")
-    assert (code, err[-1]) == (study.INTERRUPTED, "interrupted: the finished results are in mine")
-    assert set(pd.read_csv("mine/summary.csv")["workers"]) == {2}

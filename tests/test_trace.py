@@ -277,21 +277,6 @@ def test_files_of_format_3_hold_what_the_same_simulation_gives(kind, tmp_path):
         assert new.frame["restores"].sum() > 1
 
 
-def test_a_file_of_format_1_does_not_tell_when_messages_set_off(tmp_path):
-    with zipfile.ZipFile(Path(__file__).with_name("traces_of_format_3.zip")) as files:
-        path = files.extract("plain.parquet", tmp_path)
-    trace, table = Trace.load(path), pq.read_table(path)
-    header = json.dumps(json.loads(table.schema.metadata[b"asyncsim"]) | {"format": 1}).encode()
-    table = table.rename_columns([name.replace("push_", "form_") for name in table.column_names])
-    older = table.drop_columns("send_time").replace_schema_metadata({b"asyncsim": header})
-    pq.write_table(older, tmp_path / "older.parquet")
-    read = Trace.load(tmp_path / "older.parquet")
-    assert read.frame["send_time"].isna().all()
-    pd.testing.assert_frame_equal(
-        read.frame.drop(columns="send_time"), trace.frame.drop(columns="send_time")
-    )
-
-
 def test_parts_of_the_workers_time_by_hand():
     # Worker 0 computes 0-2, sends 2-3, is served 3-4, gets its reply at 6; worker 1 computes 0-3,
     # arrives at 4, is served 4-5, gets its reply at 7. The reads of worker 0 are followed by 6-8

@@ -270,21 +270,6 @@ def test_a_link_to_a_known_file_runs_nothing_that_lies_beside_it(told):
     assert not Path("ran").exists()
 
 
-def test_imports_come_from_beside_an_own_file_last_and_never_from_results(told, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    strange(study="staleness", command=list(TOY[1:]))
-    Path("own").mkdir()
-    Path("own/mine.py").write_text(MINE)
-    Path("link.py").symlink_to("own/mine.py")
-    path = list(sys.path)
-    assert (
-        told("study", *TOY, "--methods=t/evil.py:f", "--out=a")[0] == 0 and Path("ran").exists()
-    )  # it was typed
-    assert sys.path == path
-    assert told("study", *TOY, "--methods=link.py:f", "--out=b")[0] == 0
-    assert sys.path == [*path, str(Path("own").resolve())]
-
-
 # Links
 
 
