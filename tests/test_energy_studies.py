@@ -68,29 +68,6 @@ def test_compliance_is_that_of_the_diagnosed_commits(energies):
 
 
 @pytest.mark.full
-def test_energies_over_time_of_tensors_and_of_workers(energies):
-    compliance, curves, by_tensor, by_worker = tables(energies.folder, energy.TABLES)
-    keys = ["workers", "method", "seed", "commit"]
-    sums = by_tensor.groupby(keys)[["central_energy", "proxy_energy"]].sum()
-    pd.testing.assert_frame_equal(
-        sums, compliance.set_index(keys).sort_index()[list(sums)], rtol=1e-12
-    )
-    found = finished.read(energies.folder, "energy")
-    for row in [*curves.itertuples(), *by_worker.itertuples()]:
-        (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
-        step = run.commits["commit"] / row.workers
-        # Stretches of one worker step, as the run is short.
-        own = run.commits[(step >= row.worker_step - 0.5) & (step < row.worker_step + 0.5)]
-        if hasattr(row, "worker"):
-            own = own[own["worker"] == row.worker]
-        ratio = own["central_energy"] / own["proxy_energy"]
-        assert row.energy_ratio == pytest.approx(ratio.median(), rel=1e-12)
-        assert row.stable == pytest.approx((ratio <= 1).mean(), rel=1e-12)
-    assert len(curves) == 2 * 2 * 6
-    assert set(by_worker.query("workers == 3")["worker"]) == {0, 1, 2}
-
-
-@pytest.mark.full
 def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     options = {"workers": (3,), "problem": "quadratic", "learning_rate": 30.0, **QUICK, "steps": 60}
     result = energy.run(energy.Config(**options, methods=("downpour",), out=tmp_path / "out"))

@@ -82,29 +82,6 @@ def test_neighbours_wait_for_the_detection_and_then_mix_with_the_living():
     assert lost["row"].tolist() == [0, 1] and lost["weight"].tolist() == [THIRD, THIRD]
 
 
-def test_two_seconds_pass_before_the_next_gradient_of_a_mixed_replica():
-    """The same with `neighbours()`: nobody computes between the death at 2 and its detection at
-    4.
-    """
-    crash = failures.crash(2, 100, detect=2, workers=2)
-    trace = simulate(Cluster(3, 1.0, topology="ring()", policy="neighbours()", failures=[crash]), 9)
-    assert columns(trace, "worker", "start_time", "commit_time", "sources", first=4) == [
-        [0, 1.0, 2.0, [1, 2]],
-        [1, 1.0, 2.0, [0, 2]],
-        [0, 4.0, 5.0, [4, 5]],
-        [1, 4.0, 5.0, [4, 5]],
-        [0, 5.0, 6.0, [6, 7]],
-        [1, 5.0, 6.0, [6, 7]],
-    ]
-    summary = trace.summary(0)
-    assert summary["away_share"] == pytest.approx(4 / 18) and summary[
-        "lost_to_waiting"
-    ] == pytest.approx(4 / 18)
-    assert summary["lost_to_failed"] == pytest.approx(5 / 18) and summary[
-        "counted_share"
-    ] == pytest.approx(9 / 18)
-
-
 def test_whoever_is_back_copies_the_newest_replica_of_a_neighbour():
     """Worker 2 is away from 2.5 to 4.5; the copy takes the latency, 0.25; its first round is the
     neighbours' third.
@@ -300,24 +277,6 @@ def test_another_failure_changes_nobody_elses_times(policy="handshake()"):
         trace.spells.loc[trace.spells["worker"] == 0, "begin"].to_numpy()[:5] for trace in traces
     ]
     assert spells[0].tolist() == spells[1].tolist()
-
-
-def test_a_trace_is_saved_and_loaded(tmp_path):
-    everything = [
-        "crash(3, exponential(1), detect=1)",
-        "loss(0.2, 1, resend=False)",
-        "join(4, workers=2)",
-    ]
-    trace = simulate(
-        Cluster(5, "exponential(1)", topology="ring()", policy="neighbours()", failures=everything),
-        60,
-    )
-    loaded = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
-    for name in ("frame", "spells", "in_flight", "open_reads"):
-        pd.testing.assert_frame_equal(
-            getattr(loaded, name), getattr(trace, name), check_dtype=False
-        )
-    assert loaded.summary() == trace.summary() and (trace.in_flight["taker"] < 0).any()
 
 
 @pytest.mark.parametrize(

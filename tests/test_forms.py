@@ -39,38 +39,6 @@ def computed(trace, method, problem, form, count=1, **options):
     return Replay(trace, method, problem, precision="float64", form=form, **options)
 
 
-@pytest.mark.full
-def test_forms_repeat_and_record_alike():
-    """DOWNPOUR does not amplify round-off."""
-    trace, method, problem = (
-        make_trace(commits=STEPS),
-        make_method("downpour"),
-        make_problem("digits"),
-    )
-    record = [recorders.energy(tensors=10), recorders.diagnostics(10)]
-
-    def run(form, count):
-        running = Replay(
-            trace, method, problem, record=record, form=form, devices=jax.devices()[:count]
-        )
-        running.evaluate()
-        running.advance(len(trace))
-        running.evaluate()
-        return running.result()
-
-    expected, tolerance = run("single", 1), 1e-4  # float32
-    for form, count in (("batch", 1), ("single", 1), ("batch", 2)):
-        found, again = run(form, count), run(form, count)
-        for table in ("commits", "evaluations", "diagnostics"):
-            rows, wanted = getattr(found, table), getattr(expected, table)
-            assert rows.equals(getattr(again, table)) and rows.dtypes.equals(wanted.dtypes)
-            numbers = wanted.select_dtypes("number").columns
-            np.testing.assert_allclose(
-                rows[numbers], wanted[numbers], rtol=tolerance, atol=tolerance
-            )
-        assert jax.tree.map(np.shape, found.params) == jax.tree.map(np.shape, expected.params)
-
-
 @pytest.mark.parametrize("method", ["gem", pytest.param("aeasgd", marks=pytest.mark.full)])
 def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
     """Which an accelerator takes: no two may go to the same place, though one piece can use a slot

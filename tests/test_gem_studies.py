@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import InputError, Run, Trace, simulate, study
+from asyncsim import Run, Trace, simulate, study
 from asyncsim.study.finished import Finished, read
 
 limits = study.load("stability")
@@ -506,28 +506,3 @@ def test_deviation_of_known_curves():
     # Fewer than half of the bins are no curve.
     longer = pd.Series([1.0] * 7)
     assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
-
-
-def test_published_curves_are_those_of_mnist():
-    forensics = study.load("forensics")
-    gem, other = SimpleNamespace(name="gem"), SimpleNamespace(name="mine")
-    cell = SimpleNamespace(
-        problem=SimpleNamespace(name="mnist", config={"network": "cnn"}), methods=[gem]
-    )
-    found = forensics._published(cell, forensics.Config())
-    assert {key for key in found} == {("gem", n) for n in (5, 10, 20, 30)}
-    # Read off the first points of figure 1a in the file: steps 5, 10, 15 and 20.
-    assert found["gem", 5].iloc[0] == pytest.approx((2.293 + 2.264 + 2.143 + 1.827) / 4, rel=1e-9)
-    with pytest.raises(
-        InputError, match=r"workers = 7: no curve of gem is published for it; give 5, 10, 20 or 30"
-    ):
-        forensics._published(cell, forensics.Config(workers=(7,), fitted=(7,)))
-    with pytest.raises(
-        InputError, match="methods = 'mine': unknown; choose from gem, downpour, adaptive_staleness"
-    ):
-        forensics._published(
-            SimpleNamespace(problem=cell.problem, methods=[other]), forensics.Config()
-        )
-    for name, config in (("digits", {}), ("mnist", {"network": "mlp"})):
-        other = SimpleNamespace(problem=SimpleNamespace(name=name, config=config), methods=[gem])
-        assert forensics._published(other, forensics.Config()) == {}

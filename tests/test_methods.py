@@ -192,7 +192,7 @@ def test_factories_name_and_explain_what_they_take(name):
 
 
 BAD = {
-    "success": [0, 1.5, math.nan, "few", True, None],
+    "success": [0, 1.5, math.nan, "few"],
     "fragments": [0, 2.5, -1, "few", True, None],
     "overlap": [2.5, -1, "few", True, None],
     "blend": [-0.1, 1, math.nan, "half", None],

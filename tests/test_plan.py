@@ -100,28 +100,6 @@ def test_horizons_agree_and_finite_ones_are_counted():
     assert lossy["goodput"] == pytest.approx(1 - lossy["in_vain"])
 
 
-@pytest.mark.parametrize(
-    ("policy", "protocol"),
-    [
-        ("barrier(6)", "exchange"),
-        ("bounded_staleness(2)", "exchange"),
-        ("cancel_stale(4)", "exchange"),
-    ],
-)
-def test_rates_are_those_of_the_summary(policy, protocol):
-    cluster = Cluster(
-        8, "gamma(1, 0.4)", service=0.02, latency=0.1, policy=policy, protocol=protocol
-    )
-    found = measure(cluster, SIZE, Horizon("gradients", 1e6), 2400, 1)
-    summary = simulate(cluster, 2400, seed=1).summary(200)
-    assert found["gradients_per_second"] == pytest.approx(summary["throughput"], rel=0.02)
-    assert found["staleness_mean"] == pytest.approx(summary["staleness_mean"], rel=0.03, abs=0.02)
-    assert found["computing"] == pytest.approx(summary["computing_share"], abs=0.02)
-    assert sum(
-        found[name] for name in ("computing", "sending", "waiting", "held")
-    ) == pytest.approx(1)
-
-
 def test_combinations_contradict_themselves(capsys):
     config = plan.Config(
         workers=6,

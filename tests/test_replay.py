@@ -186,39 +186,6 @@ def watched():
     return Method("watched", {}, gradient_steps(0.05), message=message)
 
 
-def test_diagnostics_summarise_what_the_method_shows():
-    curvature = np.linspace(0.1, 1, 16)
-    problem, method, trace = (
-        problems.quadratic(curvature),
-        watched(),
-        make_trace("write_then_read", commits=300),
-    )
-    run = replay(
-        trace,
-        method,
-        problem,
-        precision="float64",
-        record=[recorders.diagnostics(10)],
-        progress=False,
-    )
-    loop = EventLoop(trace, method, problem)
-    loop.run(0, 300)
-    table = run.diagnostics
-    assert sorted(table["commit"].unique()) == [0, 71, 142, 213, 284]
-    for commit, rows in table.groupby("commit"):
-        row = trace.frame.iloc[commit]
-        update = -0.05 * curvature * np.asarray(loop.versions[row["read_version"]])
-        assert (rows["worker"] == row["worker"]).all() and (rows["worker_step"] == row["job"]).all()
-        share = rows[rows["quantity"] == "positive"]
-        assert share["value"].tolist() == [np.mean(update > 0)]
-        sizes = rows[rows["quantity"] == "size"]
-        # The last is the median of the one tensor, which has no name.
-        assert sizes["quantile"].tolist() == [0.05, 0.25, 0.5, 0.75, 0.95, 0.5]
-        np.testing.assert_allclose(
-            sizes["value"], np.quantile(np.abs(update), sizes["quantile"]), rtol=1e-10
-        )
-
-
 # Divergence
 
 

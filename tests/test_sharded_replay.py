@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from sharded_loop import ShardedLoop
-from test_shards import PROTOCOLS, sharded
+from test_shards import sharded
 
 from asyncsim import (
     Cluster,
@@ -182,24 +182,7 @@ def test_where_all_servers_agree_the_replay_is_that_of_one_server():
     np.testing.assert_allclose(several.params, one.params, rtol=ROUND_OFF)
 
 
-def test_a_single_group_is_a_single_server():
-    """Its rows and numbers are those of a cluster without named groups, to the last bit."""
-    problem, method = make_problem("digits"), methods.downpour()
-    runs = [replay(make_sharded(20, servers=servers), method, problem) for servers in (1, ("0,1",))]
-    assert runs[0].commits.equals(runs[1].commits)
-    assert runs[0].evaluations.equals(runs[1].evaluations)
-
-
 # The order of parts.
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=str)
-def test_parts_of_a_message_are_committed_at_different_places(protocol):
-    trace = make_sharded(200, **protocol)
-    parts = trace.accepted.parts
-    whole = parts[parts["commit"] >= 0].groupby("commit")
-    assert (whole["version"].nunique() > 1).mean() > 0.3
-    assert (whole["staleness"].nunique() > 1).mean() > 0.3
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import asyncsim
-from asyncsim import Cluster, InputError, Trace, simulate, study
+from asyncsim import Cluster, InputError, Trace, simulate
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters import policy
 from asyncsim.theory import queue_theory, staleness_theory, throughput_theory
@@ -352,43 +352,3 @@ def test_theory_of_several_servers():
     )
     assert queue_theory(differing) is None
     assert staleness_theory(differing).mean == 3.0
-
-
-def test_studies_have_several_servers(tmp_path):
-    """Four links carry a quarter of the bytes each; the all-reduce among the combinations has no
-    server.
-    """
-    plan = study.load("plan")
-    options = {
-        "workers": 8,
-        "gradients": 400.0,
-        "seeds": 1,
-        "bandwidth": 1e6,
-        "message_bytes": 5e5,
-        "servers": 4,
-    }
-    policies = {"policy": ("asynchronous", "barrier"), "collective": ("none", "ring")}
-    result = plan.run(plan.Config(**options, **policies, out=tmp_path / "plan"))
-    rows = result.summary.set_index(["policy", "collective"])
-    asynchronous = rows.loc[("asynchronous", "none")]
-    assert asynchronous["staleness_mean"] == pytest.approx(7, abs=0.2)
-    cluster = Cluster(
-        8,
-        "gamma(1, 0.2)",
-        0.005,
-        bandwidth=1e6,
-        message_bytes=5e5,
-        shared_bandwidth=True,
-        servers=4,
-    )
-    assert asynchronous["seconds"] == simulate(cluster, 400).frame["commit_time"].iloc[-1]
-    compare = study.load("compare")
-    options = {"workers": 2, "steps": 5, "seeds": 1, "servers": 4, "out": tmp_path / "compare"}
-    options["problem"] = "digits(hidden=(), batch_size=4)"
-    with pytest.raises(InputError, match="method = 'qsgd': needs all parameters at one instant"):
-        compare.run(compare.Config(**options, methods=("qsgd",)))
-    with pytest.raises(InputError, match="record: 'position_0' need all parameters"):
-        compare.run(compare.Config(**options, methods=("downpour",), animate=True))
-    assert not (tmp_path / "compare").exists()
-    result = compare.run(compare.Config(**options, methods=("downpour",)))
-    assert result.summary["status"].tolist() == ["finished"]

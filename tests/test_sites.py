@@ -216,22 +216,6 @@ def test_a_bandwidth_for_which_messages_take_for_ever_is_questioned():
         Cluster(4, 1.0, bandwidth="100 kbit/s", message_bytes="20 kB")
 
 
-def test_leaders_of_groups_talk_near_and_of_all_far():
-    cluster = Cluster(8, 1.0, sites=[4, 4], far_latency=1)
-    for groups, every in ((1, 1), (2, 3), (3, 1), (4, 3), (8, 3)):
-        assert meet(cluster, methods.lsgd(groups=groups, global_every=3).timing).far_every == every
-    near = dataclasses.replace(cluster, sites=None, far_latency=None)
-    assert meet(near, methods.lsgd(groups=2).timing) == near
-    assert meet(dataclasses.replace(cluster, far_every=2), methods.sgd().timing).sites == (1,)
-    trace = simulate(meet(cluster, methods.lsgd(groups=2, global_every=3).timing), 240)
-    frame = trace.frame
-    pulled_to_all = (frame["job"] + 1) % 3 == 0
-    np.testing.assert_allclose(
-        frame["arrive_time"] - frame["send_time"], np.where(pulled_to_all, 1.0, 0.0), atol=1e-9
-    )
-    assert trace.summary()["throughput"] == pytest.approx(8 / (1 + 2 / 3), rel=0.02)
-
-
 def test_failures_have_units_and_sites():
     text = "crash(every=exponential(2 h), lasts=2 min, detect=30 s, site=1)"
     crash = failures.crash("exponential(7200)", 120, detect=30, site=1)

@@ -126,19 +126,6 @@ def test_gradients_alone_are_the_problems_gradients(task, way, size):
             )
 
 
-def test_gradients_alone_are_whole_pieces_in_the_quickest_batching(monkeypatch):
-    alone = contenders.GradientsAlone(PROBLEMS["quadratic"](), workers=8)
-    assert [alone.rounded(count, (4, "map", 2)) for count in (1, 11, 13, 28)] == [8, 8, 16, 32]
-    assert alone.run(30, (4, "vmap", 2)) > 0 and alone.run(30, (1, "call", 2)) > 0
-
-    def run(count, batching):
-        return count / {(8, "vmap", 1): 9.0, (8, "map", 1): 2.0}.get(batching, 1.0)
-
-    monkeypatch.setattr(alone, "run", run)
-    alone.tune(100.0)
-    assert (alone.best, alone.per_second) == ((8, "vmap", 1), 9.0)
-
-
 def test_a_replay_that_diverges_is_named():
     case, cluster = turns.Case("quadratic", 2, "downpour"), Cluster(2, "gamma(1, 0.2)", service=0.0)
     run = contenders.replaying(

@@ -507,12 +507,10 @@ def test_no_link_in_a_folder_of_results_is_followed(
         ),
         (["figurs", "x"], "did you mean 'figures'?"),
         (["--version", "x"], "takes no argument 'x'"),
-        (["study", "--version", "x"], "study = '--version': unknown"),
         (
             ["study", *TOY, "--window", "1000000000"],
             "window = 1000000000: must be at most 100,000; give fewer",
         ),
-        (["study", *TOY, "--seeds", "1000000000"], "seeds = 1000000000: must be at most 100,000"),
         (
             ["study", *TOY, "--problem", "characters(text='/dev/zero')"],
             "text = '/dev/zero': not a file",
@@ -524,13 +522,11 @@ def test_no_link_in_a_folder_of_results_is_followed(
         (["study", *TOY, "--out", "x" * 3_000], "xxx...': has 3000 bytes, at most 2000; give less"),
         (["study", *TOY, "--out", "x" * 300], "': cannot be written: File name too long"),
         (["study", *TOY, "--compute", f"gama({'x' * 9_000})"], "did you mean 'gamma'?"),
-        (["study", *TOY, "--compute", "+".join("1" * 30_000)], "not a law; write"),
         (
             ["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"],
             "9000 parameters given; write gamma(mean=",
         ),
         (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
-        (["study", *TOY, "--policy", "x" * 9_000], "unknown; choose from asynchronous()"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
         (["study", "staleness", "--resume", "deep"], "nested too deeply"),
         (["figures", "deep"], "its config.json is there but damaged"),
