@@ -148,7 +148,7 @@ def test_messages_that_are_not_there_do_not_count(text):
 @pytest.mark.parametrize(
     "text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"]
 )
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(0, 2**16))
 def test_rules_move_with_their_messages(compiled, text, seed):
     """Permutation equivariance of all rules; translation equivariance of those without a point or
@@ -286,8 +286,8 @@ def distances_sum(point, messages):
     return np.linalg.norm(messages - np.asarray(point), axis=1).sum()
 
 
-@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 1e4])
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("number", [0, 4, 8])
 def test_the_geometric_median_has_the_least_sum_of_distances(compiled, number, scale):
     """Gradients of any length; the least sum is that of 3,000 unsmoothed steps of Weiszfeld's
     algorithm.
@@ -300,62 +300,3 @@ def test_the_geometric_median_has_the_least_sum_of_distances(compiled, number, s
     with jax.enable_x64(True):
         found = compiled("geometric_median()")(g)
     assert distances_sum(found, g) <= distances_sum(z, g) * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_geometric_median_is_captured_by_a_majority_alone(dtype):
-    """Six of eleven that agree have it, five do not; it moves and grows with its messages, however
-    short they are.
-    """
-    honest = np.random.default_rng(0).normal(size=(11, 5)).astype(dtype)
-    with jax.enable_x64(dtype == np.float64):
-        rule = jax.jit(lambda messages: parse_rule("geometric_median()")(messages))
-        expected = np.asarray(rule(honest))
-        for scale in (1e-3, 1.0, 1e3):
-            for colluding, captured in ((5, False), (6, True)):
-                g = dtype(scale) * honest
-                g[:colluding] = 100 * scale
-                distance = np.linalg.norm(np.asarray(rule(g)) - g[0])
-                assert (distance < 1e-3 * scale) if captured else (distance > 100 * scale), (
-                    scale,
-                    colluding,
-                )
-            np.testing.assert_allclose(
-                rule(dtype(scale) * honest), scale * expected, rtol=1e-4, atol=1e-5 * scale
-            )
-        np.testing.assert_allclose(rule(honest + 3), expected + 3, atol=1e-5)
-        np.testing.assert_array_equal(rule(np.ones((4, 3), dtype)), np.ones(3))
-        # A mean would be moved by 10 for one message of length 110.
-        short = (0.001 * honest).astype(dtype)
-        short[0] = 50
-        assert np.linalg.norm(np.asarray(rule(short))) < 0.01 < 1 < np.linalg.norm(short.mean(0))
-
-
-def test_rfa_is_the_geometric_median_with_its_arguments():
-    g = np.random.default_rng(0).normal(size=(11, 5)).astype(np.float32)
-    for text, same in (
-        ("rfa()", "geometric_median(iterations=3, smoothing=0.1)"),
-        ("rfa(iterations=8)", "geometric_median(iterations=8)"),
-        ("rfa(smoothing=0.5)", "geometric_median(smoothing=0.5)"),
-    ):
-        np.testing.assert_array_equal(parse_rule(text)(g), parse_rule(same)(g))
-    assert (
-        parse_rule("geometric_median(iterations=8)").text
-        == "geometric_median(iterations=8, smoothing=0.1)"
-    )
-
-
-def test_krum_with_the_score_of_alie_and_no_byzantine_message_sums_over_all_others():
-    g = np.random.default_rng(0).normal(size=(9, 4))
-    sums = [np.linalg.norm(g - own, axis=1).sum() for own in g]
-    assert np.argmin(sums) != 0
-    np.testing.assert_array_equal(
-        parse_rule("krum(f=0, score=alie)")(g), g[np.argmin(sums)].astype(np.float32)
-    )
-    # Of three messages the largest f is 0.
-    there = np.arange(9) < 3
-    found = parse_rule("krum(f=2, score=alie)").aggregate(
-        (), jax.numpy.asarray(g), jax.numpy.asarray(there), ()
-    )
-    few = [np.linalg.norm(g[:3] - own, axis=1).sum() for own in g[:3]]
-    np.testing.assert_array_equal(np.argmax(found.share), np.argmin(few))

@@ -45,8 +45,7 @@ def central(run):
 @pytest.mark.parametrize(
     ("n", "f", "z"),
     [
-        *((50, 5, 0.0837), (50, 12, 0.3360), (50, 24, 1.4261), (51, 12, 0.3612), (51, 24, 1.4461)),
-        *((25, 5, 0.2533), (25, 11, 1.0676), (20, 4, 0.1573), (10, 2, 0.0)),
+        *((50, 5, 0.0837), (50, 24, 1.4261), (51, 12, 0.3612), (25, 11, 1.0676), (10, 2, 0.0)),
     ],
 )
 def test_z_of_a_little_is_enough(n, f, z):
@@ -67,14 +66,6 @@ def test_an_attack_that_sends_the_mean_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replay(trace(commits=16), method, problem, attack="alie(workers=2, z=0.5)")
-
-
-def test_a_run_says_that_there_was_no_attack():
-    assert replay(trace(commits=16), methods.batch_sgd(0.1), quadratic()).config["attack"] is None
-    runs = replay_ensemble(
-        trace(commits=16), methods.batch_sgd, quadratic(), seeds=[0], learning_rate=[0.1]
-    )
-    assert runs[0].config["attack"] is None
 
 
 def test_attacks_by_hand():
@@ -102,9 +93,7 @@ def test_attacks_by_hand():
     np.testing.assert_array_equal(made("min_max(workers=2)")[2:], g[2:])
 
 
-@pytest.mark.parametrize(
-    "policy", ["barrier()", "barrier(count=6)", "first_of(count=5)", "buffered(count=6)"]
-)
+@pytest.mark.parametrize("policy", ["barrier(count=6)", "buffered(count=6)"])
 def test_mean_is_batch_sgd(policy):
     """Under `buffered` only where no worker comes twice, as its mean is then one message."""
     pair = [methods.batch_sgd(0.2, policy), methods.robust("mean()", 0.2, policy=policy)]
@@ -196,11 +185,8 @@ def test_robust_gossip_leaves_out_messages_that_are_not_finite(method):
 @pytest.mark.parametrize(
     "name",
     [
-        *("downpour", "lsgd", "mem_sgd", "sgp", "adpsgd"),
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("basgd", "dana_zero", "fedbuff", "kardam", "qsgd")
-        ),
+        *("downpour", "lsgd", "mem_sgd"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("basgd", "kardam")),
     ],
 )
 def test_methods_can_be_attacked(name):
@@ -208,9 +194,7 @@ def test_methods_can_be_attacked(name):
     from asyncsim.study.cell import meet
 
     method = methods.basgd(count=4) if name == "basgd" else methods.METHODS[name]()
-    topology = "ring()" if method.mix or method.meet else None
-    policy = {"sgp": "neighbours()", "adpsgd": "handshake()"}.get(name) or "asynchronous()"
-    cluster = Cluster(workers=4, compute="gamma(mean=1, cv=0.3)", topology=topology, policy=policy)
+    cluster = Cluster(workers=4, compute="gamma(mean=1, cv=0.3)")
     own = simulate(meet(cluster, method.timing), commits=48, seed=0)
     honest = replay(own, method, quadratic(), precision="float64")
 
@@ -222,26 +206,10 @@ def test_methods_can_be_attacked(name):
             change=lambda messages, *_: messages,
         )
 
-    if own.workers < 2:
-        return
     attacked = replay(
         own, method, quadratic(), precision="float64", attack="sign_flip(workers=1, scale=0.5)"
     )
-    # Without a server the central variable is that of the honest workers, attacked or not.
-    gossips = method.mix is not None or method.meet is not None
-    unchanged = (
-        replay(own, method, quadratic(), precision="float64", attack=nothing(1))
-        if gossips
-        else honest
-    )
-    assert np.abs(central(attacked) - central(unchanged)).max() > 1e-9
-    if gossips:
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-9),
-            unchanged.replicas,
-            honest.replicas,
-        )
-        return
+    assert np.abs(central(attacked) - central(honest)).max() > 1e-9
     try:
         same = replay(own, method, quadratic(), precision="float64", attack=nothing(1))
     except InputError as error:
@@ -268,8 +236,7 @@ def test_labels_are_flipped_for_byzantine_workers_alone():
     )
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_ensembles_are_attacked(batched):
+def test_ensembles_are_attacked(batched=True):
     given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
     factory = functools.partial(methods.robust, "median()")
     runs = replay_ensemble(
@@ -287,36 +254,14 @@ def test_ensembles_are_attacked(batched):
 
 
 @pytest.mark.full
-def test_several_devices_are_attacked():
-    given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
-    method = methods.robust("krum(f=2)", 0.2)
-    one, several = (
-        central(replay(trace(), method, quadratic(), devices=jax.devices()[:n], **given))
-        for n in (1, 2)
-    )
-    np.testing.assert_allclose(several, one, rtol=1e-9)
-
-
-@pytest.mark.full
 def test_what_is_published_of_momentum_and_attacks():
-    """Momentum at the workers repairs what it does not at the server; far messages break
-    asynchronous SGD.
-    """
-    digits = problems.digits()
-    rounds = trace("barrier()", 4000, 20)
+    """Momentum at the workers repairs what it does not at the server."""
 
-    def accuracy(method, attack, on=rounds):
-        run = replay(on, method, digits, attack=attack)
+    def accuracy(where):
+        method = methods.robust("krum(f=8)", 0.05, **{f"{where}_momentum": 0.9})
+        rounds, attack = trace("barrier()", 4000, 20), "alie(workers=8, z=1.5)"
+        run = replay(rounds, method, problems.digits(), attack=attack)
         return run.evaluations["test_accuracy"].iloc[-1] if run.status == "finished" else 0.0
 
-    attack = "alie(workers=8, z=1.5)"
-    worker, server = (
-        accuracy(methods.robust("krum(f=8)", 0.05, **{f"{where}_momentum": 0.9}), attack)
-        for where in ("worker", "server")
-    )
+    worker, server = accuracy("worker"), accuracy("server")
     assert worker > server + 0.1
-    asynchronous = trace("asynchronous()", 4000, 20)
-    clean = accuracy(methods.downpour(0.05), None, asynchronous)
-    disturbed = accuracy(methods.downpour(0.05), "disturbance(workers=4)", asynchronous)
-    negative = accuracy(methods.downpour(0.05), "sign_flip(workers=4, scale=10)", asynchronous)
-    assert negative < 0.2 and disturbed < clean - 0.02

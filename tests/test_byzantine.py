@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, asynchronous, methods, problems, replay, simulate, study
+from asyncsim import Cluster, asynchronous, methods, problems, replay, simulate
 from asyncsim.methods import Visit
 
 WORKERS, BYZANTINE, COMMITS = 20, 3, 3000
@@ -120,19 +120,6 @@ def test_basgd_with_one_bucket_and_the_mean_is_asynchronous_sgd():
         for one in (methods.basgd(0.1, 1, "mean()"), methods.downpour(0.1))
     ]
     np.testing.assert_allclose(*(run.params for run in runs), rtol=1e-5, atol=1e-6)
-
-
-def test_a_study_with_too_few_workers_ends_at_once(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert (
-        study.main(
-            ["compare", "--methods", "kardam(f=2)", "--workers", "6", "--problem", "quadratic"]
-        )
-        == 2
-    )
-    assert "at least 7 workers, and there are 6" in capsys.readouterr().err and not list(
-        tmp_path.iterdir()
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

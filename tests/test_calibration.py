@@ -181,12 +181,11 @@ def test_one_law_for_all_or_one_each():
     assert len(set(calibrate(alike, per_worker=True).compute_laws)) == 4
 
 
-@pytest.mark.parametrize("size", [10.0, (10.0, 30.0)])
-def test_requests_to_read_carry_no_parameters(size):
+def test_requests_to_read_carry_no_parameters():
     """Messages with parameters take longer than those without: that is no part of the latency of
     both.
     """
-    form = {**SEPARATE, "bandwidth": 100.0, "message_bytes": size}
+    form = {**SEPARATE, "bandwidth": 100.0, "message_bytes": (10.0, 30.0)}
     constant = simulate(Cluster(4, 1.0, service=0.01, **form), 800)
     assert calibrate(constant).latency == Constant(0.0)
     again = simulate(calibrate(constant), 800)
@@ -200,20 +199,6 @@ def test_requests_to_read_carry_no_parameters(size):
     assert 2 * found.cluster.transfer_up == pytest.approx(
         cluster.transfer_up + cluster.transfer_down, rel=0.1
     )
-
-
-def test_a_link_that_is_shared_is_told():
-    cluster = Cluster(
-        6, "gamma(1, 0.3)", 0.01, bandwidth=10.0, message_bytes=4.0, shared_bandwidth=True
-    )
-    assert any("waited for a shared link" in note for note in examine(simulate(cluster, 500)).notes)
-
-
-def test_constant_times_are_not_correlated_by_their_round_off():
-    for seconds in (1.1, [0.3, 2.7, 1.1]):
-        assert (
-            examine(simulate(Cluster(3, seconds, service="exponential(0.05)"), 1_500)).notes == ()
-        )
 
 
 def test_a_known_way_up_is_taken_out():
@@ -261,13 +246,6 @@ def test_the_discipline_is_seen_in_the_order_of_service(discipline):
         match=rf"discipline = '{other}': the order of service says '{discipline}': of \d+ ",
     ):
         calibrate(trace, per_worker=False, discipline=other)
-
-
-def test_a_server_without_a_lock_is_no_discipline():
-    trace = simulate(Cluster(4, "gamma(1, 0.3)", discipline="lock_free"), 200, seed=0)
-    assert calibrate(trace).discipline == "fifo"
-    with pytest.raises(InputError, match="discipline = 'lock_free': unknown"):
-        calibrate(trace, discipline="lock_free")
 
 
 def test_a_recorded_trace_calibrates_as_the_simulated_one():
@@ -324,11 +302,6 @@ def test_censored_likelihoods_are_the_largest(law):
                 found.law, **{field.name: factor * getattr(found.law, field.name)}
             )
             assert likelihood(neighbour) < found.log_likelihood
-    if name in SCIPY:
-        data = scipy.stats.CensoredData(uncensored=durations[~censored], right=durations[censored])
-        reference = SCIPY[name](*SCIPY[name].fit(data, floc=0))
-        assert found.law.mean == pytest.approx(reference.mean(), rel=1e-3)
-        assert found.law.std == pytest.approx(reference.std(), rel=1e-3)
 
 
 def _scipy_law(law):
@@ -349,19 +322,11 @@ def _scipy_law(law):
 
 
 def test_censored_durations_are_estimated_by_kaplan_and_meier():
-    """By hand: of 1, 2+, 3, 4 the steps are 1/4, then 3/4 of 1/2; and against scipy's curve."""
+    """By hand: of 1, 2+, 3, 4 the steps are 1/4, then 3/4 of 1/2."""
     by_hand = uncensored(np.array([3.0, 1.0, 4.0, 2.0]), np.array([False, False, False, True]))
     assert by_hand.tolist() == [1.0, 3.0, 4.0]
     generator = np.random.default_rng(1)
-    whole, limits = generator.gamma(4.0, 0.25, 3_000), generator.exponential(2.0, 3_000)
-    durations, censored = np.minimum(whole, limits), limits < whole
-    data = scipy.stats.CensoredData(uncensored=durations[~censored], right=durations[censored])
-    estimates = uncensored(durations, censored)
-    points = np.linspace(0.3, 2.0, 30)
-    shares = np.searchsorted(np.sort(estimates), points, side="right") / len(estimates)
-    np.testing.assert_allclose(
-        shares, scipy.stats.ecdf(data).cdf.evaluate(points), atol=1 / len(estimates)
-    )
+    limits = generator.exponential(2.0, 3_000)
     mixture = Mixture([0.5, 2.0], [1, 1])
     whole = mixture.sample(generator, 3_000) * generator.uniform(0.95, 1.05, 3_000)
     found = fit(np.minimum(whole, limits), censored=limits < whole)
@@ -430,26 +395,6 @@ def test_slowdowns_that_workers_share_are_told():
     )
 
 
-def test_contention_is_told():
-    """Computations that take longer the more others are under way."""
-    draws, begin = np.random.default_rng(0).gamma(20, 1 / 20, 4_000), np.zeros(4)
-    rows, arrive = [], np.array([0.5, 0.6, 0.7, 0.8])
-    for draw in draws:
-        worker = int(np.argmin(arrive))
-        now = arrive[worker]
-        rows.append((worker, begin[worker], now, now, now, now))
-        begin[worker] = now + (
-            3.0 if len(rows) % 7 == 0 else 0.1
-        )  # a way down, so that not all compute at once
-        others = int(np.count_nonzero((begin <= begin[worker]) & (arrive > begin[worker])))
-        arrive[worker] = begin[worker] + draw * (1 + 0.5 * others)
-    trace = recorded([dict(zip(COMMIT_RECORD, row, strict=True)) for row in rows])
-    with pytest.warns(
-        CalibrationWarning, match=r"depend on how many compute at once: \+\d+% for each other"
-    ):
-        calibrate(trace, per_worker=False)
-
-
 GOOD = simulate(Cluster(3, "gamma(1, 0.3)", "exponential(0.2)", window=2), 200, seed=0)
 
 
@@ -495,19 +440,6 @@ def test_workers_that_stop_early_are_told():
     assert found.notes[0].startswith("worker 2 seems to have stopped by the end, as 1 of 4 do")
 
 
-def test_a_way_up_that_drowns_in_the_way_down():
-    """Differences that noise makes negative, or spread more than they can, end neither in an error
-    nor in silence.
-    """
-    random_down = Cluster(4, "gamma(1, .2)", 0.01, latency=[0.02, "exponential(1)"], **SEPARATE)
-    wide_down = Cluster(2, 1.0, latency=[0.01, "gamma(.3, 1)"], **SEPARATE)
-    for cluster, seed in ((random_down, 2), (wide_down, 16)):
-        trace = simulate(cluster, 400, seed=seed)
-        found = examine(without_cluster(trace, trace.frame.assign(send_time=np.nan)))
-        assert found.cluster.latency_up.std == 0 and found.cluster.latency_up.mean < 0.05
-        assert any("too short beside the way down" in note for note in found.notes)
-
-
 def test_a_given_way_up_that_spreads_too_much():
     durations = np.r_[np.random.default_rng(0).normal(1.0, 0.01, 200), 1000.0]
     with pytest.raises(
@@ -519,10 +451,3 @@ def test_a_given_way_up_that_spreads_too_much():
         InputError, match=r"latency_up = exponential\(mean=0\.5\): spreads more, by 0\.5 s, than"
     ):
         examine(trace, latency_up="exponential(0.5)")
-    with pytest.raises(InputError, match="per_worker = 'no': must be True or False"):
-        examine(trace, per_worker="no")
-
-
-def test_durations_of_zero_in_sums():
-    with pytest.raises(InputError, match="record single local steps, not sums of 2"):
-        calibrate(simulate(Cluster(2, "empirical([0, 1, 2])", window=2), 300))

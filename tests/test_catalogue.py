@@ -174,7 +174,6 @@ RULES = {
     "qsgd": case(formulas.qsgd(3, 5), levels=3, bucket=5),
     "qsgd, window": case(formulas.qsgd(7, 16), 3, bucket=None),
     "mem_sgd": case(formulas.mem_sgd(3), fraction=0.2),
-    "mem_sgd, window": case(formulas.mem_sgd(1), 3),
     "mem_sgd, without": case(formulas.mem_sgd(8, memory=False), fraction=0.5, memory=False),
     "damping": case(formulas.damping(polynomial)),
     "damping, rank": case(formulas.by_rank(0.5), law="rank"),
@@ -195,7 +194,6 @@ RULES = {
     "malenia": case(formulas.malenia(1)),
     "malenia, batch": case(formulas.malenia(14), count=14),
     "rescaled_asgd": case(formulas.rescaled_asgd),
-    "rescaled_asgd, dynamic": case(formulas.rescaled_asgd, 1, "dynamic"),
     "server_optimizer": case(
         formulas.server_optimizer(formulas.adamw(0.02, 0.9, 0.99, 1e-4, 0.1)),
         optimizer=optax.adamw(0.02, 0.9, 0.99, 1e-4, weight_decay=0.1),
@@ -210,8 +208,6 @@ RULES = {
         formulas.server_optimizer(formulas.muon(0.02, SHAPES["server_optimizer, muon"])),
         optimizer=optax.contrib.muon(0.02),
     ),
-    "server_optimizer, plain": case(formulas.server_optimizer(lambda server, g, x: RATE * g)),
-    "heloco": case(formulas.heloco(0.7, 0.9, [16]), 3),
     # Keeps 1012, turns 386 and shrinks 99 directions; the defaults keep all on this quadratic.
     "heloco, tensors": case(
         formulas.heloco(0.5, 0.8, [1, 4, 11], 0.9, 0.9, 0.7, 0.3, 2.0, 0.5),
@@ -240,14 +236,12 @@ RULES = {
     "aeasgd, remembered": case(
         formulas.aeasgd_remembered(lambda n: 0.3), order="remembered", alpha=0.3
     ),
-    "eamsgd": case(formulas.eamsgd(shared(0.9))),
-    "eamsgd, window": case(formulas.eamsgd(shared(0.9)), 3),
+    "eamsgd": case(formulas.eamsgd(shared(0.9)), 3),
     "easgd": case(formulas.easgd(0.9), timing="rounds"),
     "easgd, window": case(formulas.easgd(0.5), 3, "rounds", beta=0.5),
     "gem_server": case(formulas.gem_server()),
     "gem_server, commit": case(formulas.gem_server("commit", 2.0), proxy_step="commit", kappa=2.0),
-    "gem_yellowfin": case(formulas.gem_yellowfin(0.999, 20)),
-    "gem_yellowfin, quick": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
+    "gem_yellowfin": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
     "lsgd, one leader": case(formulas.lsgd(3, 0.3), 3, pull=0.3, optimizer=DIVERSE),
     "lsgd": case(
         formulas.lsgd(2, 0.2, 3, 0.4, 3),
@@ -266,8 +260,7 @@ RULES = {
         optimizer=DIVERSE,
         global_every=2,
     ),
-    "lgd": case(formulas.lgd(1, 0.3), timing="rounds", pull=0.3, optimizer=DIVERSE),
-    "lgd, window": case(formulas.lgd(3, 0.1), 3, "rounds", optimizer=DIVERSE),
+    "lgd": case(formulas.lgd(3, 0.1), 3, "rounds", optimizer=DIVERSE),
     "dc_asgd": case(formulas.dc_asgd(0.5), compensation=0.5),
     "dc_asgd, adaptive": case(
         formulas.dc_asgd(2.0, adaptive=True), compensation=2.0, adaptive=True
@@ -281,7 +274,6 @@ RULES = {
     ),
     "dana_slim": case(formulas.dana_slim),
     "averaging": case(formulas.averaging, 3, "rounds"),
-    "fedasync": case(formulas.fedasync(0.8, polynomial), 3),
     "fedasync, proximal": case(formulas.fedasync(0.8, polynomial, rho=0.7), 4, rho=0.7),
     "fedbuff": case(formulas.fedbuff(1.0, polynomial), 3, "buffered"),
     "fedbuff, DiLoCo": case(
@@ -290,13 +282,6 @@ RULES = {
         "rounds",
         server_rate=0.7,
         server_momentum=0.5,
-        law="constant",
-    ),
-    "fedbuff, DiLoCo with heavy ball": case(
-        formulas.diloco(0.7, 0.5, nesterov=False),
-        3,
-        "rounds",
-        server_optimizer=optax.sgd(0.7, 0.5),
         law="constant",
     ),
     "diloco": case(formulas.diloco(0.7, 0.9, nesterov=True), 3, "rounds"),
@@ -317,14 +302,6 @@ RULES = {
         blend=0.25,
         server_rate=0.5,
         server_momentum=0.8,
-    ),
-    "streaming_diloco, at once": case(
-        formulas.diloco_of_fragments(3, 0, 0.0, 0.7, 0.9),
-        1,
-        "rounds",
-        fragments=3,
-        overlap=0,
-        blend=0.0,
     ),
     "streaming_diloco, eager": case(
         formulas.diloco_of_fragments(4, 2, 0.5, 0.7, 0.9, eager=True),
@@ -367,7 +344,6 @@ RULES = {
         success=[0.7] * 7,
         rule="mean",
     ),
-    "async_local_sgd": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 3),
     "async_local_sgd, polynomial": case(
         formulas.outer_nesterov(0.1, 0.5, polynomial),
         2,
@@ -375,7 +351,6 @@ RULES = {
         server_momentum=0.5,
         law="polynomial",
     ),
-    "delayed_nesterov": case(formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 3),
     "delayed_nesterov, spread": case(
         formulas.delayed_nesterov(0.7, 0.7, 4, 0.2, lambda visit: 1 / (1 + visit.tau)),
         period=4,
@@ -474,13 +449,6 @@ def combinations():
     assert default <= set(RULES)
     for name in RULES:
         yield unless(name in default, name, 7)
-    for name in (
-        "aeasgd",
-        "delay_adaptive",
-        "eamsgd",
-        "easgd",
-    ):  # which divide by the number of workers
-        yield unless(False, name, 1)
 
 
 @pytest.mark.parametrize(("name", "workers"), list(combinations()))
@@ -512,7 +480,7 @@ def runs(draw):
 
 
 @pytest.mark.full
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(run=runs())
 def test_methods_are_their_formulas_on_random_clusters(run):
     name, cluster, seed = run
@@ -536,7 +504,7 @@ def test_methods_are_their_formulas_on_random_clusters(run):
 def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
     method, problem = METHODS[name](), quadratic(name)
     cluster = Cluster(7, Gamma(1.0, 0.4), policy=method.timing.policy)
-    run = replay(simulate(cluster, 700), method, problem, progress=False)
+    run = replay(simulate(cluster, 350), method, problem, progress=False)
     assert run.evaluations["train_loss"].iloc[-1] < 0.5 * run.evaluations["train_loss"].iloc[0]
     with pytest.raises(InputError, match=f"method = {name!r}: needs a trace with policy = "):
         replay(simulate(Cluster(7, Gamma(1.0, 0.4)), 70), method, problem)
@@ -557,6 +525,8 @@ PLAIN = {
     "adag": methods.adag,
     "agn": methods.agn,
     "averaging": methods.averaging,
+    "adaptive_staleness": methods.adaptive_staleness,
+    "downpour": methods.downpour,
     "batch_sgd": methods.batch_sgd,
     "damping": methods.damping,
     "dc_asgd": methods.dc_asgd,
@@ -599,10 +569,7 @@ def nesterov():
         unless(False, functools.partial(methods.lsgd, groups=2), methods.downpour, 3),
         unless(False, methods.lgd, methods.downpour, 3),
         (methods.dana_zero, nesterov, 1),
-        unless(False, methods.dana_slim, nesterov, 1),
         unless(False, functools.partial(methods.fedasync, mixing=1.0), methods.downpour, 3),
-        unless(False, functools.partial(methods.fedbuff, server_rate=1.0), methods.downpour, 3),
-        unless(False, functools.partial(methods.async_local_sgd, server_rate=1.0), nesterov, 1),
         unless(False, functools.partial(methods.delayed_nesterov, server_rate=1.0), nesterov, 1),
     ],
 )
@@ -613,21 +580,6 @@ def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, l
 
 
 # Families
-
-
-@pytest.mark.full
-def test_dana_slim_computes_the_gradients_of_dana_zero():
-    zero, slim = (
-        replay(
-            asynchronous(7),
-            make(learning_rate=RATE / 10),
-            quadratic(),
-            precision="float64",
-            progress=False,
-        )
-        for make in (methods.dana_zero, methods.dana_slim)
-    )
-    assert deviation(slim.commits["loss"], zero.commits["loss"]) < 1e-10
 
 
 def two_quadratics(noise):
@@ -676,38 +628,9 @@ def test_methods_with_a_gradient_of_every_worker_reach_the_unweighted_optimum(ma
     assert end == pytest.approx(2, abs=1e-5)
 
 
-def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():
-    method = methods.aeasgd(alpha=0.3)
-    x, central, update = (jnp.array([a, -1.0]) for a in (2.0, 0.5, 0.0))
-    worker = method.init_worker(central)._replace(replica=x)
-    visit = methods.Visit(*map(jnp.int32, (0, 0, 0, 0, 0, 1)))
-    message, after, _ = method.message(
-        worker, update, method.resume(worker, central), central, visit
-    )
-    applied = method.apply((), central, message, (), visit)
-    np.testing.assert_allclose(after.replica + applied.central, x + update + central, rtol=1e-15)
-
-
-def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
-    method = methods.delayed_nesterov(server_rate=0.7, server_momentum=0.9, period=4)
-    central = jnp.zeros(3)
-    server, sent = (
-        method.init_server(central)._replace(momentum=jnp.ones(3)),
-        np.arange(12.0).reshape(4, 3),
-    )
-    for message in sent:
-        central, server, _ = method.apply(
-            server, central, jnp.asarray(message), (), methods.Visit(*[jnp.int32(0)] * 6)
-        )
-    m = 0.9 + sent.mean(0)
-    np.testing.assert_allclose(central, 0.7 * (sent.mean(0) + 0.9 * m), rtol=1e-14)
-    np.testing.assert_allclose(server.momentum, m, rtol=1e-14)
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
-def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(make, lenient):
-    make = free(make)
+def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(lenient):
+    make = free(methods.fedbuff)
     own, given = (
         make(server_rate=0.1, server_momentum=0.8),
         make(server_optimizer=optax.sgd(0.1, 0.8, nesterov=True)),
@@ -750,90 +673,6 @@ def test_laws_of_damping(law, options, scales):
     method = methods.damping(law=law, **options)
     np.testing.assert_allclose(
         [applied(method, 1.0, 0.5, tau) for tau in (0, 1, 5, 7)], scales, rtol=1e-12
-    )
-
-
-def test_two_conventions_of_a_staleness_of_one():
-    """Zhang's rates leave it alone, dist-keras' halve it."""
-    found = {
-        make.__name__: [applied(make(), 1.0, 0.5, tau) for tau in (0, 1, 2, 3)]
-        for make in (methods.softsync, methods.dynsgd, methods.adaptive_staleness)
-    }
-    np.testing.assert_allclose(found["softsync"], [1, 1, 1 / 2, 1 / 3], rtol=1e-15)
-    np.testing.assert_allclose(found["dynsgd"], [1, 1 / 2, 1 / 3, 1 / 4], rtol=1e-15)
-    assert found["dynsgd"] == found["adaptive_staleness"]
-
-
-def test_adags_original_factor_depends_on_the_learning_rate():
-    """The thesis cancels it; movement in proportion to the rate still weakens the factor in
-    proportion to it.
-    """
-    factors = [applied(methods.adag(rate, form="original"), 1.0, 2 * rate) for rate in (0.1, 0.4)]
-    np.testing.assert_allclose(factors, [1 / (1 + 4 * 0.1), 1 / (1 + 4 * 0.4)], rtol=1e-14)
-
-
-def test_dc_asgd_measures_from_what_this_worker_read():
-    found = applied(
-        methods.dc_asgd(0.1, compensation=2.0), update=-0.3, moved=0.5
-    )  # a gradient of 3
-    assert found == pytest.approx(-0.1 * (3 + 2 * 9 * 0.5), rel=1e-14)
-
-
-def test_eamsgd_looks_ahead_in_the_direction_it_goes():
-    method = methods.eamsgd(momentum=0.5)
-    state = method.optimizer.update(jnp.array([-4.0]), method.optimizer.init(jnp.zeros(1)))[
-        1
-    ]  # a velocity of 0.2
-    assert float(method.look_ahead(state)[0]) == pytest.approx(0.1)
-
-
-@pytest.mark.full
-def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
-    """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but
-    Adam's epsilon.
-    """
-    trace = asynchronous(7)
-    ends = {
-        (name, size): np.asarray(
-            replay(
-                trace,
-                make(),
-                problems.quadratic(size * CURVATURE, start=START),
-                precision="float64",
-            ).params
-        )
-        for name, make in {
-            "adam": lambda: methods.downpour(optimizer=optax.adam(1e-3, eps=1e-15)),
-            "plain": lambda: methods.downpour(1e-5),
-        }.items()
-        for size in (1.0, 1000.0)
-    }
-    np.testing.assert_allclose(ends["adam", 1000.0], ends["adam", 1.0], rtol=1e-6)
-    assert np.abs(ends["plain", 1000.0] - ends["plain", 1.0]).max() > 0.1
-
-
-@pytest.mark.full
-def test_a_fixed_delay_is_less_stable_than_random_ones():
-    """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8
-    workers.
-    """
-    n, limit = 8, 2 * np.sin(np.pi / 30)
-    problem = problems.quadratic([1.0])
-    traces = {
-        "fixed": prescribed(n - 1, 600, n),
-        "random": simulate(Cluster(n, Exponential(1.0)), 600),
-    }
-
-    def falls(name, rate):
-        losses = replay(
-            traces[name], methods.downpour(rate), problem, precision="float64"
-        ).evaluations["train_loss"]
-        return losses.iloc[-1] < 1e-3 * losses.iloc[0]
-
-    assert (
-        falls("fixed", 0.8 * limit)
-        and not falls("fixed", 1.2 * limit)
-        and falls("random", 1.2 * limit)
     )
 
 
@@ -916,13 +755,6 @@ def test_a_rate_beside_an_optimizer_is_refused(name):
         method.hyperparameters["optimizer"] == "optax"
         and "learning_rate" not in method.hyperparameters
     )
-
-
-@pytest.mark.parametrize("given", [{"server_rate": 0.3}, {"server_momentum": 0.5}])
-@pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
-def test_a_rate_beside_the_servers_optimizer_is_refused(make, given):
-    with pytest.raises(InputError, match=r"the server_optimizer that is given has its own"):
-        make(server_optimizer=optax.adam(1e-3), **given)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from asyncsim import InputError
 from asyncsim.problems import characters
-from asyncsim.study.config import StudyConfig
 
 TINY = {"batch_size": 4, "context": 8, "width": 8, "heads": 2}
 KEY = jax.random.key(3)
@@ -36,20 +34,6 @@ def test_windows_follow_the_text(tmp_path):
     tested = ["".join(alphabet[code] for code in window) for window in problem.test]
     assert tested == [text[183 + i : 190 + i] for i in (0, 6, 12)]
     assert characters(text=written(tmp_path, text), context=16, width=4).config["stride"] == 2
-
-
-def test_line_ends_are_kept(tmp_path):
-    problem = characters(text=written(tmp_path, b"a\r\nb\n" * 100), **TINY)
-    assert problem.config["alphabet"] == "\n\rab"
-
-
-def test_the_bundled_text_is_plain():
-    config = characters().config
-    assert (
-        config["alphabet"].isascii()
-        and config["text"] == "queues.txt"
-        and config["characters"] > 10_000
-    )
 
 
 def reference_logits(params, window, heads, layers):
@@ -117,53 +101,6 @@ def test_network_against_a_loop(float64, heads, layers):
     )
     evaluated = jax.jit(problem.evaluate)(params, None, batch)["loss"]
     assert float(evaluated) == pytest.approx(np.mean(expected), rel=1e-11)
-
-
-@pytest.mark.full
-def test_initial_weights(float64):
-    problem = characters(context=64, width=32, heads=2, layers=3)
-    params = jax.jit(problem.init)(KEY)
-    # Five standard errors of a uniform law's mean square v: its relative variance is 4/5 over the
-    # number.
-    for weight, variance in (
-        (params["characters"], 0.01),
-        (params["positions"], 0.01),
-        (params["block2"]["attention"]["weight"], 1 / 32),
-        (params["block3"]["attended"]["weight"], 1 / 32 / 6),
-        (params["block1"]["expand"]["weight"], 1 / 32),
-        (params["block2"]["contract"]["weight"], 1 / 128 / 6),
-        (params["last"]["weight"], 1 / 32),
-    ):
-        assert np.mean(weight**2) == pytest.approx(variance, rel=5 * (0.8 / weight.size) ** 0.5)
-    assert not np.any(params["block1"]["expand"]["bias"]) and np.all(params["norm"]["scale"] == 1)
-
-
-@pytest.mark.full
-def test_learns_more_than_how_frequent_the_characters_are():
-    """Far below the entropy of the test's own character frequencies, which no model without context
-    can beat.
-    """
-    problem = characters(batch_size=16, context=16, width=32, heads=2)
-    steps, rate = 300, 0.3
-    train, test = jnp.asarray(problem.train), jnp.asarray(problem.test)
-    rows = problem.batch_indices(0, 1).rows(np.zeros(steps, int), np.arange(steps))[:, 0]
-
-    def step(params, row):
-        gradient = jax.grad(problem.loss)(params, train[row], KEY)
-        return jax.tree.map(lambda x, g: x - rate * g, params, gradient), None
-
-    params, _ = jax.jit(lambda p, r: lax.scan(step, p, r))(problem.init(KEY), rows)
-    share = np.bincount(problem.test[:, 1:].ravel()) / problem.test[:, 1:].size
-    entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
-    found = jax.jit(problem.evaluate)(params, None, test)
-    assert found["loss"] < entropy - 0.4 and found["accuracy"] > 0.3
-
-
-def test_the_option_of_a_study_reaches_the_problem(tmp_path, capsys):
-    path = written(tmp_path, "to be or not to be " * 100)
-    config = StudyConfig(problem=f"characters(text='{path}')").make_problem().config
-    assert (config["text"], config["batch_size"]) == ("text.txt", 32)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from asyncsim import Uniform, methods, prescribed, replay
 from asyncsim.problems import least_squares, logistic
 from asyncsim.problems.convex import make_shards
-from asyncsim.study.config import StudyConfig
 
 MAKE = {"least_squares": least_squares, "logistic": logistic}
 OUTCOME = {"least_squares": "target", "logistic": "label"}
@@ -131,41 +129,3 @@ def test_minibatch_gradients_are_those_of_the_workers_examples(name):
     # Full batches of equal shards: their mean is the gradient of the objective.
     np.testing.assert_allclose(np.mean(gradients, 0), values(problem, x)[1], rtol=1e-12, atol=1e-15)
     assert np.ptp(gradients, 0).min() > 0.05
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "options", "reached"),
-    [("least_squares", {}, 1e-25), ("logistic", {"regularisation": 0.1}, 1e-14)],
-)
-def test_delayed_gradients_of_all_the_data_reach_the_minimum(name, options, reached):
-    """One worker with everything and full batches, up to three versions stale; logistic: to its
-    round-off.
-    """
-    problem = MAKE[name](1, 60, dimension=4, examples=60, condition=3.0, **options)
-    trace = prescribed(Uniform(0, 3), commits=1500, workers=1)
-    run = replay(
-        trace, methods.downpour(learning_rate=0.3), problem, precision="float64", progress=False
-    )
-    last = run.evaluations.iloc[-1]
-    assert run.evaluations["train_excess"].iloc[0] > 0.01
-    assert abs(last["train_excess"]) < reached and last["train_gradient_norm"] < reached**0.5
-
-
-def test_a_workers_own_optimum_is_not_the_objectives_where_workers_differ():
-    excess = {}
-    for heterogeneity in (0.0, 1.0):
-        problem = least_squares(
-            2, 50, heterogeneity, dimension=3, examples=50, label_noise=0.0, condition=1.0
-        )
-        own = truths(2, heterogeneity, 3)[0]
-        excess[heterogeneity] = float(problem.evaluate(own, None, problem.train)["excess"])
-    assert excess[0.0] < 1e-20 and excess[1.0] > 0.1
-
-
-def test_the_options_of_a_study_reach_the_problem(capsys):
-    config = StudyConfig(problem="least_squares(heterogeneity=0.5)", workers=4)
-    problem = config.make_problem()
-    assert (problem.shards, problem.config["heterogeneity"], problem.batch_size) == (4, 0.5, 32)
-    assert config.record([methods.sgd()], problem)["workers"] == 4
-    assert capsys.readouterr().err == ""

@@ -71,11 +71,9 @@ def _mean_and_throughput(law, every, commits, seeds, recorded=False):
     return np.mean(ratios, axis=0)
 
 
-LAWS = ("exponential(1)", "gamma(1, 0.5)", "lognormal(1, 0.5)")
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("law", "recorded"), [("exponential(1)", True), ("lognormal(1, 0.5)", False)]
+)
 def test_cancelled_computations_are_censored(law, recorded):
     """Of the completed ones alone the mean is .66 (exponential) or .9, and the throughput 12 to 50
     % too high.

@@ -21,7 +21,7 @@ from asyncsim import (
     replay_ensemble,
     simulate,
 )
-from asyncsim.methods import METHODS, Method, gradient_steps
+from asyncsim.methods import Method, gradient_steps
 from asyncsim.methods.compression import quantized
 from asyncsim.replays.plan import method_key, visit_keys
 
@@ -64,16 +64,6 @@ def test_draws_hang_on_the_seed_the_worker_and_its_step_alone():
     assert more.is_unique
 
 
-def test_keys_of_several_runs_are_those_of_each():
-    worker, step = np.array([[0, 3], [1, 0]], np.int32), np.array([[7, 0], [0, 2]], np.int32)
-    keys = jnp.stack([method_key(seed) for seed in (0, 4)])
-    together = visit_keys(keys, worker, step)
-    assert together.shape == (2, 2, 2)
-    for place, seed in enumerate((0, 4)):
-        alone = visit_keys(method_key(seed), worker, step)
-        np.testing.assert_array_equal(*map(jax.random.key_data, (together[..., place], alone)))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("replies", [False, True])
 def test_members_of_an_ensemble_draw_as_single_runs(replies):
@@ -106,27 +96,6 @@ def test_each_local_step_draws_its_own():
             trace, walk, problems.quadratic(np.full(400, 1e-6), start=0.0), progress=False
         ).params
         assert np.std(np.asarray(end)) == pytest.approx(np.sqrt(50 * window), rel=0.15)
-
-
-def test_who_draws_without_saying_so_is_told_to(lenient):
-    silent = noisy()._replace(needs_key=False)
-    with pytest.raises(
-        InputError,
-        match=r"noisy\.needs_key = False: .* visit\.key, .* with needs_key=True; add that",
-    ):
-        replay(make_trace(commits=10), silent, make_problem("quadratic"), progress=False)
-    with pytest.raises(InputError, match=r"noisy\.needs_key = 1: must be True or False"):
-        replay(
-            make_trace(commits=10),
-            noisy()._replace(needs_key=1),
-            make_problem("quadratic"),
-            progress=False,
-        )
-
-
-def test_of_the_catalogue_qsgd_draws():
-    assert [name for name, make in METHODS.items() if make().needs_key] == ["entropy_sgd", "qsgd"]
-    assert methods.Visit._field_defaults["key"] == ()
 
 
 @pytest.mark.parametrize(

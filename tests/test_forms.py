@@ -12,20 +12,16 @@ from cases import (
     make_method,
     make_problem,
     make_trace,
-    stateful_problem,
 )
-from event_loop import RECORDED, forced_deviation
+from event_loop import forced_deviation
 
 import asyncsim.replays.pieces as pieces
 from asyncsim import (
     InputError,
     methods,
-    problems,
     recorders,
-    replay_ensemble,
 )
 from asyncsim.replays import tuning
-from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
 
 STEPS = 300
@@ -41,60 +37,6 @@ def computed(trace, method, problem, form, count=1, **options):
     stops, devices = np.arange(EVERY, len(trace) + 1, EVERY), jax.devices()[:count]
     options = {"record": [recorders.energy()], "stops": stops, "devices": devices} | options
     return Replay(trace, method, problem, precision="float64", form=form, **options)
-
-
-@pytest.mark.full
-def test_ensembles_are_single_replays():
-    options = {
-        "seeds": [0, 3],
-        "learning_rate": [0.05, 0.1],
-        "precision": "float64",
-        "progress": False,
-    }
-    options["record"] = [recorders.energy(tensors=2), recorders.diagnostics()]
-    trace, problem = make_trace("read_then_write, two visits", commits=120), make_problem("digits")
-    together, apart = (
-        replay_ensemble(trace, methods.gem, problem, batched=way, **options)
-        for way in (True, False)
-    )
-    for one, other in zip(together, apart, strict=True):
-        for name in RECORDED:
-            np.testing.assert_allclose(one.commits[name], other.commits[name], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(
-            one.diagnostics["value"], other.diagnostics["value"], rtol=1e-6, atol=1e-9
-        )
-
-
-@pytest.mark.full
-def test_forms_repeat_and_record_alike():
-    """DOWNPOUR does not amplify round-off."""
-    trace, method, problem = (
-        make_trace(commits=STEPS),
-        make_method("downpour"),
-        make_problem("digits"),
-    )
-    record = [recorders.energy(tensors=10), recorders.diagnostics(10)]
-
-    def run(form, count):
-        running = Replay(
-            trace, method, problem, record=record, form=form, devices=jax.devices()[:count]
-        )
-        running.evaluate()
-        running.advance(len(trace))
-        running.evaluate()
-        return running.result()
-
-    expected, tolerance = run("single", 1), 1e-4  # float32
-    for form, count in (("batch", 1), ("single", 1), ("batch", 2)):
-        found, again = run(form, count), run(form, count)
-        for table in ("commits", "evaluations", "diagnostics"):
-            rows, wanted = getattr(found, table), getattr(expected, table)
-            assert rows.equals(getattr(again, table)) and rows.dtypes.equals(wanted.dtypes)
-            numbers = wanted.select_dtypes("number").columns
-            np.testing.assert_allclose(
-                rows[numbers], wanted[numbers], rtol=tolerance, atol=tolerance
-            )
-        assert jax.tree.map(np.shape, found.params) == jax.tree.map(np.shape, expected.params)
 
 
 @pytest.mark.parametrize("method", ["gem", pytest.param("aeasgd", marks=pytest.mark.full)])
@@ -136,23 +78,6 @@ def test_each_device_holds_its_workers_rows():
     assert shards == [[4, 4]] * 6  # of seven
 
 
-def test_rows_beyond_the_workers_are_in_no_mean():
-    """Seven workers on two devices have an eighth row."""
-
-    def ended(method, problem, count):
-        with jax.enable_x64(True):
-            trace = make_trace(commits=120)
-            running = computed(trace, method, problem, "batch", count, stops=None)
-            running.advance(len(trace))
-            return running.evaluate()
-
-    for given in (
-        (make_method("downpour"), stateful_problem()),
-        (make_method("lsgd"), make_problem("quadratic")),
-    ):
-        assert ended(*given, 2) == pytest.approx(ended(*given, 1), rel=1e-10)
-
-
 def test_a_run_that_diverged_is_not_evaluated():
     running = Replay(
         make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic")
@@ -160,21 +85,6 @@ def test_a_run_that_diverged_is_not_evaluated():
     running.advance(STEPS)
     with pytest.raises(InputError, match="diverged at commit"):
         running.evaluate()
-
-
-def test_all_accelerators_unless_one_is_chosen_or_there_is_little_to_divide(monkeypatch):
-    assert tuning.default_devices(10_000) == (jax.devices()[0],)  # the tests' choice
-    with jax.default_device(jax.devices()[1]):
-        assert tuning.default_devices(10_000) == (jax.devices()[1],)
-    with jax.default_device(None):
-        assert len(tuning.default_devices(10_000)) == 1  # a CPU's cores are one device
-
-
-def test_the_form_by_parameters_and_devices(monkeypatch):
-    problem, devices = make_problem("digits"), jax.devices()
-    assert tuning.form_of(problem, devices[:1]) == "batch"  # of 1,210 parameters
-    monkeypatch.setattr(tuning, "_FEW_PARAMETERS", 100)
-    assert [tuning.form_of(problem, devices[:count]) for count in (1, 2)] == ["single", "batch"]
 
 
 @pytest.mark.parametrize("form", ["single", "batch"])
@@ -217,42 +127,4 @@ def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
                 use()
 
 
-def test_a_gradient_that_raises_ends_the_replay():
-    def refuse(x):
-        raise ValueError("no more examples")
-
-    def loss(params, batch, key):
-        return jax.pure_callback(
-            refuse, jax.ShapeDtypeStruct((), params["x"].dtype), 0.0
-        ) + jnp.sum(params["x"])
-
-    problem = problems.custom(lambda key: {"x": jnp.ones(4)}, loss, name="refusing")
-    with jax.enable_x64(True), pytest.raises(Exception, match="no more examples"):
-        computed(make_trace(commits=EVERY), make_method("gem"), problem, "single").advance(EVERY)
-
-
 # Trees as vectors
-
-TREE = {
-    "weight": jnp.arange(6.0).reshape(2, 3) + 1,
-    "bias": jnp.array(7.0),
-    "none": jnp.zeros((0, 4)),
-}
-
-
-def test_written_in_parts_or_joined_it_is_the_same():
-    joined, written = (flatten(TREE, in_parts) for in_parts in (False, True))
-    steps = [str(jax.make_jaxpr(flat.ravel)(TREE)) for flat in (joined, written)]
-    assert ["dynamic_update_slice" in text for text in steps] == [False, True]
-    vector = jax.jit(written.ravel)(TREE)
-    assert vector.dtype == joined.ravel(TREE).dtype
-    assert np.array_equal(vector, joined.ravel(TREE))
-    assert jax.tree.all(jax.tree.map(np.array_equal, written.unravel(vector), TREE))
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
-def test_the_memory_that_parts_are_written_into_is_not_made_of_the_first_of_them():
-    tree = {"bias": jnp.ones(1000), "weight": jnp.ones((999, 1001))}
-    written = jax.jit(flatten(tree, in_parts=True).ravel).lower(tree).compile().as_text()
-    assert " dynamic-update-slice(" in written
-    assert " pad(" not in written and " copy(" not in written

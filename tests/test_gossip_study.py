@@ -90,24 +90,6 @@ def test_data_alike_and_split(tmp_path, capsys):
     assert (out / "gossip.png").exists()
 
 
-@pytest.mark.full
-def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsys):
-    options = {
-        "workers": 3,
-        "steps": 6,
-        "tune": (0.1,),
-        "problem": "quadratic",
-        "topology": ("ring()",),
-    }
-    out, _ = gossip.run(gossip.Config(**options, methods=("dpsgd",), out=tmp_path / "out"))
-    config = read(out, "gossip").config
-    assert (config["target"], config["target_of"]) == (0.3, "train_loss")
-    said = capsys.readouterr().out
-    assert (
-        "until a training loss of 0.3" in said and " rate " in said and "consensus distance" in said
-    )
-
-
 def test_a_slow_link_is_one_of_worker_0():
     """To its first neighbour, as a topology has it; to the server, of the latency and the
     bandwidth.

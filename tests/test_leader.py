@@ -12,7 +12,6 @@ from test_catalogue import with_versions
 
 from asyncsim import Cluster, InputError, methods, prescribed, problems, recorders, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
-from asyncsim.methods.check import check_method
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.study.cell import meet
 
@@ -48,14 +47,6 @@ def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(
         0.486, abs=1e-3
     )
-
-
-def test_wells_refuse_mistaken_starts():
-    for starts in ("left", [], 1.0):
-        with pytest.raises(InputError, match=r"starts = .*: must be one number or more"):
-            problems.wells(starts=starts)
-    with pytest.raises(InputError, match=r"starts\[1\] = 'x': must be a number"):
-        problems.wells(starts=[1.0, "x"])
 
 
 class Sent(NamedTuple):
@@ -117,12 +108,6 @@ def test_bytes_are_those_of_losses_and_leaders(method, up, down):
     assert frame["commit_time"].iloc[-1] == pytest.approx(
         10 * (1 + sum(sizes) / 20) - sizes[1] / 20
     )
-
-
-def test_one_message_has_one_size():
-    timing = methods.Timing(message_size=0.5, message_numbers=3)
-    with pytest.raises(InputError, match=r"message_numbers = 3: are two sizes of one message"):
-        check_method(methods.downpour()._replace(timing=timing), np.zeros(2))
 
 
 def test_pulls_of_every_step_need_a_window_of_one():

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from gem_results import make_run
 
-from asyncsim import InputError, study
+from asyncsim import study
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -85,55 +85,3 @@ def test_each_method_is_shown_at_its_best_rate(results):
 def test_the_leader_is_who_told_the_least_loss_last():
     commits = pd.DataFrame({"worker": [1, 0, 1, 2, 1], "loss": [0.5, 0.7, 0.9, 0.8, 0.1]})
     assert leaders.leaders(commits, 4).tolist() == [1, 1, 0, 0, 1]
-
-
-def test_errors_are_losses_where_there_is_no_accuracy():
-    evaluations = pd.DataFrame({"train_loss": [2.0, 1.0], "test_accuracy": [0.25, 0.5]})
-    assert leaders.errors(evaluations).tolist() == [0.75, 0.5]
-    assert leaders.errors(evaluations[["train_loss"]]).tolist() == [2.0, 1.0]
-
-
-def test_figures_without_results(tmp_path, capsys):
-    assert lsgd.main(["--results", str(tmp_path)]) == 2
-    assert "make them with: asyncsim study leaders" in capsys.readouterr().err
-    with pytest.raises(InputError, match="only = 'tme': unknown; did you mean 'time'"):
-        lsgd.draw(tmp_path, only=["tme"])
-
-
-@pytest.mark.full
-def test_the_study_runs_lsgd_with_and_without_groups(tmp_path):
-    options = [
-        "--workers=2",
-        "--window=2",
-        "--learning-rate=0.2",
-        "--gradients=20",
-        "--seeds=1",
-        "--group-size=1",
-    ]
-    options += [
-        "--problem=quadratic",
-        "--methods=lsgd",
-        "--local-momentum=0.5",
-        f"--out={tmp_path / 'mine'}",
-    ]
-    assert study.main(["leaders", *options]) == 0
-    finished = read(tmp_path / "mine", "leaders")
-    assert finished.summary["method"].tolist() == ["lsgd", "lsgd_groups"]
-    assert finished.summary["method.groups"].tolist() == [1, 2]
-    assert (finished.summary["method.local_momentum"] == 0.5).all()
-    # 20 gradients of each of two workers, two a commit.
-    assert [run.config["commits"] for run in finished.runs()] == [20, 20]
-    assert finished.config["hyperparameters"]["lsgd"]["local_momentum"] == 0.5
-
-
-@pytest.mark.full
-def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
-    options = {"workers": (2,), "window": (1,), "gradients": 8, "seeds": 1, "problem": "quadratic"}
-    result = leaders.run(
-        leaders.Config(methods=("gem",), local_momentum=0.9, out=tmp_path / "with", **options)
-    )
-    told = capsys.readouterr().err
-    assert "note: best at the l" in told and ": gem with 2 workers and window 1; a rate" in told
-    assert told.count("local_momentum and weight_decay change nothing for gem") == 1
-    plain = leaders.run(leaders.Config(methods=("gem",), out=tmp_path / "without", **options))
-    assert result.summary["final_loss"].tolist() == plain.summary["final_loss"].tolist()

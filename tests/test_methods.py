@@ -45,7 +45,6 @@ CASES = {
 CATALOGUE = {name.partition(",")[0] for name in catalogue.RULES}
 PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 5), noise=0.1),
-    "digits": lambda: problems.digits(batch_size=4, hidden=(3,)),
     "tree": lambda: problems.custom(
         init=lambda key: {"a": jnp.ones(()), "b": (jnp.ones((2, 3)), jnp.ones(4))},
         loss=lambda params, batch, key: sum(
@@ -118,20 +117,15 @@ def shapes(tree):
 
 
 def matrix():
-    """A vector in single and a tree in double precision; of the methods of the paper a network
-    besides.
-    """
+    """A vector in single, and for one method of each kind a tree in double precision."""
     for name in CASES:
         # Ringmaster LMO needs matrices.
         first = "tree" if name == "ringmaster_lmo" else "quadratic"
         yield pytest.param(name, first, jnp.float32, id=f"{name}-{first}-float32")
-        if name.partition(",")[0] in ("gem", "downpour"):
+        if name.partition(",")[0] in ("gem", "downpour", "dana_zero", "fedbuff", "lsgd"):
             yield pytest.param(
-                name, "digits", jnp.float32, marks=pytest.mark.full, id=f"{name}-digits-float32"
+                name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64"
             )
-        yield pytest.param(
-            name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64"
-        )
 
 
 @pytest.mark.parametrize(("name", "problem", "dtype"), list(matrix()))
@@ -197,76 +191,37 @@ def test_factories_name_and_explain_what_they_take(name):
     assert json.loads(json.dumps(dict(method.hyperparameters))) == expected
 
 
-BAD = {
-    "success": [0, 1.5, math.nan, "few", True, None],
-    "fragments": [0, 2.5, -1, "few", True, None],
-    "overlap": [2.5, -1, "few", True, None],
-    "blend": [-0.1, 1, math.nan, "half", None],
-    "eager": ["yes", None, 1],
-    "average": ["median", "", None, 1],
-    "outer": ["sgd", "", None, 1],
-    "levels": [0, 2.5, -1, "few", True, None],
-    "delay": [0, 2.5, -1, "few", True, None],
-    "bucket": [0, 2.5, -1, "few", True],
-    "fraction": [0, 1.5, -0.1, math.nan, "few", True, None],
-    "memory": ["yes", None, 1],
-    "rho": [-0.1, math.nan, math.inf, "strong"],
-    "blocks": [0, 2.5, -1, "few", True],
-    "learning_rate": [0, -0.1, math.nan, math.inf, "fast", "0.1", True, None],
-    "momentum": [-0.1, 1, 1.5, math.nan, "heavy", "0.9"],
-    "kappa": [-1, math.nan, math.inf, "high"],
-    "pi_max": [0, -1, math.nan, "none"],
-    "variant": ["printed", "", None, 1],
-    "proxy_step": ["epoch", "", None, 1],
-    "initial_momentum": [-0.1, 1, math.nan, "heavy"],
-    "smoothing": [-0.1, 1, math.nan, None],
-    "curvature_window": [0, 2.5, None],
-    "form": ["practical", None, 1],
-    "gamma": [0, -1e-4, math.nan, math.inf, "small"],
-    "averaged": ["yes", None, 1],
-    "look_ahead": ["yes", None, 1],
-    "modulated": ["yes", None, 1],
-    "adaptive": ["yes", None, 1],
-    "law": ["linear", "", None, 1],
-    "strength": [0, -1, math.nan, "weak"],
-    "threshold": [-1, math.nan, "late"],
-    "rule": ["zhang", "", None, 1],
-    "smoothness": [0, -1, math.inf, "smooth"],
-    "compensation": [-1, math.nan, "some"],
-    "decay": [-0.1, 1, "slow"],
-    "alpha": [0, -0.1, math.nan, "elastic"],
-    "beta": [0, -0.9, math.nan, None],
-    "order": ["paper", "", None, 1],
-    "mixing": [0, 1.5, -0.1, math.nan, "all"],
-    "server_rate": [0, -1, math.nan, "slow", None],
-    "server_momentum": [-0.1, 1, "heavy"],
-    "worker_momentum": [-0.1, 1, "heavy"],
-    "period": [0, -1, 2.5, "often"],
-    "spread": [-0.1, math.nan, "wide"],
-    "pull": [0, 1.1, -0.1, math.nan, "hard", None],
-    "global_pull": [0, 1.1, -0.1, math.nan, "hard", None],
-    "step_pull": [-0.1, 1, math.nan, "hard", None],
-    "groups": [0, -1, 2.5, "many", None],
-    "global_every": [0, -1, 2.5, "often", None],
-    "keep": [0, 1.5, -0.1, math.nan, "all", None],
-    "shrink": [-0.1, math.nan, math.inf, "hard", None],
-    "shrink_limit": [0, 1.5, math.nan, "hard", None],
-    "turn": [-0.1, math.nan, math.inf, "far", None],
-    "weight": [0, -1, math.nan, math.inf, "heavy"],
-    "tensors": ["all", [], 16],
-    "restart": ["newset", "", None, 1],
-    "policy": ["buffred(10)", "buffered(0)", 3],
-    "f": [-1, 2.5, "few", True, None],
-    "radius": [0, -1, math.nan, math.inf, "wide"],
-    "count": [0, 2.5, -1, "few", True, None],
-    "trusted": [-1, 2.5, "first", True],
-    "epsilon": [-0.1, math.nan, math.inf, "small", None],
-    "scoping": [-0.1, 1, math.nan, "slow", None],
-    "noise": [-0.1, math.nan, math.inf, "loud", None],
-    "outer_rate": [0, -1, math.nan, "slow", None],
-    "gamma_least": [0, -1, math.nan, "small", None],
-    "rho_least": [0, -1, math.nan, "small", None],
+#: Values that each kind of argument refuses, and the arguments.
+KINDS = {
+    "above zero": (
+        [0, -1, math.nan, "few"],
+        "learning_rate pi_max gamma strength smoothness alpha "
+        "beta server_rate weight radius outer_rate gamma_least rho_least",
+    ),
+    "zero or above": (
+        [-0.1, math.nan, math.inf, "few"],
+        "rho kappa threshold compensation spread shrink turn epsilon noise",
+    ),
+    "below one": (
+        [-0.1, 1, math.nan, "few"],
+        "blend momentum initial_momentum smoothing "
+        "decay server_momentum worker_momentum step_pull scoping",
+    ),
+    "a share": (
+        [0, 1.5, math.nan, "few"],
+        "success fraction mixing pull global_pull keep shrink_limit",
+    ),
+    "a count": (
+        [0, 2.5, "few", True],
+        "fragments levels delay bucket blocks curvature_window period groups global_every count",
+    ),
+    "an index": ([-1, 2.5, "first", True], "overlap f trusted"),
+    "a switch": (["yes", 1], "eager memory averaged look_ahead modulated adaptive"),
+    "a choice": (["linear", "", 1], "average outer variant proxy_step form law rule order restart"),
+    "a policy": (["buffred(10)", "buffered(0)", 3], "policy"),
+    "tensors": (["all", [], 16], "tensors"),
 }
+BAD = {name: values for values, names in KINDS.values() for name in names.split()}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -285,18 +240,13 @@ def test_factories_refuse_what_cannot_be_used(name):
     "name",
     [
         *("gap_aware", "dc_asgd", "downpour", "gem", "gem_yellowfin"),
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("adag", "basgd", "dana_zero", "kardam")
-        ),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("adag", "kardam")),
     ],
 )
 def test_a_rate_that_is_zero_at_some_visits(name):
     """A warm-up from zero, and zero again later: such a step leaves everything finite."""
     # The form that divides by it; and what so few workers allow.
-    options = {"adag": {"form": "original"}, "kardam": {"f": 0}, "basgd": {"count": 2}}.get(
-        name, {}
-    )
+    options = {"adag": {"form": "original"}, "kardam": {"f": 0}}.get(name, {})
 
     def rate(visit):
         return jnp.where(visit.commit == 7, 0.0, 0.1 * jnp.minimum(visit.worker_step / 3, 1.0))
@@ -464,7 +414,7 @@ def test_gems_epsilons(variant, sign):
     np.testing.assert_allclose(pi, (np.abs(0.5 * m + u) - np.abs(x - pulled)) / size, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("kappa", "pi_max"), [(1.0, 5.0), (2.0, 3.0), (0.5, None), (0.0, 1.0)])
+@pytest.mark.parametrize(("kappa", "pi_max"), [(2.0, 3.0), (0.5, None)])
 def test_gems_kappa_and_clip(kappa, pi_max):
     method = methods.gem(kappa=kappa, pi_max=pi_max, momentum=0.0)
     u, d = np.array([1.0, -2.0, 0.1, -1.0]), np.array([0.0, 1.0, 3.0, -0.5])
@@ -480,48 +430,15 @@ def test_gems_kappa_and_clip(kappa, pi_max):
 # Reductions
 
 
-@pytest.mark.parametrize(
-    ("problem", "precision"),
-    [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")],
-)
-def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision, optimized):
-    trace, problem = atomic_trace(1), PROBLEMS[problem]()
-    runs = [
-        replay(trace, method, problem, precision=precision, evaluate_every=250, progress=False)
-        for method in (methods.sgd(momentum=0.0), methods.downpour(), methods.adaptive_staleness())
-    ]
-    for run in runs[1:]:
-        assert np.array_equal(run.commits["loss"], runs[0].commits["loss"])
-        for a, b in zip(*map(jax.tree.leaves, (run.params, runs[0].params)), strict=True):
-            assert np.array_equal(a, b)
-        assert run.evaluations.equals(runs[0].evaluations)
-    sgd, downpour, adaptive = (run.commits["update_norm"] for run in runs)
-    assert np.array_equal(adaptive, sgd)
-    # DOWNPOUR's step is recorded before the sum is rounded; the central variable is less than a
-    # thousand times as long.
-    np.testing.assert_allclose(downpour, sgd, rtol=1e3 * np.finfo(precision).eps)
-
-
 # Stability
 
 
-def test_gem_as_printed_diverges_on_a_quadratic():
-    run = stability(methods.gem(RATE, MU, pi_max=None, variant="paper"), 4)
-    assert (
-        run.status == "diverged"
-        or run.evaluations["train_loss"].max() > 1e6 * run.evaluations["train_loss"].iloc[0]
-    )
-
-
-@pytest.mark.parametrize("workers", [4, pytest.param(64, marks=pytest.mark.full)])
-def test_gem_with_its_clip_is_stable_on_a_quadratic(workers):
-    run = stability(methods.gem(RATE, MU, variant="paper"), workers)
-    losses = run.evaluations["train_loss"]
-    assert (
-        run.status == "finished"
-        and losses.iloc[-1] < 0.1 * losses.iloc[0]
-        and losses.max() <= 2 * losses.iloc[0]
-    )
+def test_gem_is_stable_on_a_quadratic_with_its_clip_only():
+    printed = stability(methods.gem(RATE, MU, pi_max=None, variant="paper"), 4)
+    losses = printed.evaluations["train_loss"]
+    assert printed.status == "diverged" or losses.max() > 1e6 * losses.iloc[0]
+    losses = stability(methods.gem(RATE, MU, variant="paper"), 4).evaluations["train_loss"]
+    assert losses.iloc[-1] < 0.1 * losses.iloc[0] and losses.max() <= 2 * losses.iloc[0]
 
 
 def stability(method, workers):

@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import methods, prescribed, problems, replay, study, theory
-from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import command as commands
-from asyncsim.study import jobs
 from asyncsim.study.finished import figures
 from asyncsim.study.finished import read as read_study
 
@@ -30,7 +28,7 @@ SMALL = {
 
 @pytest.fixture
 def quick_limits(monkeypatch):
-    monkeypatch.setattr(outer_momentum, "_LIMIT_COMMITS", 300)
+    monkeypatch.setattr(outer_momentum, "_LIMIT_COMMITS", 100)
 
 
 # Outer momentum
@@ -53,28 +51,9 @@ def test_outer_momentum_is_its_formula(rule):
     np.testing.assert_allclose(run.params, path[-1], rtol=1e-10)
 
 
-@pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
-def test_replays_grow_above_the_root_and_shrink_below(rule):
-    root, trace = theory.momentum_stable_rate(0.9, 2, rule), prescribed(2, 1500, 3)
-    runs = replay_ensemble(
-        trace,
-        outer_momentum.outer,
-        problems.quadratic([1.0]),
-        precision="float64",
-        evaluate_every=len(trace),
-        progress=False,
-        effective_rate=[0.99 * root, 1.01 * root],
-        server_momentum=0.9,
-        rule=rule,
-        learning_rate=1.0,
-    )
-    below, above = (outer_momentum._growth(run) for run in runs)
-    assert below < -1e-4 and above > 1e-4
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
-@pytest.mark.parametrize("delay", [0, 1, 4, 16])
+@pytest.mark.parametrize("delay", [1, 4])
 def test_measured_limits_are_the_roots(delay, rule):
     trace = prescribed(delay, 2000, delay + 1)
     for momentum, limit in outer_momentum.measured_limits(trace, rule, (0.5, 0.9)).items():
@@ -115,7 +94,6 @@ def runs_of(harms, seeds=3, noise=0.02):
     [
         ((10.0, 1.05, 1.0), "a larger effective rate, which only staleness makes harmful."),
         ((10.0, 9.0, 1.0), "staleness, not a larger effective rate."),
-        ((0.9, 0.9, 0.9), "no harm that these seeds show."),
         # Half of ten, in logarithms.
         ((10.0, 10**0.5, 1.0), "undecided between a larger effective rate and staleness."),
         # A diverged run counts with the loss at its start.
@@ -217,27 +195,14 @@ def test_verdict_on_muon(muon, adamw, words):
     assert row["gap"] == pytest.approx(muon, abs=0.03) and row["low"] < row["gap"] < row["high"]
 
 
-def test_verdict_on_muon_without_a_difference():
-    summary = delayed({"muon": {"fixed": 0.5}, "adamw_90": {"fixed": 0.5}})
-    muon = summary["optimizer"] == "muon"
-    summary.loc[muon, "train_loss"] += 0.1 * np.cos(summary["seed"] * (1 + summary["delay"]))
-    assert under_delay.verdict(under_delay.gap_table(summary)).startswith(
-        "Muon bears delay neither better nor worse than AdamW 0.9, as far as these seeds show"
-    )
-    one = under_delay.gap_table(summary[summary["seed"] == 0])
-    assert under_delay.verdict(one).startswith("One seed cannot show whether Muon")
-    alone = under_delay.gap_table(summary[muon])
-    assert under_delay.verdict(alone).startswith("no verdict")
-
-
 # Both
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SMALL)
-def test_an_interrupted_study_is_resumed(name, tmp_path, capsys, monkeypatch, quick_limits):
+def test_small_studies(name, tmp_path, capsys, quick_limits):
     options = [name, *SMALL[name], "--seeds", "2"]
-    whole, folder = tmp_path / "whole", tmp_path / "folder"
+    whole = tmp_path / "whole"
     assert commands.main([*options, "--out", str(whole)]) == 0
     out = capsys.readouterr().out
     assert "multiplies the loss by" in out or "Muon bears delay" in out
@@ -246,18 +211,3 @@ def test_an_interrupted_study_is_resumed(name, tmp_path, capsys, monkeypatch, qu
     for path in figures(name).draw(whole):
         assert path.stat().st_size > 10_000
     assert set(finished.summary["status"]) <= {"finished", "diverged"}
-    keep, written = jobs.write_sealed, []
-
-    def interrupted(path, values):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(path)
-        return keep(path, values)
-
-    monkeypatch.setattr(jobs, "write_sealed", interrupted)
-    assert commands.main([*options, "--out", str(folder)]) == commands.INTERRUPTED
-    monkeypatch.setattr(jobs, "write_sealed", keep)
-    assert len(list((folder / "parts").iterdir())) == 2
-    assert commands.main([name, "--resume", str(folder)]) == 0
-    for path in whole.glob("*.csv"):
-        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name

@@ -13,13 +13,11 @@ from asyncsim import Cluster, InputError, Trace, simulate, study, theory
 from asyncsim.study.executor import Local, LocalProcesses
 from asyncsim.study.finished import figures, read
 from asyncsim.study.planning import (
-    FEWEST_ROUNDS,
     Candidate,
     Horizon,
     known_cost,
     measure,
     measure_all,
-    pareto,
 )
 
 plan = study.load("plan")
@@ -100,31 +98,6 @@ def test_horizons_agree_and_finite_ones_are_counted():
     known = simulate(Cluster(8, "exponential(1)", policy="discard_stale(3)"), 500, seed=0).summary()
     assert lossy["in_vain"] == pytest.approx(known["lost_time_share"], abs=0.03)
     assert lossy["goodput"] == pytest.approx(1 - lossy["in_vain"])
-
-
-@pytest.mark.parametrize(
-    ("policy", "protocol"),
-    [
-        ("asynchronous", "write_then_read"),
-        ("barrier(6)", "exchange"),
-        ("bounded_staleness(2)", "exchange"),
-        ("rounds", "exchange"),
-        ("buffered(5)", "read_then_write"),
-        ("cancel_stale(4)", "exchange"),
-    ],
-)
-def test_rates_are_those_of_the_summary(policy, protocol):
-    cluster = Cluster(
-        8, "gamma(1, 0.4)", service=0.02, latency=0.1, policy=policy, protocol=protocol
-    )
-    found = measure(cluster, SIZE, Horizon("gradients", 1e6), 2400, 1)
-    summary = simulate(cluster, 2400, seed=1).summary(200)
-    assert found["gradients_per_second"] == pytest.approx(summary["throughput"], rel=0.02)
-    assert found["staleness_mean"] == pytest.approx(summary["staleness_mean"], rel=0.03, abs=0.02)
-    assert found["computing"] == pytest.approx(summary["computing_share"], abs=0.02)
-    assert sum(
-        found[name] for name in ("computing", "sending", "waiting", "held")
-    ) == pytest.approx(1)
 
 
 def test_combinations_contradict_themselves(capsys):
@@ -222,45 +195,6 @@ def test_two_sites_by_hand(capsys):
     assert capsys.readouterr().out.count(links) == 2
 
 
-def test_bandwidth_is_shared_where_there_is_any():
-    served = {"policy": ("asynchronous",)}
-    assert not plan.make_candidates(plan.Config(**served))[0].cluster.shared_bandwidth
-    simulate(Cluster(4, 1.0, 0.01, latency=0.1), 200).save("recorded.parquet")
-    for options in ({}, {"recording": "recorded.parquet", "workers": 4}):
-        config = plan.Config(**served, **options, bandwidth=1e6, message_bytes=1e5)
-        assert plan.make_candidates(config)[0].cluster.shared_bandwidth
-        alone = dataclasses.replace(config, shared_bandwidth=False)
-        assert not plan.make_candidates(alone)[0].cluster.shared_bandwidth
-
-
-def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
-    config = plan.Config(
-        workers=8, policy=("asynchronous", "barrier", "buffered(2)", "rounds"), window=(1, 2)
-    )
-    assert config.horizon == Horizon("gradients", 1e5) and len(plan.make_candidates(config)) == 8
-    versions = dataclasses.replace(config, versions=100.0)
-    (candidate,) = plan.make_candidates(versions)
-    assert candidate.labels["policy"] == "asynchronous" and candidate.labels["window"] == 1
-    left_out = (
-        "7 of 8 combinations left out: versions: do not hold 1 gradient, unlike asynchronous, "
-        "window 1; "
-    )
-    assert left_out in capsys.readouterr().err
-    versions = dataclasses.replace(versions, policy=("barrier", "buffered(8)", "buffered(4)"))
-    names = [(one.labels["policy"], one.labels["window"]) for one in plan.make_candidates(versions)]
-    assert names == [("barrier", 1), ("buffered(8)", 1), ("buffered(4)", 2)]
-
-
-def test_pareto_front():
-    assert pareto(np.array([1.0, 2, 3, 2, 1]), np.array([5.0, 3, 3, 4, 5])).tolist() == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
 def test_the_plan_answers(capsys):
     config = plan.Config(
         workers=4,
@@ -302,29 +236,6 @@ def test_the_plan_answers(capsys):
     left = figures("plan").plan(read(folder, "plan")).axes[0]
     front = next(line for line in left.lines if line.get_label() == "Pareto front")
     assert len(front.get_xdata()) == table["front"].sum() and table["front"].iloc[0]
-
-
-def test_near_ties_unknown_bytes_and_one_seed_are_said(capsys):
-    config = plan.Config(
-        workers=4,
-        compute="constant(1)",
-        service="constant(0.001)",
-        policy=("asynchronous", "bounded_staleness(3)"),
-        window=(1, 2),
-        gradients=400,
-        simulate=400,
-        seeds=1,
-    )
-    folder, _ = plan.run(config)
-    printed = capsys.readouterr().out
-    assert (
-        "takes 1.00 times as long" not in printed
-        and "; not distinguishable with 1 seed: " in printed
-    )
-    assert (
-        printed.rstrip().splitlines()[-2].startswith("wrote") and "one seed cannot show" in printed
-    )
-    assert read(folder, "plan").table(plan.PLAN)["gigabytes"].isna().all()
 
 
 def test_hours_and_recordings(capsys):
@@ -386,36 +297,6 @@ def test_the_best_are_replayed(capsys):
     assert len(figures("plan").plan(finished).axes) == 2
     again, _ = plan.run(dataclasses.replace(config, resume=folder))
     pd.testing.assert_frame_equal(finished.table(plan.PLAN), read(again, "plan").table(plan.PLAN))
-
-
-def test_a_target_within_few_rounds_is_no_answer(capsys):
-    config = plan.Config(
-        workers=4,
-        compute="exponential(1)",
-        policy=("asynchronous", "barrier"),
-        gradients=2000,
-        simulate=200,
-        replay=2,
-        steps=40,
-        seeds=2,
-        tune=(0.1, 0.3),
-        problem="quadratic",
-        target=1.5,
-    )
-    folder, _ = plan.run(config)
-    table = read(folder, "plan").table(plan.PLAN)
-    assert (table["time_to_target"] < np.inf).all() and (
-        table["rounds_to_target"] < FEWEST_ROUNDS
-    ).any()
-    printed = capsys.readouterr().out
-    assert (
-        "the first of 2 replayed to reach a training loss of 1.5 on quadratic is not determined: "
-        in printed
-    )
-    assert f"within {FEWEST_ROUNDS} rounds of the workers; give a lower --target.\n" in printed
-    assert "best at the largest rate of --tune, 0.3: '" in printed
-    right = figures("plan").plan(read(folder, "plan")).axes[1]
-    assert any("too soon" in text.get_text() for text in right.texts)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from asyncsim import InputError, barrier, study, theory
+from asyncsim import study, theory
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -78,23 +78,6 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 
 
-def test_by_default_the_policies_fit_each_number_of_workers():
-    def usual(n, most, half):
-        texts = (
-            "asynchronous",
-            "bounded_staleness(3)",
-            "barrier",
-            f"barrier({most})",
-            f"first_of({half})",
-        )
-        return [
-            {"policy": text, "workers": n, "window": 1} for text in (*texts, f"discard_stale({n})")
-        ]
-
-    assert policies.Config(workers=(20, 5)).points() == usual(20, 16, 10) + usual(5, 4, 2)
-    policies.Config(workers=(1,)).check()
-
-
 def test_without_methods_there_are_traces_alone(capsys):
     options = {**SMALL, "service": 0.0, "policy": ("asynchronous", "barrier"), "window": (1, 3)}
     folder, summary = policies.run(policies.Config(**options, methods=()))
@@ -156,30 +139,3 @@ def test_the_bars_are_the_parts_of_the_time(results):
     np.testing.assert_allclose(drawn["held by the policy"], table["held"])
     np.testing.assert_allclose(np.sum(list(drawn.values()), axis=0), 1)
     assert [text.get_text() for text in axes.get_yticklabels()] == list(POLICIES)
-
-
-@pytest.mark.full
-def test_runs_that_diverge_end_with_a_cross():
-    folder, summary = policies.run(
-        policies.Config(**SMALL, policy=("asynchronous", "barrier"), learning_rate=50.0)
-    )
-    assert (summary["status"] == "diverged").all()
-    (axes,) = figures.loss(read(folder, "policies")).axes
-    assert [line.get_marker() for line in axes.lines].count("x") >= 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"policy": "barrier"}, "policy = 'barrier': must be a list; write ('barrier',) for one"),
-        (
-            {"policy": ("barrier(3)", barrier(3))},
-            "policy = barrier(3), barrier(count=3): one comes twice",
-        ),
-        ({"workers": 4}, "workers = 4: must be a list; write (4,) for one"),
-    ],
-)
-def test_bad_input_from_python(options, message, tmp_path):
-    with pytest.raises(InputError) as error:
-        policies.run(policies.Config(**SMALL | options))
-    assert str(error.value).startswith(message) and list(tmp_path.iterdir()) == []

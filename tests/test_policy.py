@@ -1,7 +1,5 @@
 """Timing policies: their texts, runs by hand, and the closed forms of waiting and staleness."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -9,22 +7,17 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    Trace,
     Uniform,
-    asynchronous,
     barrier,
     bounded_staleness,
     buffered,
     cancel_stale,
     discard_stale,
     first_of,
-    rounds,
     simulate,
     theory,
-    trials,
 )
-from asyncsim.clusters.cluster_text import describe
-from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, parse_policy
+from asyncsim.clusters.policy import parse_policy
 from asyncsim.theory import queue_theory, staleness_theory
 from asyncsim.traces.trace_summary import phases
 
@@ -35,8 +28,7 @@ K_SIGMA = 5.0
 # Staleness
 
 
-@pytest.mark.parametrize("count", [1, 5, 30])
-@pytest.mark.parametrize("law", [Exponential(1.0), Gamma(1.0, 0.2)])
+@pytest.mark.parametrize(("count", "law"), [(5, Exponential(1.0)), (30, Gamma(1.0, 0.2))])
 def test_mean_staleness_of_buffers(count, law):
     # FedBuff and softsync: (M - 1) / c for any law. The open reads at the end make the only
     # difference: their ages are below ten versions each, where the mean is below thirty.
@@ -50,7 +42,7 @@ def test_mean_staleness_of_buffers(count, law):
     assert staleness_theory(trace.cluster).mean == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("first", [1, 5, 15])
+@pytest.mark.parametrize("first", [5])
 def test_mean_staleness_of_the_first_to_deliver(first):
     commits = 15_000
     trace = simulate(Cluster(20, Gamma(1.0, 0.5), 0.001, policy=first_of(first)), commits)
@@ -105,12 +97,9 @@ def time_per_version(cluster, versions, batch=1):
         # The next version is as far away as the first was: all start anew, or are memoryless.
         (barrier(), Exponential(1.0), theory.barrier_time(Exponential(1.0), 32)),
         (barrier(28), Exponential(1.0), 1.9752),
-        (barrier(), Gamma(1.0, 0.3), theory.barrier_time(Gamma(1.0, 0.3), 32)),
         (barrier(20), Uniform(0.5, 1.5), theory.barrier_time(Uniform(0.5, 1.5), 32, 20)),
-        (first_of(8), Exponential(1.0), theory.barrier_time(Exponential(1.0), 32, 8)),
         (cancel_stale(1, 8), Exponential(1.0), theory.batch_time(Exponential(1.0), 32, 8)),
         (discard_stale(1, 8), Exponential(1.0), None),
-        (buffered(8), Exponential(1.0), theory.batch_time(Exponential(1.0), 32, 8)),
         (buffered(8), Gamma(1.0, 0.5), theory.batch_time(Gamma(1.0, 0.5), 32, 8)),
     ],
     ids=str,
@@ -127,12 +116,12 @@ def test_time_per_version(policy, law, expected):
 #: algorithms.md, L10: throughput per worker under exponential clocks, relative to no bound; two
 #: digits, simulated.
 BOUNDED = {
-    10: {0: 0.34, 2: 0.64, 5: 0.79, 20: 0.93},
-    20: {0: 0.279, 2: 0.58, 5: 0.74, 20: 0.91},
+    10: {0: 0.34, 2: 0.64},
+    20: {2: 0.58, 20: 0.91},
 }
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5, 10])
+@pytest.mark.parametrize("workers", [1, 10])
 def test_bounded_clocks_in_closed_form(workers):
     harmonic = sum(1 / k for k in range(1, workers + 1))
     assert theory.bounded_clocks(workers, 0) == pytest.approx(
@@ -171,47 +160,6 @@ def test_throughput_of_bounded_staleness(workers, bound):
 
 
 # The dataclass, its text, and what is refused
-
-
-ALL = [
-    "asynchronous()",
-    "bounded_staleness(bound=3)",
-    "buffered(count=4)",
-    "first_of(count=2)",
-    "barrier()",
-    "barrier(count=3)",
-    "discard_stale(limit=4, count=1)",
-    "cancel_stale(limit=4, count=2)",
-    "rounds()",
-    "buckets(count=2)",
-    "buffered(count=2, grace=0.5)",
-    "first_of(count=2, grace=0.5)",
-    "trials(time=0.8, count=2)",
-    "trials(time=[0.8, 1, 1, 1.5, 2], count=[1, 2, 1, 3, 1])",
-]
-
-
-@pytest.mark.parametrize("text", ALL)
-def test_policies_are_written_and_read(text, tmp_path):
-    policy = parse_policy(text)
-    assert str(policy) == text
-    assert Policy(**json.loads(json.dumps(policy.to_dict()))) == policy
-    cluster = Cluster(5, Gamma(1.0, 0.5), 0.1, policy=policy)
-    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
-    assert describe(cluster).endswith(text) == (policy != asynchronous())
-    trace = simulate(cluster, 50)
-    again = Trace.load(trace.save(tmp_path / "trace.parquet"))
-    assert again.frame.equals(trace.frame) and again.policy == policy
-
-
-def test_texts_may_be_short():
-    assert parse_policy("rounds") == rounds()
-    assert parse_policy(" bounded_staleness( 3 )") == bounded_staleness(3)
-    assert parse_policy("discard_stale(2, count=5)") == discard_stale(2, 5)
-    assert parse_policy("(rounds)") == rounds()
-    assert parse_policy("trials([200 ms, 2 s])") == trials([0.2, 2.0])
-    assert parse_policy("buffered(2, grace=1 min)") == buffered(2, 60.0)
-    assert {parse_policy(text).name for text in ALL} == set(POLICIES) - set(WITHOUT_SERVER[1:])
 
 
 # What is told of a trace
@@ -257,11 +205,6 @@ def test_barrier_by_hand():
     assert doing.held.to_numpy().tolist() == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
     computing = doing.computing.sort_values(["worker", "begin"]).to_numpy().tolist()
     assert computing == [[0, 0, 1], [0, 2, 3], [1, 0, 2], [1, 2, 4], [2, 0, 2], [2, 2, 4]]
-
-
-def test_who_still_waits_at_the_end_is_drawn_to_the_end():
-    trace = simulate(Cluster(3, [1.0, 2.0, 3.0], policy=bounded_staleness(0)), 2)
-    assert phases(trace, range(3)).held.to_numpy().tolist() == [[0, 1.0, 2.0]]
 
 
 def test_discarding_by_hand():

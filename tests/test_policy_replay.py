@@ -20,23 +20,17 @@ from asyncsim import (
     buffered,
     cancel_stale,
     discard_stale,
-    first_of,
     methods,
-    prescribed,
     problems,
     recorders,
     replay,
     replay_ensemble,
-    rounds,
     simulate,
-    study,
 )
 from asyncsim.benchmark.usual_model import UsualModel
 from asyncsim.methods import Timing
 from asyncsim.replays.plan import Plan
-from asyncsim.replays.waves import find_waves
 from asyncsim.study.cell import meet
-from asyncsim.study.config import StudyConfig
 
 COMMITS = 400
 
@@ -68,14 +62,6 @@ def test_replay_is_the_policy_itself(policy, seed):
     run = replay(simulate(cluster, COMMITS, seed), method, problem, **options)
     np.testing.assert_allclose(run.params, versions[-1], rtol=1e-10)
     assert len(run.commits) == COMMITS
-
-
-def test_reads_of_a_shared_version_come_from_the_message_that_made_it():
-    trace = make_trace(commits=400, policy=first_of(3)).accepted
-    waves, frame = find_waves(trace), trace.frame
-    made_by = np.flatnonzero(np.diff(frame["version"], prepend=0))
-    after = np.r_[0, made_by + 1]
-    np.testing.assert_array_equal(waves.read, after[frame["read_version"]])
 
 
 def test_runs_line_up_with_what_was_taken_up():
@@ -135,15 +121,6 @@ def test_a_method_that_needs_a_policy_says_so(policy):
     assert f"asyncsim.{policy})" in str(error.value)
 
 
-def test_a_prescribed_trace_is_asynchronous():
-    assert (
-        replay(prescribed(2, 20, 3), needy(asynchronous()), make_problem("quadratic")).status
-        == "finished"
-    )
-    with pytest.raises(InputError, match="needs a trace"):
-        replay(prescribed(2, 20, 3), needy(barrier()), make_problem("quadratic"))
-
-
 def test_the_cluster_that_meets_a_policy():
     cluster = Cluster(5, Gamma(1.0, 0.5), 0.1)
     assert meet(cluster, Timing(policy=barrier(3))) == Cluster(
@@ -155,31 +132,6 @@ def test_the_cluster_that_meets_a_policy():
     assert alone == Cluster(1, Gamma(1.0, 0.5))
     with pytest.raises(InputError, match="reads before the server"):
         meet(Cluster(5, 1.0, protocol="read_then_write"), Timing(policy=barrier(3)))
-
-
-STUDY = [
-    "--workers",
-    "4",
-    "--steps",
-    "10",
-    "--seeds",
-    "1",
-    "--methods",
-    "downpour",
-    "--problem",
-    "quadratic",
-]
-
-
-def test_a_study_takes_a_policy(tmp_path, capsys):
-    _, config = study.configure("staleness", [*STUDY, "--policy", "discard_stale(2)"])
-    assert config.make_cluster().policy == discard_stale(2)
-    assert StudyConfig(policy=rounds()).make_cluster().policy == rounds()
-    assert (
-        study.main(["staleness", *STUDY, "--policy", "discard(2)", "--out", str(tmp_path / "no")])
-        == 2
-    )
-    assert "choose from asynchronous()" in capsys.readouterr().err
 
 
 def test_evaluations_are_of_complete_versions():

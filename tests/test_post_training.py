@@ -9,12 +9,6 @@ import pytest
 import asyncsim.__main__ as command
 from asyncsim import Cluster, InputError, Rollouts, simulate, study
 from asyncsim.calibration.rollouts import calibrate_rollouts
-from asyncsim.problems.token_bandit import enumerate_policies
-from asyncsim.study import command as commands
-from asyncsim.study import jobs
-from asyncsim.study.finished import figures as figures_of
-from asyncsim.study.finished import read
-from asyncsim.theory import rollouts as theory
 from asyncsim.traces.samples import binding_limit
 
 post_training = study.load("post_training")
@@ -98,22 +92,6 @@ def test_clocks_alone_and_a_recording(tmp_path):
         calibrate_rollouts(tmp_path / "other.parquet")
 
 
-def test_figures_say_what_they_show(tmp_path, capsys):
-    """Panels share a time axis with labels; the timeline names the share of slots and queues."""
-    queues = ("pace(0)", "pace(1)", "keep", "discard(1)")
-    options = SMALL | {"slots": 20, "seeds": 1, "queues": queues, "corrections": ("none",)}
-    post_training.run(post_training.Config(**options, out=tmp_path / "results"))
-    assert "one seed cannot show the noise; give --seeds 3 or more" in capsys.readouterr().out
-    finished, figures = read(tmp_path / "results", "post_training"), figures_of("post_training")
-    rewards, staleness = figures.rewards(finished), figures.staleness(finished)
-    for axes in (*rewards.axes, *staleness.axes):
-        assert any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
-    assert len({axes.get_xlim() for axes in rewards.axes}) == 1
-    assert {axes.get_xscale() for axes in rewards.axes} == {"log"}
-    title = figures.timeline(finished).get_suptitle()
-    assert "16 of 20 slots; the first 3 of 4 queues" in " ".join(title.split())
-
-
 def test_mixed_groups(tmp_path):
     """All conditions have the stated mean staleness, and only those by sample or token mix versions
     within groups.
@@ -139,75 +117,6 @@ def test_mixed_groups(tmp_path):
     draws = np.random.default_rng(0)
     for law in mixed.LAWS:
         assert mixed.draw_staleness(law, 4, draws, 100_000).mean() == pytest.approx(4, rel=0.03)
-
-
-def test_the_law_of_mixed_groups():
-    """With two policies in a group the update by enumeration is the published law; a lone policy
-    has no drift.
-    """
-    mixed = study.load("mixed_groups")
-    problem, group, share = mixed.token_bandit(states=1), 8, 3 / 8
-    path = np.random.default_rng(0).normal(0, 0.5, (2, 8))
-    old, new = enumerate_policies(path, problem), enumerate_policies(path[1:], problem)
-    is_old = np.arange(group) < share * group
-    versions = np.repeat(np.where(is_old, 0, 1)[None, :, None], 2, 2)
-    states = np.zeros((1, group), int)
-    policies = old._replace(score=new.score)
-    update, drift = mixed.expected_updates(policies, versions, states, group)
-
-    def under(policy):
-        chance, score, reward = np.exp(old.logp[policy, 0].sum(-1)), new.score[0, 0], old.reward[0]
-        mean = chance @ reward
-        return mean, chance @ score, (chance * (reward - mean)) @ score
-
-    (before, old_score, covariance), (now, _, gradient) = under(0), under(1)
-    law = theory.mixed_group_gradient(
-        group, share, gradient, covariance, before - now, old_score, exact=True
-    )
-    np.testing.assert_allclose(update[0], law, atol=1e-6)
-    assert np.abs(drift).max() > 1e-3
-    _, none = mixed.expected_updates(policies, np.zeros_like(versions), states, group)
-    np.testing.assert_allclose(none, 0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        (
-            "post_training",
-            ["--slots", "4", "--batch", "4", "--group", "2", "--queues", "pace(1)", "keep"],
-        ),
-        ("mixed_groups", ["--states", "2"]),
-    ],
-)
-def test_an_interrupted_study_is_resumed(name, options, tmp_path, capsys, monkeypatch):
-    """After Ctrl-C the finished jobs stay; resuming gives the bytes of an uninterrupted study."""
-    options = [name, *options, "--steps", "10", "--seeds", "1", "--tune", "0.3"]
-    if name == "post_training":
-        options += ["--corrections", "none", "--split", "2"]
-    whole, folder = tmp_path / "whole", tmp_path / "folder"
-    assert commands.main([*options, "--out", str(whole)]) == 0
-    written, keep = [], jobs.write_sealed
-
-    def interrupted(path, values):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(path)
-        return keep(path, values)
-
-    monkeypatch.setattr(jobs, "write_sealed", interrupted)
-    assert commands.main([*options, "--out", str(folder)]) == commands.INTERRUPTED
-    monkeypatch.undo()
-    assert len(list((folder / "parts").iterdir())) == 2
-    assert len(pd.read_csv(folder / "summary.csv")) > 0
-    assert f"resume with --resume {folder}" in capsys.readouterr().err
-    times = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
-    assert commands.main([name, "--resume", str(folder)]) == 0
-    assert times == {path: path.stat().st_mtime_ns for path in times}
-    for path in whole.glob("*.csv"):
-        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
-    assert commands.main([name, "--resume", str(folder), "--steps", "11"]) == 2
-    assert "holds results of another configuration (steps = 10, not 11)" in capsys.readouterr().err
 
 
 def test_shares_by_hand():

@@ -34,8 +34,9 @@ def expected():
     return versions[-1]
 
 
-@pytest.mark.parametrize("under_x64", [False, True])
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "under_x64"), zip(LOSSES.values(), (False, True), strict=True), ids=LOSSES
+)
 def test_closed_over_arrays_have_the_precision_of_the_run(lenient, loss, under_x64):
     with jax.enable_x64(under_x64):
         problem = problems.custom(lambda key: jnp.ones(16), loss)

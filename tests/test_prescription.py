@@ -30,7 +30,7 @@ def test_constant_delay_by_hand():
         assert frame[name].tolist() == column, name
 
 
-@pytest.mark.parametrize("stated", [3, 3.0, "3", Constant(3), [3] * 40, np.full(40, 3)])
+@pytest.mark.parametrize("stated", [3.0, Constant(3), np.full(40, 3)])
 def test_one_delay_in_many_forms(stated):
     expected = np.minimum(np.arange(40), 3)
     np.testing.assert_array_equal(
@@ -43,9 +43,7 @@ def test_a_list_is_taken_as_it_is_and_clipped_to_the_commit_index():
     assert trace.frame["staleness"].tolist() == [0, 0, 2, 1, 4]
 
 
-@pytest.mark.parametrize(
-    "law", [Gamma(9, 0.5), Exponential(4), Mixture([Constant(2), Constant(20)], [0.5, 0.5])]
-)
+@pytest.mark.parametrize("law", [Gamma(9, 0.5), Mixture([Constant(2), Constant(20)], [0.5, 0.5])])
 def test_a_law_is_rounded_to_the_nearest_whole_number(law):
     commits, skipped = 20_000, 500
     staleness = prescribed(law, commits, workers=10).frame["staleness"].to_numpy()[skipped:]
@@ -65,10 +63,8 @@ def test_a_law_without_variance_does_not_overflow():
     assert (staleness <= np.arange(3_000)).all()
 
 
-@pytest.mark.parametrize(
-    "law", [Gamma(9, 0.5), Mixture([Gamma(2, 0.5), Exponential(20)], [0.5, 0.5])]
-)
-def test_a_longer_trace_starts_like_a_shorter_one(law):
+def test_a_longer_trace_starts_like_a_shorter_one():
+    law = Mixture([Gamma(2, 0.5), Exponential(20)], [0.5, 0.5])
     short, long = (prescribed(law, commits, workers=7, seed=3).frame for commits in (1_500, 4_000))
     assert short.equals(long.iloc[:1_500])
 
@@ -80,20 +76,3 @@ def test_draws_do_not_come_back():
     # Of 1024 pairs of independent draws from this law 1 in 40 are equal: far from half of them.
     for lag in (512, 1_024, 2_048):
         assert (staleness[1_024:2_048] == staleness[1_024 + lag : 2_048 + lag]).mean() < 0.5
-
-
-def test_seeds_differ_and_repeat():
-    first, again, other = (
-        prescribed("exponential(5)", 200, 4, seed=seed).frame for seed in (1, 1, 2)
-    )
-    assert first.equals(again)
-    assert not first["staleness"].equals(other["staleness"])
-
-
-def test_source():
-    trace = prescribed(1, commits=6, workers=2, seed=4)
-    assert (trace.cluster, trace.protocol, trace.seed, trace.workers) == (None, "prescribed", 4, 2)
-    assert len(trace.open_reads) == len(trace.present) == 0
-    summary = trace.summary(warm_up=0)
-    assert (summary["duration"], summary["throughput"]) == (3.0, 2.0)
-    assert np.isnan(summary["utilisation"])

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import Cluster, InputError, methods, prescribed, replay, simulate
+from asyncsim import Cluster, InputError, methods, replay, simulate
 from asyncsim.problems import characters, custom, digits, least_squares, logistic, quadratic
 from asyncsim.problems.problem import BatchIndices, dirichlet_shards, mean_in_pieces
-from asyncsim.replays.running import problem_state
 
 KEY = jax.random.key(3)
 
@@ -246,20 +245,6 @@ def test_digits_are_the_bundled_ones_split_by_class():
     np.testing.assert_allclose(shares, 0.2, atol=1 / 174)
 
 
-def test_digits_are_learnt_by_plain_sgd():
-    problem = digits()
-    steps, rate = 1500, 0.05
-    train, test = in_precision((problem.train, problem.test), jnp.float32)
-    rows = problem.batch_indices(0, 1).rows(np.zeros(steps, int), np.arange(steps))[:, 0]
-
-    def step(params, row):
-        gradient = jax.grad(problem.loss)(params, jax.tree.map(lambda a: a[row], train), KEY)
-        return jax.tree.map(lambda x, g: x - rate * g, params, gradient), None
-
-    params, _ = jax.jit(lambda p, r: lax.scan(step, p, r))(problem.init(KEY), rows)
-    assert problem.evaluate(params, None, test)["accuracy"] > 0.95
-
-
 # MNIST
 
 
@@ -285,8 +270,7 @@ def reference_logits(params, images, kept, dropout):
 
 
 @pytest.mark.full  # the default run has test_convolution_is_xlas
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_mnist_network_against_xla_convolutions(dropout):
+def test_mnist_network_against_xla_convolutions(dropout=0.2):
     problem = tiny_mnist(batch_size=12, dropout=dropout)
     params, _, batch = inputs(problem, jnp.float64)
     kept = jax.random.uniform(KEY, (20, 1, 1, 12), jnp.float32) >= dropout
@@ -347,16 +331,7 @@ def test_custom_evaluate_and_state():
     ) == {"loss": 2.0}
 
 
-def test_custom_predictions_are_the_users_own():
-    problem = classes(lambda params, data: data["x"] @ params)
-    x = problem.test["x"]
-    np.testing.assert_array_equal(
-        problem.predict(2 * np.eye(2), {"x": x, "label": problem.test["label"]}), 2 * x
-    )
-    assert regression().predict is None
-
-
-@pytest.mark.parametrize("examples", [1, 6, 7, 13, 14])
+@pytest.mark.parametrize("examples", [6, 7, 13])
 def test_mean_in_pieces(examples):
     values = jnp.arange(examples, dtype=jnp.float64)
     result = mean_in_pieces(lambda part: {"loss": part["v"].mean()}, {"v": values}, piece=7)
@@ -366,7 +341,7 @@ def test_mean_in_pieces(examples):
 # Batches
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     workers=st.integers(1, 6),
@@ -400,12 +375,6 @@ def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
         assert np.array_equal(alone.rows([w], [j], 3)[0], rows)
 
 
-def test_a_window_only_groups_the_steps():
-    one = BatchIndices(0, 2, 100, 8).rows([1] * 12, np.arange(12), 1)
-    four = BatchIndices(0, 2, 100, 8).rows([1] * 3, np.arange(3), 4)
-    assert np.array_equal(one.reshape(four.shape), four)
-
-
 def test_adding_a_worker_changes_nobodys_batches():
     problem = digits()
     worker, job = np.repeat(np.arange(5), 60), np.tile(np.arange(60), 5)
@@ -414,15 +383,6 @@ def test_adding_a_worker_changes_nobodys_batches():
     assert np.array_equal(few, many)
     assert not np.array_equal(few[:60], few[60:120])
     assert not np.array_equal(few, problem.batch_indices(8, 5).rows(worker, job))
-
-
-def test_shards_are_disjoint_and_complete():
-    indices = BatchIndices(0, 7, 100, 1, sharded=True)
-    seen = [
-        set(indices.rows(np.full(n, w), np.arange(n)).ravel().tolist())
-        for w, n in enumerate([15] * 2 + [14] * 5)
-    ]
-    assert sum(map(len, seen)) == len(set().union(*seen)) == 100
 
 
 @settings(max_examples=40)
@@ -440,21 +400,6 @@ def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(
     assert [len(shard) for shard in shards] == [
         len(range(i, len(label), workers)) for i in range(workers)
     ]
-
-
-def test_the_smaller_the_more_unlike():
-    """By the mean distance in total variation of a worker's classes from all: 0.9 for a class each
-    of ten.
-    """
-    label = digits().train["label"]
-    apart = []
-    for concentration in (0.001, 0.1, 1.0, 1e6):
-        shards = dirichlet_shards(label, 16, concentration, 0)
-        shares = np.array(
-            [np.bincount(label[shard], minlength=10) / len(shard) for shard in shards]
-        )
-        apart.append(np.abs(shares - np.bincount(label) / len(label)).sum(1).mean() / 2)
-    assert apart[0] > 0.75 and apart[0] > apart[1] > 0.5 > apart[2] > 0.15 > apart[3]
 
 
 def test_workers_draw_from_their_dirichlet_shards():
@@ -490,32 +435,8 @@ def scores(params, data):
     return data["x"] @ params
 
 
-def labelled(label):
-    return {"x": np.ones((3, 2)), "label": np.array(label)}
-
-
 def images(shape=(28, 28), label=(0, 9, 4)):
     return {"image": np.zeros((3, *shape), np.float32), "label": np.array(label)}
-
-
-def of_images(make, shape, *args):
-    """A problem of good training images, and of others to test."""
-    return make(images(shape), images(*args), batch_size=1)
-
-
-def test_arrays_of_another_byte_order_are_the_same_numbers():
-    problem = own(np.array([1.0, 2.0], ">f8"), batch_size=1)
-    assert problem.train.dtype.isnative and problem.train.tolist() == [1.0, 2.0]
-
-
-@pytest.mark.skipif(
-    np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system"
-)
-def test_numbers_wider_than_jax_holds():
-    with pytest.raises(
-        InputError, match=r"test: an array of \w+, which JAX cannot hold; convert it"
-    ):
-        own(np.ones(3), np.ones(3, np.longdouble), batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -540,31 +461,6 @@ def test_whole_numbers_are_never_cut_off(label, precision, fits):
     assert replay(trace, methods.downpour(0.1), problem, **options).params["w"] == pytest.approx(
         1, rel=1e-3
     )
-
-
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_whole_numbers_of_a_state_are_never_cut_off(precision):
-    problem = custom(
-        line,
-        lambda p, s, b, k: (jnp.sum(p * p), s),
-        init_state=lambda: {"n": np.array(3_000_000_000), "few": 1},
-    )
-    with jax.enable_x64(precision == "float64"):
-        if precision == "float64":
-            assert problem_state(problem, jnp.dtype(precision))["n"] == 3_000_000_000
-            return
-        told = (
-            "its init_state has whole numbers from 3000000000 to 3000000000, which int32 cannot "
-            "hold; use precision="
-        )
-        with pytest.raises(InputError, match=told):
-            replay(
-                prescribed(0, 4, 2),
-                methods.downpour(0.1),
-                problem,
-                precision=precision,
-                progress=False,
-            )
 
 
 def split_by_class(**options):
@@ -592,24 +488,10 @@ def test_a_custom_problem_splits_its_examples():
     assert split_by_class(parts=parts).config["examples_of_workers"] == [5, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"parts": [[0, 12]]}, r"parts\[0\]: has example 12; train has 0 to 11"),
-        ({"parts": [[0, 1], [2, 2]]}, r"parts\[1\]: has an example twice; give each once"),
-        ({"parts": [[0.5]]}, r"parts\[0\] = \[0.5\]: must be the indices of a worker's examples"),
-        ({"parts": 3}, "parts = 3: must be a list"),
-        ({"parts": [[0]], "dirichlet": 1}, "parts: split the examples, as do sharded and dirich"),
-        ({"dirichlet": 0}, "dirichlet = 0: must be above zero"),
-    ],
-)
-def test_a_split_that_cannot_be_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        split_by_class(**options)
+def labelled(label):
+    return {"x": np.ones((3, 2)), "label": np.array(label)}
 
 
-def test_a_split_fits_the_workers_and_the_batches():
-    with pytest.raises(InputError, match="workers = 3: custom has parts for 2; let its function"):
-        split_by_class(parts=[[0, 1], [2, 3]]).batch_indices(0, 3)
-    with pytest.raises(InputError, match="smallest of 2 shards of 12 examples has 1; use smaller"):
-        split_by_class(parts=[[0, 1], [2]]).batch_indices(0, 2)
+def of_images(make, shape, *args):
+    """A problem of good training images, and of others to test."""
+    return make(images(shape), images(*args), batch_size=1)

@@ -102,7 +102,7 @@ def kill():
     return killed
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(7, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [29, pytest.param(11, marks=pytest.mark.full)])
 def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step):
     study(out="whole")
     number = 0
@@ -151,7 +151,7 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
 # Damaged files
 
 
-@pytest.mark.parametrize("flips", [5, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("flips", [5, pytest.param(20, marks=pytest.mark.full)])
 def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
     study(out="whole")
     whole = files("whole")
@@ -179,12 +179,9 @@ def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, fli
     "change",
     [
         {"protocol": "exchcnge"},
-        {"seed": "three"},
         {"workers": 1e300},
-        {"workers": "2"},
         {"workers": 10**10},
         {"versions": ["1.0"]},
-        {"separate_reads": 1},
     ],
 )
 def test_a_header_with_odd_values_is_refused(change):
@@ -193,16 +190,6 @@ def test_a_header_with_odd_values_is_refused(change):
         object.__setattr__(trace.source, name, value)
     trace.save("trace.parquet")
     with pytest.raises(InputError, match=f"a damaged trace .*{next(iter(change))}"):
-        Trace.load("trace.parquet")
-
-
-def test_jobs_of_a_worker_come_one_after_the_other():
-    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
-    with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
-        Trace.of(trace.frame.assign(job=0), trace.source)
-    trace.steps["job"] = 0
-    trace.save("trace.parquet")
-    with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
         Trace.load("trace.parquet")
 
 
@@ -221,8 +208,6 @@ def damaged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "anew", "make"),
     [
-        ("runs/sgd-seed0", True, lambda path: path.write_text("mine")),
-        ("runs/sgd-seed0", True, noted),
         ("runs/sgd-seed0", False, damaged),
         ("traces/seed0.parquet", True, lambda path: path.write_text("mine")),
         ("traces/seed0.parquet", True, noted),
@@ -241,16 +226,6 @@ def test_files_of_the_user_are_moved_aside_and_never_removed(capsys, name, anew,
         assert f"moved to {aside}, and " in capsys.readouterr().err
         assert (aside / "notes.txt" if aside.is_dir() else aside).read_text() == "mine"
         assert files("mine") == whole
-
-
-def test_a_trace_is_looked_at_also_where_its_run_is_missing(capsys):
-    study(out="mine")
-    whole = files("mine")
-    shutil.rmtree("mine/runs/downpour-seed0")
-    Path("mine/traces/seed0.parquet").write_text("mine")
-    study(resume=Path("mine"))
-    assert "moved to mine/aside/traces/seed0.parquet, and made again" in capsys.readouterr().err
-    assert files("mine") == whole
 
 
 def test_half_written_files_of_a_killed_process_are_removed_and_no_others():

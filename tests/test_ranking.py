@@ -131,16 +131,11 @@ def simulated(noise: list[float], means: list[float], seeds: int) -> np.ndarray:
     return shares / tables
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_equal_rows_are_seldom_separated_also_if_one_is_ten_times_as_noisy(seeds):
+def test_equal_rows_are_seldom_separated_also_if_one_is_ten_times_as_noisy(seeds=3):
     for noise in ([1.0] * 5, [10.0, 1, 1, 1, 1]):
         assert simulated(noise, [0.0] * 5, seeds)[0] <= 0.06
     _, coverage, separated = simulated([10.0, 1, 1, 1, 1], [-500.0, 0, 0, 0, 0], seeds)
     assert coverage >= 0.94 and separated > 0.9
-
-
-def test_five_seeds_separate_four_standard_deviations():
-    assert simulated([1.0] * 5, [-4.0, 0, 0, 0, 0], 5)[2] >= 0.8
 
 
 def test_two_seeds_allow_hardly_any_claim_and_the_verdict_says_so():
@@ -290,42 +285,6 @@ def test_the_rule_of_the_best_rate(measure, better, worse):
             grid(runs, ("method", "learning_rate"), (), measure)["learning_rate"].iloc[0]
             == (best["learning_rate"].iloc[0])
         )
-
-
-def test_of_the_most_the_mean_counts_and_a_seed_without_it_comes_after():
-    runs = rated(
-        {
-            0.1: [(1.0, 0.5), (1.0, 0.5)],
-            0.2: [(1.0, 0.4), (1.0, 0.4)],
-            0.4: [(1.0, 0.1), (1.0, 0.1)],
-        }
-    )
-    accuracy = Measure("test_accuracy", "most")
-    runs["test_accuracy"] = [0.7, 0.9, 0.8, 0.8, 1.0, NAN]
-    # The means of 0.1 and 0.2 are the same, so that the loss decides.
-    assert set(tuned(runs, ["method"], accuracy)["learning_rate"]) == {0.2}
-    # Without a loss on all data that of the minibatches does, and without any the order.
-    runs = runs.rename(columns={"train_loss": "final_loss"})
-    assert set(tuned(runs, ["method"], accuracy)["learning_rate"]) == {0.2}
-    assert set(tuned(runs.drop(columns="final_loss"), ["method"], accuracy)["learning_rate"]) == {
-        0.1
-    }
-
-
-def test_the_order_of_the_study_stays_and_a_method_may_have_no_rate():
-    fast, slow = [(1.0, 0.1)], [(2.0, 0.1)]
-    parts = [
-        rated({0.1: slow}, "b"),
-        rated({0.1: fast}, "a"),
-        rated({NAN: slow}, "c"),
-        rated({0.2: fast}, "b"),
-    ]
-    best = tuned(pd.concat([*parts, rated({0.2: slow}, "a")], ignore_index=True), ["method"], TIME)
-    assert best["method"].tolist() == ["b", "a", "c"]
-    np.testing.assert_array_equal(best["learning_rate"], [0.2, 0.1, NAN])
-    over = ["method", "learning_rate"]
-    runs = pd.concat(parts, ignore_index=True).assign(name="x")
-    assert tuned(runs, ["name"], TIME, over)[over].to_numpy().tolist() == [["a", 0.1]]
 
 
 def test_the_worst_case_of_each_rate_counts():

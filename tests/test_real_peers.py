@@ -192,11 +192,6 @@ def centred(own, update, start, central, visit):
         ),
         (
             methods.sgp(),
-            {},
-            "'sgp': has no server, unlike these processes; give the processes a topology",
-        ),
-        (
-            methods.sgp(),
             {"topology": "ring()"},
             r"needs policy = neighbours\(mix=before\), and .* asynchronous\(\)",
         ),

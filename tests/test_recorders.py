@@ -10,15 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from cases import make_method, make_problem, make_trace, momentum_each
+from cases import make_method, make_problem, make_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, methods, problems, recorders, replay, replay_ensemble
 from asyncsim.methods import Method, gradient_steps
-from asyncsim.replays import replay as replay_module
 from asyncsim.replays import tuning
-from asyncsim.replays.plan import Plan
 from asyncsim.replays.recording import QUANTILES, diagnostic_rows
 from asyncsim.replays.replay import Replay
 
@@ -66,17 +64,6 @@ def test_tensors_add_up_to_each_commit(problem, method, protocol):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
-@pytest.mark.full
-def test_tensors_add_up_with_server_state_and_a_window(lenient):
-    """The energy of what the server does is that of the server's own rule, its memory of the worker
-    included.
-    """
-    run = diagnosed(
-        momentum_each(), make_problem("quadratic"), make_trace("write_then_read", 3, commits=150)
-    )
-    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
-
-
 @pytest.fixture
 def long(monkeypatch):
     """Dispatch the commits of small problems, too."""
@@ -117,20 +104,6 @@ def test_a_start_that_is_the_workers_state_is_there_after_its_commit(long):
     )["value"]
     start = make_problem("quadratic").init(jax.random.key(0))
     assert moved.iloc[0] == pytest.approx(2 * float(np.median(jax.tree.leaves(start)[0])), rel=1e-6)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("method", "protocol", "count"),
-    [
-        ("gem", "write_then_read", 3),
-        ("lsgd", "exchange", 3),
-    ],
-)  # three divide 16 parameters unevenly
-def test_tensors_add_up_on_several_devices(method, protocol, count):
-    problem, trace = make_problem("quadratic"), make_trace(protocol, commits=150)
-    run = diagnosed(make_method(method), problem, trace, devices=jax.devices()[:count])
-    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
 # Against formulas
@@ -198,38 +171,6 @@ def test_weights_whose_proxy_has_no_energy_are_left_out():
 
 
 # What they leave as it is
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("problem", "method"), [("quadratic", "downpour"), ("digits", "gem")])
-def test_looks_change_nothing_else(problem, method):
-    given = make_method(method), make_problem(problem), make_trace("read_then_write", commits=150)
-    run, plain = (diagnosed(*given, tensors=tensors) for tensors in (2, 0))
-    assert plain.diagnostics.empty == (method == "downpour")
-    # GEM amplifies the round-off of another compiled piece.
-    pd.testing.assert_frame_equal(run.commits, plain.commits, rtol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("method", "tensors", "stops"),
-    [
-        ("downpour", 2, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (("gem", 0, True), ("downpour", 0, False))
-        ),
-    ],
-)
-def test_only_what_is_looked_at_begins_a_chunk(method, tensors, stops, monkeypatch):
-    """A chunk costs as much as hundreds of a small problem's commits."""
-    planned = []
-    monkeypatch.setattr(
-        replay_module, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1]
-    )
-    diagnosed(
-        make_method(method), make_problem("quadratic"), make_trace(commits=40), tensors=tensors
-    )
-    assert planned[0].looked_at.any() == stops
 
 
 # A user's own
@@ -329,10 +270,6 @@ def test_a_number_that_is_undefined_ends_no_run():
     )
 
 
-def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
-    return [recorders.Recorder(("a",), observe, **rest)]
-
-
 # Quantiles
 
 
@@ -350,20 +287,6 @@ def test_quantiles_are_those_of_numpy(tensors, has_nan):
     expected += [np.median(own.astype(float)) if len(own) else np.nan for own in values]
     assert [row[3] for row in rows] == [*QUANTILES, *[0.5] * len(values)]
     np.testing.assert_allclose([row[4] for row in rows], expected, rtol=1e-12, atol=1e-9)
-
-
-def test_quantiles_of_infinities():
-    up, down = (np.array([sign * np.inf, 1.0, sign * np.inf], np.float32) for sign in (1, -1))
-    rows = diagnostic_rows(0, {"pi": [up, up[:2], down[:2], np.append(up, down)]}, list("abcd"))
-    assert [row[4] for row in rows if row[2]] == pytest.approx([np.inf, np.inf, -np.inf, 1.0])
-
-
-def test_energies_that_are_not_finite():
-    infinite = [np.array([np.inf, 1.0, np.inf, np.nan], np.float32)]
-    rows = diagnostic_rows(
-        7, {"central_energy": infinite, "proxy_energy": [np.full(4, np.inf)]}, [".w"]
-    )
-    assert len(rows) == 2 + 6
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
@@ -406,40 +329,10 @@ def test_directions_are_those_of_a_loop(window, float64):
         np.testing.assert_allclose(run.commits["gradient_cosine"].dropna(), 1)
 
 
-def test_directions_in_every_form():
-    """In one run and in an ensemble; minibatches point roughly where the full gradient does."""
-    problem = problems.digits(batch_size=64, hidden=(8,))
-    trace, record = make_trace(commits=40), [recorders.directions(problem)]
-    runs = replay_ensemble(
-        trace, methods.downpour, problem, record=record, learning_rate=[0.1, 0.2], batched=True
-    )
-    for run, rate in zip(runs, [0.1, 0.2], strict=True):
-        single = replay(trace, methods.downpour(rate), problem, record=record)
-        found, expected = (one.commits["gradient_cosine"] for one in (run, single))
-        assert expected.notna().sum() >= 7 and (expected.dropna() > 0).all()
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
-
-
 def test_a_target_of_another_shape_is_refused():
     with pytest.raises(InputError, match=r"target: parameters of shapes \(2,\)"):
         recorders.directions(problems.quadratic([1.0]), np.zeros(2))
 
 
-@pytest.mark.parametrize("form", ["scaled", "original", "squared"])
-def test_adags_factor_is_the_steps_share_of_the_update(form):
-    class Factor:
-        look = staticmethod(
-            lambda state, commit: {
-                "share": commit.step / jnp.where(commit.update == 0, 1, commit.update)
-            }
-        )
-
-    record = [recorders.diagnostics(2), recorders.Recorder(look=Factor.look, every=2)]
-    method = methods.adag(0.05, gamma=0.01, form=form)
-    run = replay(make_trace(commits=60), method, make_problem("quadratic"), record=record)
-    values = {
-        name: run.diagnostics.query("quantity == @name and quantile == 0.5")["value"].to_numpy()
-        for name in ("factor", "share")
-    }
-    assert len(values["factor"]) > 4 and values["factor"].min() < 0.9
-    np.testing.assert_allclose(values["factor"], values["share"], rtol=1e-3)
+def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
+    return [recorders.Recorder(("a",), observe, **rest)]

@@ -20,6 +20,7 @@ from asyncsim import Cluster, InputError, problems, simulate
 from asyncsim.base import units
 from asyncsim.byzantine import aggregation
 from asyncsim.clusters import failures, laws, policy, topologies
+from asyncsim.methods.check import check_fields, check_method
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.study.config import StudyConfig
@@ -47,7 +48,10 @@ NAMES |= {
     "failures": failures,
     "topologies": topologies,
 }
-for function in (asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig):
+for function in (
+    *(asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig),
+    *(asyncsim.methods.add, check_fields, check_method),
+):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)
 NAMES["ROUNDS"] = simulate(Cluster(8, "gamma(1, 0.3)", policy="barrier()"), 16)

@@ -97,18 +97,3 @@ def test_a_worst_case_counts_a_diverged_run_as_accuracy_0():
         1,
     )
     assert worst["test_accuracy"] == pytest.approx(0.6)
-
-
-def test_an_attack_that_is_none_cannot_be_the_only_one(tmp_path, capsys):
-    options = [
-        "robustness",
-        "--workers=10",
-        "--byzantine",
-        "2",
-        "--attacks",
-        "alie",
-        f"--out={tmp_path / 'mine'}",
-    ]
-    assert study.main(options) == 2
-    assert "attacks = alie: with 2 of 10 workers z is 0" in capsys.readouterr().err
-    assert not (tmp_path / "mine").exists()

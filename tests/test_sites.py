@@ -13,7 +13,6 @@ from asyncsim import (
     SlowLinkWarning,
     Trace,
     barrier,
-    bounded_staleness,
     failures,
     methods,
     per_worker,
@@ -29,12 +28,9 @@ from asyncsim.study.cell import meet
 FORMS = (
     {},
     {"protocol": "read_then_write", "exclusive": False},
-    {"protocol": "write_then_read", "discipline": "lock_free"},
     {"policy": barrier(3)},
-    {"policy": bounded_staleness(1)},
     {"topology": "ring()", "policy": "neighbours()"},
     {"topology": "complete()", "policy": "handshake()"},
-    {"topology": "one_peer_exponential()", "policy": "asynchronous()"},
 )
 
 
@@ -220,22 +216,6 @@ def test_a_bandwidth_for_which_messages_take_for_ever_is_questioned():
         Cluster(4, 1.0, bandwidth="100 kbit/s", message_bytes="20 kB")
 
 
-def test_leaders_of_groups_talk_near_and_of_all_far():
-    cluster = Cluster(8, 1.0, sites=[4, 4], far_latency=1)
-    for groups, every in ((1, 1), (2, 3), (3, 1), (4, 3), (8, 3)):
-        assert meet(cluster, methods.lsgd(groups=groups, global_every=3).timing).far_every == every
-    near = dataclasses.replace(cluster, sites=None, far_latency=None)
-    assert meet(near, methods.lsgd(groups=2).timing) == near
-    assert meet(dataclasses.replace(cluster, far_every=2), methods.sgd().timing).sites == (1,)
-    trace = simulate(meet(cluster, methods.lsgd(groups=2, global_every=3).timing), 240)
-    frame = trace.frame
-    pulled_to_all = (frame["job"] + 1) % 3 == 0
-    np.testing.assert_allclose(
-        frame["arrive_time"] - frame["send_time"], np.where(pulled_to_all, 1.0, 0.0), atol=1e-9
-    )
-    assert trace.summary()["throughput"] == pytest.approx(8 / (1 + 2 / 3), rel=0.02)
-
-
 def test_failures_have_units_and_sites():
     text = "crash(every=exponential(2 h), lasts=2 min, detect=30 s, site=1)"
     crash = failures.crash("exponential(7200)", 120, detect=30, site=1)
@@ -298,19 +278,6 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
     # A single worker stays as far from the server as it was.
     alone = meet(cluster, methods.sgd().timing)
     assert alone.sites == (1, 0) and simulate(alone, 2).frame["arrive_time"].tolist() == [42, 98]
-
-
-def test_a_matrix_of_equal_entries_is_a_number():
-    two = dict(workers=4, compute="exponential(1)", sites=[1, 2, 1], server_site=2)
-    size = dict(message_bytes=3, bandwidth=6, far_bandwidth=2, shared_bandwidth=True)
-    number = Cluster(**two, **size, far_latency="gamma(1, 0.5)")
-    rows = [["gamma(1, 0.5)" if i != j else 0 for j in range(3)] for i in range(3)]
-    matrix = dataclasses.replace(number, far_latency=rows, far_bandwidth=2 - 2 * np.eye(3))
-    assert number.ways == matrix.ways and number != matrix
-    assert simulate(number, 50).frame.equals(simulate(matrix, 50).frame)
-    # A server without workers at its site.
-    apart = Cluster(2, 1.0, sites=[0, 2], far_latency=[[0, 3], [2, 0]])
-    assert simulate(apart, 3).frame["arrive_time"].tolist() == [3, 3, 9]
 
 
 def test_all_reduces_have_the_matrix_of_the_sites_that_are_left():

@@ -36,23 +36,6 @@ def test_numbers(value, text):
     assert number_text(value) == text
 
 
-def test_more_digits():
-    assert number_text(202.44, digits=4) == "202.4"
-    assert number_text(5_000.0, digits=4) == "5,000"
-    assert number_text(999.96, digits=4) == "1,000"
-
-
-def test_tables():
-    text = table_text(
-        pd.DataFrame({"method": ["gem", "sgd"], "loss": [0.5, np.nan], "commits": [3, 20_000]})
-    )
-    assert [line.split() for line in text.splitlines()] == [
-        ["method", "loss", "commits"],
-        ["gem", "0.500", "3"],
-        ["sgd", "-", "20000"],
-    ]
-
-
 @pytest.fixture
 def terminal(monkeypatch, capsys):
     """Standard output and standard error are a terminal of 40 columns."""
@@ -108,14 +91,6 @@ def test_blocks_begin_with_the_columns_that_identify_rows(terminal, capsys):
     for table in (wide_table(**wide_rows), wide_table(method=["gem"] * 2)):
         *_, last = printed_blocks(table, capsys)
         assert last[0][0] == "method" and last[0][1].startswith("column")
-
-
-def test_tables_stay_wide_without_a_terminal(terminal, monkeypatch, capsys):
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: False)
-    table = wide_table(method=["gem"])
-    with heard():
-        print(table_text(table))
-    assert capsys.readouterr().out == f"{table_text(table)}\n"
 
 
 def colours(capsys):

@@ -12,7 +12,7 @@ import optax.contrib
 import pytest
 import test_real
 import test_real_peers
-from cases import combining, make_dynamic, make_problem, make_torn, make_trace
+from cases import combining, make_problem, make_torn, make_trace
 from formulas import JORDAN, POLAR_EXPRESS, newton_schulz
 from jax.flatten_util import ravel_pytree
 
@@ -28,13 +28,10 @@ from asyncsim import (
     simulate,
 )
 from asyncsim.methods import Applied, Method, gradient_steps, shares_programs
-from asyncsim.methods.check import check_method
 from asyncsim.methods.ringmaster_lmo import orthogonalized
 from asyncsim.real import Processes, load
 from asyncsim.real.agreement import agreement
-from asyncsim.replays.programs import IdentityKey
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.tensors import on_vectors
 
 pytestmark = pytest.mark.usefixtures("float64")
 DIGITS = make_problem("digits")
@@ -135,7 +132,6 @@ CASES = {
     ),
     "memory and reply": (lambda: methods.dana_zero(0.01), make_trace(commits=80)),
     "resume": (methods.aeasgd, make_trace(window=3, commits=80)),
-    "windows that differ": (methods.fedasync, make_dynamic(commits=120)),
     "torn reads": (methods.hogwild, make_torn(8, commits=120)),
     "combine": (
         lambda: methods.batch_sgd(policy="barrier(3)"),
@@ -177,21 +173,12 @@ def test_a_method_of_tensors_is_its_method_of_vectors(name, problem=TASK):
         np.testing.assert_allclose(*(run.diagnostics["value"] for run in runs), atol=1e-9)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["diagnostics, origin and proxy", "mix with weights"])
-def test_so_it_is_on_a_network(name):
-    """Of which commits are computed one by one."""
-    test_a_method_of_tensors_is_its_method_of_vectors(name, DIGITS)
-
-
 @pytest.mark.parametrize(
     ("name", "attack"),
     [
         unless(True, "updates", "alie(workers=2)"),
-        unless(False, "updates", "sign_flip(workers=2)"),
         unless(False, "combine", "inner_product(workers=2)"),
         unless(False, "mix", "alie(workers=1)"),
-        unless(False, "meet", "sign_flip(workers=1)"),
     ],
 )
 def test_attacks_act_on_the_vector_of_a_message(name, attack):
@@ -205,19 +192,6 @@ def test_attacks_act_on_the_vector_of_a_message(name, attack):
     for pair in zip(*(jax.tree.leaves(run.params) for run in runs), strict=True):
         np.testing.assert_allclose(*pair, rtol=0, atol=1e-11)
     assert not np.allclose(runs[0].commits["loss"], honest.commits["loss"])
-
-
-def test_an_attack_on_vectors_refuses_other_messages():
-    def message(worker, update, start, central, visit):
-        return {"step": update, "time": visit.time}, worker, {}
-
-    def apply(server, central, message, memory, visit):
-        return Applied(jax.tree.map(jnp.add, central, message["step"]), server, memory)
-
-    method = Method("timed", {}, gradient_steps(0.1), message=message, apply=apply, space="tensors")
-    with pytest.raises(InputError, match=r"^attack = 'alie.*vectors of parameters, and .* timed"):
-        replay(make_trace(commits=40), method, TASK, attack="alie(workers=2)")
-    replay(make_trace(commits=40), method, TASK, attack="sign_flip(workers=2)")
 
 
 @shares_programs
@@ -255,23 +229,13 @@ def test_an_ensemble_is_its_replays(batched, lenient):
     assert len(set(losses)) == 4 and min(losses) < 2
 
 
-def test_rates_share_a_program():
-    keys = [on_vectors(scaled(rate), TASK, float).recipe.key for rate in (0.1, 0.2)]
-    assert keys[0] == keys[1]
-    once = methods.server_optimizer(optimizer=optax.lion(1e-3))
-    assert on_vectors(once, TASK, float) is on_vectors(once, TASK, float)
-    assert IdentityKey(on_vectors(once, TASK, float)) != IdentityKey(once)
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["memory and reply", "mix with weights"])
-def test_several_devices(name, count):
-    make, trace = CASES[name]
+def test_several_devices():
+    make, trace = CASES["memory and reply"]
     flat = make()
     alone, divided = (
         Replay(trace, method, TASK, precision="float64", form="batch", devices=jax.devices()[:n])
-        for method, n in ((flat, 1), (in_tensors(flat), count))
+        for method, n in ((flat, 1), (in_tensors(flat), 2))
     )
     for running in (alone, divided):
         running.advance(len(trace.accepted))
@@ -282,9 +246,8 @@ def test_several_devices(name, count):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [scaled, lambda: methods.ringmaster_lmo(policy=None)])
-def test_a_recording_is_its_replay(tmp_path, make, optimized):
-    task, method = test_real.problem(), make()
+def test_a_recording_is_its_replay(tmp_path, optimized):
+    task, method = test_real.problem(), scaled()
     processes = Processes(3, delay="exponential(0.003)")
     server, trouble = test_real.in_threads(tmp_path, method, processes, 60, task)
     assert not trouble
@@ -293,9 +256,8 @@ def test_a_recording_is_its_replay(tmp_path, make, optimized):
     assert len(run.commits) == 60 and test_real.close(test_real.central_of(server), params)
 
 
-@pytest.mark.parametrize("name", ["SGP, nobody waits", unless(False, "AD-PSGD")])
-def test_a_recording_without_a_server_is_its_replay(name, tmp_path, optimized):
-    method, topology, policy = test_real_peers.CASES[name]
+def test_a_recording_without_a_server_is_its_replay(tmp_path, optimized):
+    method, topology, policy = test_real_peers.CASES["SGP, nobody waits"]
     method = in_tensors(method, test_real_peers.problem())
     processes = Processes(4, delay="exponential(0.004)", topology=topology, policy=policy)
     test_real_peers.in_threads(tmp_path, method, processes, 66)
@@ -305,62 +267,10 @@ def test_a_recording_without_a_server_is_its_replay(name, tmp_path, optimized):
 
 # Checks
 
-MESSAGE = r"mine\.message\(worker, update, start, central, visit\)"
-
 
 def mine(**fields):
     fields = {"optimizer": gradient_steps(0.1), "space": "tensors"} | fields
     return Method("mine", {}, **fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"space": "trees"}, r"mine\.space = 'trees': unknown; choose from vector, tensors"),
-        (
-            {"message": lambda w, u, s, c, v: (ravel_pytree(u)[0], w, {})},
-            rf"{MESSAGE} returned the message, float.*: with space='tensors' a message of all",
-        ),
-        (
-            {"message": lambda w, u, s, c, v: (u["b"], w, {})},
-            rf"{MESSAGE} returned the message, .*: must be a tree like the parameters, \{{'W'",
-        ),
-        (
-            {"message": lambda w, u, s, c, v: (u, w, {"d": u["W"]})},
-            rf"{MESSAGE} returned .* 'd': must be a tree with the shapes of the parameters",
-        ),
-        (
-            {"reply": lambda s, c, m, v: c["W"]},
-            r"mine\.reply\(server, central, memory, visit\) returned .*: must be a tree like",
-        ),
-        (
-            {"apply": lambda s, c, m, memory, v: Applied(c["W"], s, memory)},
-            r"mine\.apply\(.*\) returned the central variable, .*: must be a tree like",
-        ),
-        (
-            {
-                "receive": lambda memory, m, v: (ravel_pytree(m)[0], memory),
-                "combine": lambda s, c, m, v: Applied(c, s),
-            },
-            r"mine\.receive\(memory, message, visit\) returned the message, .*: with space",
-        ),
-        (
-            {
-                "mix": lambda worker, inbox, visit: worker,
-                "init_worker": lambda central: central,
-                "resume": lambda worker, read: worker,
-                "message": lambda w, u, s, c, v: ({"sent": u}, w, {}),
-            },
-            rf"{MESSAGE} returned the message, .*: without a server it carries the worker's "
-            r"replica, a tree like the parameters, .*replica=lambda message: ",
-        ),
-    ],
-)
-def test_wrong_trees_are_refused(fields, error):
-    params = {"W": jnp.zeros((2, 3)), "b": jnp.zeros(3)}
-    with pytest.raises(InputError, match=error) as raised:
-        check_method(mine(**fields), params)
-    assert "\n" not in str(raised.value)
 
 
 # Muon
@@ -375,8 +285,8 @@ def spectrum(rows, columns, smallest, seed=0):
     return u, s, v
 
 
-@pytest.mark.parametrize("shape", [(5, 5), (4, 24), (24, 4), (1, 7), (30, 20)])
-@pytest.mark.parametrize("length", [1.0, 300.0])
+@pytest.mark.parametrize("shape", [(5, 5), (4, 24), (24, 4)])
+@pytest.mark.parametrize("length", [300.0])
 def test_newton_schulz_is_the_polynomial_of_the_singular_values(shape, length):
     u, s, v = spectrum(*shape, smallest=1e-4)
     matrix = jnp.asarray(length * (u * s) @ v.T)
@@ -391,10 +301,10 @@ def test_newton_schulz_is_the_polynomial_of_the_singular_values(shape, length):
     )
 
 
-@pytest.mark.parametrize("precision", [jnp.float64, jnp.float32])
+@pytest.mark.parametrize("precision", [jnp.float32])
 def test_singular_values_end_near_one(precision):
     """The polynomial's own bounds are 0.85887 and 1.14113; float32 adds round-off."""
-    room = 1e-4 if precision == jnp.float64 else 0.01
+    room = 0.01
     for seed in range(10):
         for shape, smallest in (((8, 8), 1e-3), ((12, 40), 1e-5), ((60, 30), 1e-2)):
             u, s, v = spectrum(*shape, smallest, seed)
@@ -405,14 +315,6 @@ def test_singular_values_end_near_one(precision):
             large = s >= 0.001
             assert values[: large.sum()].min() >= 0.85887 - room
     assert np.all(np.asarray(orthogonalized(jnp.zeros((3, 2)))) == 0)
-
-
-def test_vectors_and_kernels():
-    vector, kernel = jnp.arange(4.0), jnp.cos(jnp.arange(24.0)).reshape(3, 4, 2)
-    assert orthogonalized(vector) is vector
-    np.testing.assert_array_equal(
-        orthogonalized(kernel).reshape(3, 8), orthogonalized(kernel.reshape(3, 8))
-    )
 
 
 def test_stale_gradients_are_cancelled_or_refused():
@@ -433,10 +335,6 @@ def test_stale_gradients_are_cancelled_or_refused():
     "make",
     [
         functools.partial(methods.async_local_sgd, server_optimizer=optax.contrib.muon(0.02)),
-        functools.partial(
-            methods.fedbuff, policy=None, server_optimizer=optax.contrib.muon(0.02), law="constant"
-        ),
-        functools.partial(methods.server_optimizer, optimizer=optax.contrib.muon(0.02)),
         functools.partial(methods.downpour, optimizer=optax.contrib.muon(0.02)),
     ],
 )

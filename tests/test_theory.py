@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import gammainc
 
-from asyncsim import Cluster, theory
-from asyncsim.base.errors import InputError
+from asyncsim import theory
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -20,7 +18,6 @@ from asyncsim.clusters.laws import (
     Mixture,
     Pareto,
     Uniform,
-    Weibull,
 )
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
@@ -75,21 +72,6 @@ def test_other_open_reads_counts_what_an_event_loop_counts(
         assert counted.sum() == theory.conserved_staleness(versions, workers)
 
 
-@pytest.mark.parametrize(
-    ("read_version", "version_before", "words"),
-    [
-        ([0, 3], [1, 2], ["read 1", "read_version = 3", "version_before = 2"]),
-        ([0], [9], ["version_before = 9", "<= 5"]),
-        ([-1], [1], ["read_version = -1"]),
-        ([0, 1], [2], ["1 entries for 2 reads"]),
-    ],
-)
-def test_other_open_reads_refuses_impossible_versions(read_version, version_before, words):
-    with pytest.raises(InputError) as caught:
-        theory.other_open_reads(read_version, version_before, 5)
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
 def test_round_robin_staleness():
     np.testing.assert_array_equal(theory.round_robin_staleness(6, 4), [0, 1, 2, 3, 3, 3])
     np.testing.assert_array_equal(theory.round_robin_staleness(2, 4), [0, 1])
@@ -121,11 +103,6 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
             [0.6931, 0.4621, 0.2971, 0.1848],
             4,
         ),
-        (
-            lambda: [theory.expected_inverse_staleness(n) for n in (32, 64, 100)],
-            [0.1118, 0.0660, 0.0465],
-            4,
-        ),
         (lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).means, [7, 7, 3, 1], 9),
         (
             lambda: theory.heterogeneous_geometric_staleness([1, 1, 2, 4]).shares,
@@ -150,31 +127,18 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
         ),
         # Throughput and population, of which there are as many as in the queue and in service.
         (lambda: theory.repairman(5, 1.0, 0.1)[:2], [4.36048, 0.63952], 5),
-        (lambda: theory.repairman(10, 1.0, 0.1)[:2], [7.85418, 2.14582], 5),
-        (lambda: theory.repairman(11, 1.0, 0.1)[:2], [8.36768, 2.63232], 5),
         (lambda: theory.repairman(20, 1.0, 0.1)[:2], [9.98131, 10.01869], 5),
-        (lambda: theory.repairman(50, 1.0, 0.1)[:2], [10.0, 40.0], 5),
-        (lambda: theory.repairman(10, 1.0, 0.01)[:2], [9.89153, 0.10847], 5),
-        (lambda: theory.repairman(50, 1.0, 0.01)[:2], [49.06953, 0.93047], 5),
         (lambda: theory.repairman(100, 1.0, 0.01)[:2], [92.42995, 7.57005], 5),
         (
             lambda: [theory.barrier_time(Exponential(1), n) for n in (2, 4, 8, 16)],
             [1.5, 2.0833, 2.7179, 3.3807],
             4,
         ),
-        (
-            lambda: [theory.barrier_time(Exponential(1), n) for n in (32, 64, 100)],
-            [4.0585, 4.7439, 5.1874],
-            4,
-        ),
         (lambda: theory.barrier_time(Pareto(1.5, 3), 32), 4.314, 3),
         (lambda: theory.barrier_time([Exponential(1 / rate) for rate in (1, 2, 3, 4)]), 1.236, 3),
         (lambda: theory.barrier_time(Exponential(1), 32, first=28), 1.975, 3),
-        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 4), 16) / 4, 2.063, 3),
-        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 16), 16) / 16, 1.489, 3),
         (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 64), 16) / 64, 1.233, 3),
         (lambda: theory.barrier_time(Exponential(1), 20, first=5), 0.2795, 3),
-        (lambda: theory.implicit_momentum_path(10, 0.2, 3), [1, 0.8, 0.604, 0.41552], 5),
         (
             lambda: theory.implicit_momentum_path(10, 0.2, 7)[4:],
             [0.23758, 0.07268, -0.07719, -0.21052],
@@ -214,9 +178,7 @@ def simulate_renewals(durations):
 @pytest.mark.parametrize(
     "law",
     [
-        Gamma(2.0, 0.5),
         LogNormal(1.0, 0.6),
-        Uniform(0.2, 1.0),
         Mixture([Gamma(1, 0.2), Constant(5)], [9, 1]),
     ],
     ids=str,
@@ -238,26 +200,6 @@ def test_renewal_staleness_variance_against_a_simulation(law):
     )
 
 
-def gamma_staleness_variance(cv, workers):
-    """The same integral for a gamma law of mean 1, its renewal function by summing convolutions
-    exactly.
-    """
-    shape, c = cv**-2, (cv**2 - 1) / 2
-    x = np.linspace(0, 45 * cv + 1, 3001)  # the tail beyond is below 1e-15 for the cvs tested
-    m = gammainc(np.arange(1, 400)[:, None] * shape, x * shape).sum(axis=0)
-    integral = np.trapezoid((m - x - c) * (1 - gammainc(shape, x * shape)), x)
-    return workers * (workers - 1) * cv**2 + 2 * (workers - 1) * integral
-
-
-@pytest.mark.parametrize("cv", [1.0, 0.5, 0.2])
-def test_renewal_staleness_variance_for_gamma(cv):
-    # This grid errs by up to 2e-6 relative (seen by halving its step twice), the package's by less.
-    expected = gamma_staleness_variance(cv, 20)
-    assert theory.renewal_staleness_variance(Gamma(3.0, cv), 20) == pytest.approx(
-        expected, rel=5e-6
-    )
-
-
 def test_renewal_staleness_variance_limits():
     geometric = theory.geometric_staleness_variance(20)
     assert theory.renewal_staleness_variance(Exponential(0.1), 20) == pytest.approx(
@@ -265,39 +207,9 @@ def test_renewal_staleness_variance_limits():
     )
     assert theory.renewal_staleness_variance(Constant(1), 20) == 0
     assert theory.renewal_staleness_variance(Gamma(1, 2), 1) == 0
-    with pytest.raises(InputError, match="must have a mean above zero"):
-        theory.renewal_staleness_variance("empirical([0, 0])", 4)
     assert theory.renewal_staleness_variance(Pareto(1, 1.5), 20) == math.inf
     scaled = [theory.renewal_staleness_variance(LogNormal(mean, 0.5), 9) for mean in (1e-3, 1e3)]
     assert scaled[0] == pytest.approx(scaled[1], rel=1e-9)
-
-
-def test_renewal_staleness_converges_with_the_grid():
-    """The stated order: halving the step of a smooth law quarters the error."""
-    law = Gamma(1.0, 0.5)
-    exact = theory.renewal_staleness_variance(law, 20, points=8192)
-    errors = [
-        abs(theory.renewal_staleness_variance(law, 20, points) - exact)
-        for points in (256, 512, 1024)
-    ]
-    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
-    assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
-
-
-def test_renewal_staleness_means():
-    laws = [Gamma(mean, 0.5) for mean in (0.5, 1, 1, 3)]
-    means = theory.renewal_staleness_means(laws)
-    np.testing.assert_allclose(means, [7 / 6, 10 / 3, 10 / 3, 12])
-    # Weighted by the shares of the commits, any laws give workers - 1.
-    shares = 1 / np.array([0.5, 1, 1, 3])
-    assert means @ shares / shares.sum() == pytest.approx(3)
-    random = np.random.default_rng(8)
-    durations = np.array([law.sample(random, 24_000) for law in laws])
-    for expected, staleness in zip(means, simulate_renewals(durations), strict=True):
-        # Batch means: blocks of 100 jobs are nearly independent.
-        blocks = staleness[: len(staleness) // 100 * 100].reshape(-1, 100).mean(axis=1)
-        tolerance = K_SIGMA * blocks.std(ddof=1) / math.sqrt(blocks.size)
-        assert staleness.mean() == pytest.approx(expected, abs=tolerance)
 
 
 # Queueing
@@ -314,14 +226,6 @@ def test_repairman_recursion_and_probabilities_agree(workers, think, service):
     assert state.throughput <= theory.saturation_bound(workers, think, service) * (1 + 1e-12)
 
 
-def test_repairman_probabilities_balance():
-    """Flow up equals flow down between neighbouring states: think ends at rate (N-k)/Z, service at
-    1/S.
-    """
-    p = theory.repairman_probabilities(12, 2.0, 0.3)
-    np.testing.assert_allclose(p[:-1] * (12 - np.arange(12)) / 2.0, p[1:] / 0.3)
-
-
 def test_repairman_without_thinking_or_service():
     assert theory.repairman(5, 0, 0.5) == (2.0, 5.0, 2.5, 1.0)
     assert theory.repairman(5, 2.0, 0) == (2.5, 0.0, 0.0, 0.0)
@@ -329,32 +233,18 @@ def test_repairman_without_thinking_or_service():
     np.testing.assert_array_equal(theory.repairman_probabilities(3, 1, 0), [1, 0, 0, 0])
 
 
-def test_saturation():
-    assert theory.saturation_bound(5, 1.0, 0.1) == pytest.approx(4.545, abs=digits(3))
-    assert theory.saturation_bound(20, 1.0, 0.1) == pytest.approx(10)
-    assert theory.saturation_bound(20, 1.0, 0) == pytest.approx(20)
-    assert theory.knee(1.0, 0.1) == pytest.approx(11)
-    at_knee = theory.saturation_bound(11, 1.0, 0.1)
-    assert at_knee == pytest.approx(11 / 1.1) == pytest.approx(1 / 0.1)
-
-
 # Barriers
 
 
 CLOSED = [
     Exponential(0.3),
-    Uniform(0, 2),
     Uniform(3, 3.1),
     Pareto(1, 1.5),
-    Pareto(1, 3),
-    Constant(2),
 ]
 
 
 @pytest.mark.parametrize("law", CLOSED, ids=str)
-@pytest.mark.parametrize(
-    ("workers", "first"), [(2, 2), (2, 1), (32, 32), (32, 28), (1000, 1000), (1000, 1)]
-)
+@pytest.mark.parametrize(("workers", "first"), [(2, 1), (32, 28), (1000, 1000)])
 def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
     """A mixture of one law is that law, but has no closed form here."""
     closed = theory.barrier_time(law, workers, first)
@@ -363,7 +253,7 @@ def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
     )
 
 
-@pytest.mark.parametrize("first", [1, 3, 4])
+@pytest.mark.parametrize("first", [1, 3])
 def test_barrier_of_unlike_workers_against_enumeration(first):
     """Workers that each have two possible durations: every outcome listed."""
     pairs = [(1.0, 5.0), (2.0, 2.5), (0.5, 9.0), (1.0, 4.0)]
@@ -372,27 +262,7 @@ def test_barrier_of_unlike_workers_against_enumeration(first):
     assert theory.barrier_time(laws, first=first) == pytest.approx(np.mean(outcomes), rel=1e-12)
 
 
-def test_barrier_of_unlike_exponentials_by_inclusion_and_exclusion():
-    rates = [1, 2, 3, 4]
-    exact = sum(
-        (-1) ** (size + 1) / sum(subset)
-        for size in range(1, 5)
-        for subset in itertools.combinations(rates, size)
-    )
-    assert theory.barrier_time([Exponential(1 / r) for r in rates]) == pytest.approx(
-        exact, rel=1e-10
-    )
-
-
-def test_barrier_of_weibulls_by_the_alternating_sum():
-    shape, workers = 1.7, 10  # few enough workers for the sum's cancellation
-    total = sum(
-        (-1) ** (j + 1) * math.comb(workers, j) * j ** (-1 / shape) for j in range(1, workers + 1)
-    )
-    assert theory.barrier_time(Weibull(2.0, shape), workers) == pytest.approx(2.0 * total, rel=1e-8)
-
-
-@pytest.mark.parametrize("cv", [1e-2, 1e-3, 1e-6])
+@pytest.mark.parametrize("cv", [1e-2, 1e-6])
 def test_barrier_of_narrow_laws_far_apart(cv):
     """All of ten are fast, or the barrier is the last of the slow: of these the mean of the maximum
     is known apart.
@@ -408,23 +278,12 @@ def test_barrier_of_narrow_laws_far_apart(cv):
     assert theory.barrier_time(law, workers) == pytest.approx(exact, rel=1e-9)
 
 
-def test_barrier_of_stragglers():
-    law = Mixture([Constant(1), Constant(10)], [9, 1])
-    assert theory.barrier_time(law, 8) == pytest.approx(0.9**8 + 10 * (1 - 0.9**8), rel=1e-12)
-
-
-@pytest.mark.parametrize("first", [32, 20])
+@pytest.mark.parametrize("first", [20])
 def test_barrier_against_samples(first):
     law = LogNormal(1.0, 0.7)
     samples = np.sort(law.sample(np.random.default_rng(2), (20_000, 32)), axis=1)[:, first - 1]
     tolerance = K_SIGMA * samples.std() / math.sqrt(samples.size)
     assert samples.mean() == pytest.approx(theory.barrier_time(law, 32, first), abs=tolerance)
-
-
-def test_barrier_of_a_narrow_law():
-    # 2.0697 is the mean of the largest of 32 standard normals (Harter 1961); the gamma is normal to
-    # order cv.
-    assert theory.barrier_time(Gamma(1.0, 1e-6), 32) == pytest.approx(1 + 2.0697e-6, abs=1e-10)
 
 
 def test_barrier_limits():
@@ -435,62 +294,11 @@ def test_barrier_limits():
     assert theory.barrier_time(same, first=3) == theory.barrier_time(Gamma(1, 0.5), 7, first=3)
 
 
-def test_batch_time():
-    assert theory.batch_time(Exponential(2.0), 8) == 0.25
-    assert theory.batch_time(Exponential(2.0), 8, batch=4) == 1.0
-
-
 def test_sum_law():
     law = theory.sum_law(Gamma(0.5, 0.4), 16)
     assert (law.mean, law.std) == (pytest.approx(8), pytest.approx(4 * 0.2))
     assert theory.sum_law(Constant(0.5), 3) == Constant(1.5)
     assert theory.sum_law(Uniform(0, 1), 1) == Uniform(0, 1)
-    with pytest.raises(InputError, match="no closed form"):
-        theory.sum_law(Uniform(0, 1), 2)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: theory.barrier_time(Exponential(1), 4, first=5), ["first = 5", "workers = 4"]),
-        (lambda: theory.barrier_time(Exponential(1)), ["workers", "None"]),
-        (lambda: theory.barrier_time([Exponential(1)], 4), ["workers = 4", "1 laws"]),
-        (lambda: theory.barrier_time([]), ["law = []", "at least one"]),
-        (lambda: theory.barrier_time(None, 4), ["law = None", "list"]),
-        (lambda: theory.barrier_time("[1]*3", 4), ["workers = 4", "3 laws"]),
-        (lambda: theory.barrier_time("gama(1, 1)", 4), ["law", "'gamma'"]),
-        (lambda: theory.first_staleness(4, 5), ["first = 5", "workers = 4"]),
-        (lambda: theory.geometric_staleness(0, 1), ["workers", "0"]),
-        (lambda: theory.heterogeneous_geometric_staleness([1, 0]), ["rates[1]", "0"]),
-        (lambda: theory.heterogeneous_geometric_staleness([]), ["rates = []"]),
-        (lambda: theory.heterogeneous_geometric_staleness(2.0), ["rates = 2.0", "list"]),
-        (lambda: theory.renewal_staleness_means("12"), ["laws = '12'", "list"]),
-        (lambda: theory.geometric_staleness(3, [0.5]), ["staleness", "whole"]),
-        (lambda: theory.geometric_staleness(3, "1"), ["staleness", "whole"]),
-        (lambda: theory.geometric_staleness(3, 1e300), ["staleness", "whole"]),
-        (lambda: theory.other_open_reads([0.7, 0], [1, 2], 2), ["read_version", "whole"]),
-        (lambda: theory.other_open_reads([0, 0], [1, math.nan], 2), ["version_before", "whole"]),
-        (lambda: theory.staleness_theory(Cluster(2, 1.0), math.nan), ["computations", "nan"]),
-        (lambda: theory.elastic_path(3, 0.1, math.nan, 3), ["contraction", "nan"]),
-        (lambda: theory.elastic_path(3, 0.1, "0.5", 3), ["contraction", "'0.5'"]),
-        (lambda: theory.window_step(0.1, 3, "no"), ["averaged", "'no'"]),
-        (lambda: theory.knee(np.True_, 0.1), ["True", "must be a number"]),
-        (lambda: theory.renewal_staleness_means([1, 0]), ["laws[1]", "above zero"]),
-        (lambda: theory.repairman(3, -1, 1), ["think", "-1"]),
-        (lambda: theory.repairman(3, 0, 0), ["think = service = 0"]),
-        (lambda: theory.knee(1, 0), ["service", "0", "above zero"]),
-        (lambda: theory.implicit_momentum_path(3, -0.1, 5), ["step", "-0.1"]),
-        (lambda: theory.conserved_staleness(1.5, 3), ["commits", "1.5"]),
-        (lambda: theory.momentum_stable_rate(1.0, 3), ["momentum = 1.0", "below one"]),
-        (lambda: theory.momentum_stable_rate(0.5, -1), ["delay = -1"]),
-        (lambda: theory.momentum_stable_rate(0.5, 1, "adam"), ["rule = 'adam'", "heavy_ball"]),
-        (lambda: theory.momentum_gain(0.5, 1.5), ["correlation = 1.5", "-1 to 1"]),
-    ],
-)
-def test_nonsense_is_refused(call, words):
-    with pytest.raises(InputError) as caught:
-        call()
-    assert [word for word in words if word not in str(caught.value)] == []
 
 
 # Momentum
@@ -528,19 +336,7 @@ def test_elastic_path_against_all_orders():
     np.testing.assert_allclose(path, mean_over_all_orders(3, 7, visit), atol=1e-13)
 
 
-def test_window_step():
-    assert theory.window_step(0.3, 1) == pytest.approx(0.3)
-    assert theory.window_step(0.3, 4) == pytest.approx(1 - 0.7**4)
-    assert theory.window_step(0.3, 4, averaged=True) == pytest.approx((1 - 0.7**4) / 4)
-
-
-def test_short_paths():
-    np.testing.assert_array_equal(theory.implicit_momentum_path(4, 0.5, 0), [1])
-    np.testing.assert_array_equal(theory.implicit_momentum_path(4, 0.5, 1), [1, 0.5])
-    np.testing.assert_allclose(theory.implicit_momentum_path(1, 0.5, 3), 0.5 ** np.arange(4))
-
-
-@pytest.mark.parametrize("workers", [2, 10, 20, 100])
+@pytest.mark.parametrize("workers", [2, 100])
 def test_critical_and_stable_steps_of_the_mean(workers):
     """The recursion's roots meet at the critical step and leave the unit circle at the stable
     one.
@@ -566,7 +362,7 @@ def visits(workers, step):
         yield visit
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("workers", [1, 5])
 def test_the_mean_square_is_stable_up_to_its_step(workers):
     """The spectral radius of the map of all second moments, 64 by 64 for seven workers, is one at
     the limit.
@@ -577,7 +373,7 @@ def test_the_mean_square_is_stable_up_to_its_step(workers):
         assert (np.abs(np.linalg.eigvals(moments)).max() < 1) == stable
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 10, 30])
+@pytest.mark.parametrize("workers", [2, 10])
 def test_a_run_is_stable_up_to_the_almost_sure_step(workers):
     """The growth of one long run, of matrices multiplied one by one, changes its sign within 4 % of
     the limit.
@@ -605,10 +401,6 @@ def test_the_limits_of_the_step_by_name():
         for n in (2, 10)
     ]
     np.testing.assert_allclose(found, [[1.28, 1.52, 6], [0.5, 0.61, 38]], rtol=0.01)
-    with pytest.raises(
-        InputError, match=r"sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"
-    ):
-        theory.stable_step(2, "median")
 
 
 RULES = [(0, "nesterov"), (0.5, "nesterov"), (0.9, "nesterov"), (0.9, "heavy_ball")]
@@ -630,7 +422,7 @@ def test_known_limits_of_momentum_with_a_delay(delay, limits):
 
 
 @pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
-@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.99])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_momentum_leaves_the_unit_circle_at_its_rate_and_not_before(momentum, rule):
     """On the circle the characteristic polynomial determines the rate: the least real one is the
     limit.

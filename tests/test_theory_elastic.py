@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from asyncsim import InputError, Trace, methods, prescribed, problems, theory
+from asyncsim import Trace, methods, prescribed, problems, theory
 from asyncsim.replays.replay import Replay
 
-STEPS = [0.1, 0.5, 1.0, 1.5, 1.9]
+STEPS = [0.1, 1.9]
 
 
 def radius(matrix):
@@ -17,7 +17,7 @@ def radius(matrix):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("workers", [1, 3, 7])
+@pytest.mark.parametrize("workers", [1, 7])
 def test_the_asynchronous_limit_is_exact_for_odd_numbers_of_workers(workers, step):
     limit = theory.elastic_stable_alpha(step)
     assert radius(theory.elastic_round_robin(workers, step, limit)) == pytest.approx(1, abs=1e-9)
@@ -26,7 +26,7 @@ def test_the_asynchronous_limit_is_exact_for_odd_numbers_of_workers(workers, ste
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("workers", [2, 4, 16])
+@pytest.mark.parametrize("workers", [2, 16])
 def test_the_asynchronous_limit_is_safe_for_even_numbers_of_workers(workers, step):
     limit = theory.elastic_stable_alpha(step)
     assert radius(theory.elastic_round_robin(workers, step, 0.999 * limit)) < 1
@@ -35,7 +35,7 @@ def test_the_asynchronous_limit_is_safe_for_even_numbers_of_workers(workers, ste
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("workers", [1, 2, 4, 16])
+@pytest.mark.parametrize("workers", [1, 16])
 def test_the_synchronous_limit_is_exact(workers, step):
     alpha = theory.elastic_stable_beta(workers, step) / workers
     assert radius(theory.elastic_synchronous(workers, step, alpha)) == pytest.approx(1, abs=1e-9)
@@ -85,13 +85,3 @@ def test_replays_grow_and_shrink_as_the_maps_do(share, together):
             found.append(abs(float(running.state.central[0])))
     assert (found[1] / found[0]) ** (1 / 40) == pytest.approx(radius(matrix), rel=1e-6)
     assert (radius(matrix) > 1) == (share > 1)
-
-
-@pytest.mark.parametrize("of_round", [theory.elastic_round_robin, theory.elastic_synchronous])
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [((0, 0.1, 0.1), "workers"), ((2, -1, 0.1), "step"), ((2, 0.1, -1), "alpha")],
-)
-def test_maps_of_what_cannot_be(of_round, given, named):
-    with pytest.raises(InputError, match=f"{named} = "):
-        of_round(*given)

@@ -7,7 +7,7 @@ from asyncsim import Cluster, Exponential, methods, problems, recorders, simulat
 from asyncsim.replays.replay import replay
 
 WORKERS, STEP, COMMITS = 10, 0.2, 60
-SEEDS = 150
+SEEDS = 100
 #: So many standard errors: the largest of 60 correlated normal deviations is beyond 5 in fewer than
 #: 1 in 25,000 runs.
 ERRORS = 5

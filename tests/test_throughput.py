@@ -37,7 +37,6 @@ PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 16)),
     "digits": lambda: problems.digits(batch_size=8, hidden=(16,)),
     "cnn": lambda: mnist("cnn"),
-    "mlp": lambda: mnist("mlp"),
 }
 
 
@@ -73,8 +72,9 @@ def test_the_usual_loop_computes_what_a_replay_does(method):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("task", PROBLEMS)
+@pytest.mark.parametrize(
+    ("task", "method"), [("digits", "gem"), ("quadratic", "downpour"), ("cnn", "downpour")]
+)
 def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
     from asyncsim.benchmark import pytorch
 
@@ -101,7 +101,7 @@ def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
 @pytest.mark.parametrize(
     ("task", "way", "size"),
     [
-        *(("quadratic", "map", 3), ("quadratic", "vmap", 3), ("quadratic", "call", 1)),
+        *(("quadratic", "map", 3), ("quadratic", "call", 1)),
         pytest.param("cnn", "vmap", 3, marks=full),
     ],
 )
@@ -126,19 +126,6 @@ def test_gradients_alone_are_the_problems_gradients(task, way, size):
             )
 
 
-def test_gradients_alone_are_whole_pieces_in_the_quickest_batching(monkeypatch):
-    alone = contenders.GradientsAlone(PROBLEMS["quadratic"](), workers=8)
-    assert [alone.rounded(count, (4, "map", 2)) for count in (1, 11, 13, 28)] == [8, 8, 16, 32]
-    assert alone.run(30, (4, "vmap", 2)) > 0 and alone.run(30, (1, "call", 2)) > 0
-
-    def run(count, batching):
-        return count / {(8, "vmap", 1): 9.0, (8, "map", 1): 2.0}.get(batching, 1.0)
-
-    monkeypatch.setattr(alone, "run", run)
-    alone.tune(100.0)
-    assert (alone.best, alone.per_second) == ((8, "vmap", 1), 9.0)
-
-
 def test_a_replay_that_diverges_is_named():
     case, cluster = turns.Case("quadratic", 2, "downpour"), Cluster(2, "gamma(1, 0.2)", service=0.0)
     run = contenders.replaying(
@@ -151,10 +138,6 @@ def test_a_replay_that_diverges_is_named():
 
 
 # Turns
-
-
-def test_calibration_finds_the_amount_that_takes_so_long():
-    assert turns.calibrate(lambda amount: 1e-3 * amount, 0.5) == 500
 
 
 def test_ratios_are_of_the_same_turn_and_first_calls_do_not_count():
@@ -226,27 +209,3 @@ def test_study_of_simulation_and_its_figure(told):
     assert [path.read_bytes() for path in figures.draw("mine")] == first[
         :-1
     ]  # the last is the page
-
-
-def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
-    measure, calls = turns.measure, []
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return measure(*arguments)
-
-    monkeypatch.setattr(turns, "measure", stopping)
-    code, _, err = told("--workers", "2", "3", "--repeats=1", "--tasks=trace")
-    assert (code, err[-1]) == (study.INTERRUPTED, "interrupted: the finished results are in mine")
-    assert set(pd.read_csv("mine/summary.csv")["workers"]) == {2}
-
-
-def test_what_is_left_out_is_noted(capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    throughput._check(throughput.Config(tasks=("mlp",), workers=(10, 1000)))
-    assert capsys.readouterr().err.splitlines() == [
-        "note: mlp is measured with at most 100 workers: with more its state is too large",
-        "note: PyTorch is not installed: its loop is left out",
-    ]

@@ -85,13 +85,10 @@ def test_other_functions_of_a_problem():
     ("file", "own"),
     [
         (__file__, True),
-        ("/home/me/mine.py", True),
         ("/tmp/ipykernel_1/123.py", True),
         ("<ipython-input-3-abc>", True),
         ("<string>", False),
-        (jnp.__file__, False),
         ("/home/me/.local/lib/python3.11/site-packages/flax/linen.py", False),
-        (inspect.__file__, False),
         (tracing.__file__, False),
         (f"{Path(tracing.__file__).parent}_mine.py", True),
     ],
@@ -116,13 +113,6 @@ def test_methods():
         check_method(method, {"x": jnp.zeros(3)})
     assert str(error.value).endswith(
         f"failed: NameError: name 'nowhere' is not defined {line_of(unknown)}"
-    )
-
-
-def test_trees_are_told_by_kinds_and_shapes():
-    assert (
-        tracing.tree_text({"a": jnp.zeros((2, 3), jnp.float32), "b": None})
-        == "{'a': float32[2, 3], 'b': None}"
     )
 
 

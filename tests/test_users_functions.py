@@ -9,10 +9,8 @@ import pytest
 from asyncsim import Cluster, InputError, Trace, aggregation, attacks, simulate, study, topologies
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.topologies import Topology, as_topology
-from asyncsim.study.config import StudyConfig
 from asyncsim.study.entries import from_file
 from asyncsim.study.loading import files_of
-from asyncsim.study.sweep import sweep
 
 MINE = """
 import dataclasses
@@ -128,19 +126,6 @@ def test_attacks_of_files_and_of_python():
     ]
     with pytest.raises(InputError, match="must be a text, or a function of workers"):
         robustness._attacks(robustness.Config(attacks=(attacks.zero(2),)))
-
-
-def test_every_study_takes_an_attack_and_a_rule_of_a_file():
-    config = StudyConfig(
-        workers=6,
-        attack="mine.py:reverse(workers=2)",
-        methods=("robust(rule='mine.py:trim(f=2)')",),
-        problem="quadratic",
-    )
-    cells = sweep(config, [{"learning_rate": rate} for rate in (0.1, 0.2)])
-    assert [cell.config.attack.text for cell in cells] == ["reverse(workers=2)"] * 2
-    assert cells[0].config.attack is cells[1].config.attack
-    assert cells[0].methods[0].hyperparameters["rule"] == "trim(f=2)"
 
 
 def test_a_file_inside_an_argument_has_its_hash():

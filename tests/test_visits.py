@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import asyncsim
 from asyncsim import Cluster, InputError, Trace, recorded, simulate
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 
@@ -75,15 +74,6 @@ def test_the_log_of_a_simulation_gives_its_trace(options, with_reads):
     assert made.source == dataclasses.replace(trace.source, cluster=None)
 
 
-def test_the_clock_begins_anywhere():
-    times = [name for name in LOG if name != "worker"]
-    later = LOG.assign(**{name: LOG[name] + 1024.0 for name in times})
-    pd.testing.assert_frame_equal(
-        recorded(later.to_dict("list")).frame, recorded(LOG.to_dict("records")).frame
-    )
-    assert recorded(later, begin=1023.0).frame["start_time"].iloc[0] == 1.0
-
-
 def test_reads_that_share_a_reading_of_the_clock_may_say_what_they_saw():
     visits = {"protocol": "write_then_read", "reads": READS.assign(read_time=[3.0, 3.0, 4.5])}
     log = LOG.assign(start_time=[0.0, 0.0, 3.0, 3.0])
@@ -100,10 +90,6 @@ def test_a_pull_may_see_the_commit_of_another_at_the_same_time():
         recorded(log, reads=reads.assign(read_version=[0, version]), protocol="read_then_write")
     with pytest.raises(InputError, match="read_version of row 0 is 1; it must be 0, the number"):
         recorded(log, reads=reads.assign(read_version=[1, 1]), protocol="read_then_write")
-
-
-def test_seeds_of_numpy_are_saved_as_numbers():
-    assert type(recorded(LOG, seed=np.int64(3)).seed) is int
 
 
 def test_without_the_workers_clocks():
@@ -165,19 +151,6 @@ def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):
     )
 
 
-def test_a_recorded_trace_replays():
-    run = asyncsim.replay(
-        recorded(LOG), asyncsim.methods.downpour(), asyncsim.problems.quadratic([1.0]), seed=0
-    )
-    assert np.isfinite(run.commits["loss"]).all()
-
-
-def changed(row, **values):
-    return LOG.assign(
-        **{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()}
-    )
-
-
 def test_reads_that_are_missing():
     trace = simulated(protocol="write_then_read")
     reads = all_reads(trace)
@@ -196,3 +169,9 @@ def test_workers_are_numbered_from_zero():
     ):
         recorded(later)
     assert recorded(later, workers=3).workers == 3
+
+
+def changed(row, **values):
+    return LOG.assign(
+        **{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()}
+    )

@@ -80,7 +80,7 @@ def first_position(trace, version):
 
 
 @given(traces, sizes, st.lists(st.integers(0, 119), max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_pieces_hold_only_commits_that_can_be_computed_at_once(trace, piece_size, starts):
     starts = [start for start in starts if start < len(trace)]
     made = Cut(trace, piece_size, starts)
@@ -124,7 +124,7 @@ def test_waves_of_exchanges_are_the_longest_runs_without_a_worker_coming_twice(t
 
 
 @given(traces, sizes)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
     """Slots are filled at a piece's end and looked into at its start, or for messages as soon as
     they are filled.
