@@ -20,7 +20,7 @@ import pandas as pd
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.partition import Partition, partition
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.plan import Minibatches, method_keys, visit_keys
+from asyncsim.replays.plan import Minibatches, method_keys, visits_at
 from asyncsim.replays.state import Layout
 from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
@@ -325,15 +325,7 @@ class ShardedPlan:
         return columns
 
     def _visits(self, part: np.ndarray) -> Visit:
-        kinds = {"time": self._dtype, "completes": np.bool_}
-        fields: Any = {
-            name: column[part].astype(kinds.get(name, np.int32))
-            for name, column in self._columns.items()
-        }
-        visit = Visit(**fields)
-        if self._keys is not None:
-            visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
-        return visit
+        return visits_at(self._columns, part, self._dtype, self._keys)
 
     def _pieces(self, first: int, last: int) -> ShardedPieces:
         """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
