@@ -152,13 +152,9 @@ class Plan:
         self.piece_size, self._cuts = self._best_cut(
             kinds, starts, [size * len(devices) for size in sizes]
         )
-        self._form: Form = (
-            "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
-        )
+        self._form: Form = "single" if self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
-        between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
-        # A power of two, so that short traces that differ by a few pieces share a program.
-        self._chunk = min(self._tuning.chunk, 1 << (int(between.max()) - 1).bit_length())
+        self._chunk = chunk_size(self._cuts, stops, self._tuning.chunk)
         self.members = None if isinstance(seed, int) else len(seed)
         self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
         self._keys = method_keys(seed) if needs_key else None
@@ -305,6 +301,13 @@ class Plan:
         return GossipOfPiece(
             *(table.astype(kinds.get(name, np.int32)) for name, table in tables.items())
         )
+
+
+def chunk_size(cuts: np.ndarray, stops: np.ndarray, most: int) -> int:
+    """Return the room for pieces in a chunk, enough for those between two stops or ``most``."""
+    between = np.diff(np.searchsorted(cuts, np.r_[0, np.unique(stops)]))
+    # A power of two, so that short traces that differ by a few pieces share a program.
+    return min(most, 1 << (int(between.max()) - 1).bit_length())
 
 
 def visits_at(
