@@ -32,6 +32,7 @@ from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, executor_of, measurement, run_jobs
+from asyncsim.study.outcome import ends
 from asyncsim.study.sweep import SweepConfig, check_values, sweep
 from asyncsim.theory import implicit_momentum
 
@@ -213,11 +214,7 @@ def _losses(config: Config, cell: Cell, seed: int) -> dict[str, list[dict[str, A
             "workers": cell.cluster.workers,
             "seed": seed,
             **run.config["hyperparameters"],
-            "status": run.status,
-            "first_loss": float(run.evaluations["train_loss"].iloc[0]),
-            "train_loss": np.inf
-            if run.diverged_at is not None
-            else float(run.evaluations["train_loss"].iloc[-1]),
+            **ends(run),
         }
         for run in runs
     ]

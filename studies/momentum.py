@@ -345,7 +345,7 @@ def _momentum_told(tables: Tables) -> str:
     return f"momentum {row['momentum_measured']:.4f} \u00b1 {row['standard_error']:.4f}"
 
 
-def _measured(cell: Cell, method: Method) -> dict[str, list[dict[str, Any]]]:
+def _measured(cell: Cell, method: Method) -> Tables:
     """Measure a cell and method; return, by table, the estimate, the mean path by commit and a row
     per seed.
     """

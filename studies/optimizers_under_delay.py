@@ -31,13 +31,13 @@ from asyncsim.methods.check import check_method
 from asyncsim.problems.partition import partition
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.ensemble import replay_ensemble
-from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.outcome import ends
 from asyncsim.study.ranking import Interval, at_the_edge, paired_interval
 from asyncsim.study.sweep import check_values, sweep
 from asyncsim.study.target import check_rates
@@ -231,21 +231,15 @@ def _losses(
             adaptive=[0.0, 1.0] if case.source == QUEUE else [0.0],
             learning_rate=[OPTIMIZERS[optimizer].top * ratio for ratio in config.tune],
         )
-    return {results.SUMMARY: [{**labels, **_ending(run)} for run in runs]}
-
-
-def _ending(run: Run) -> dict[str, Any]:
-    """Return the summary row of a run."""
-    first, last = run.evaluations["train_loss"].iloc[[0, -1]]
-    values = run.config["hyperparameters"]
-    return {
-        "adaptive": bool(values["adaptive"]),
-        "learning_rate": values["learning_rate"],
-        "seed": run.config["seed"],
-        "status": run.status,
-        "first_loss": float(first),
-        "train_loss": float(last) if run.diverged_at is None else np.inf,
-    }
+    rows = []
+    for run in runs:
+        values, seed = run.config["hyperparameters"], run.config["seed"]
+        tried_values = {
+            "adaptive": bool(values["adaptive"]),
+            "learning_rate": values["learning_rate"],
+        }
+        rows.append({**labels, **tried_values, "seed": seed, **ends(run)})
+    return {results.SUMMARY: rows}
 
 
 def gap_table(summary: pd.DataFrame) -> pd.DataFrame:

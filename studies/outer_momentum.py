@@ -36,7 +36,8 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
 from asyncsim.study.finished import present, read
-from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.outcome import ends
 from asyncsim.study.ranking import at_the_edge, paired_interval
 from asyncsim.study.sweep import check_values, sweep
 from asyncsim.study.target import check_rates
@@ -141,7 +142,12 @@ def run(config: Config) -> Result:
         method = outer(config.tune[0], config.server_momentum[0], MOMENTA[0], config.learning_rate)
         record = {"study": "outer_momentum", **config.record([method], cell.problem)}
         jobs = [
-            _job(config, case, seed, cell.problem)
+            measurement(
+                f"{case.name}, seed {seed}",
+                _measured,
+                *(config, case, seed, cell.problem),
+                labels={"case": case.name, "seed": seed},
+            )
             for seed in range(config.seeds)
             for case in cases(config, cell)
         ]
@@ -186,13 +192,6 @@ def outer(effective_rate: float, server_momentum: float, rule: str, learning_rat
     return method._replace(name=rule, hyperparameters={**values, "learning_rate": learning_rate})
 
 
-def _job(config: Config, case: Case, seed: int, problem: Problem) -> Job:
-    labels = {"case": case.name, "seed": seed}
-    return measurement(
-        f"{case.name}, seed {seed}", _measured, config, case, seed, problem, labels=labels
-    )
-
-
 def _measured(config: Config, case: Case, seed: int, problem: Problem) -> Tables:
     """Train at all rates on the trace of a case and a seed, and measure the linear limits."""
     with config.computing_device():
@@ -216,21 +215,16 @@ def _measured(config: Config, case: Case, seed: int, problem: Problem) -> Tables
                 rule=rule,
                 learning_rate=config.learning_rate,
             )
-            rows += [{**labels, **_ending(run)} for run in runs]
+            rows += [{**labels, **_rates(run), **ends(run)} for run in runs]
         measured = limits(config, case, seed) if seed == 0 else []
         return {results.SUMMARY: rows, LIMITS: [{**labels, **row} for row in measured]}
 
 
-def _ending(run: Run) -> dict[str, Any]:
-    """Return the summary row of a run."""
+def _rates(run: Run) -> dict[str, Any]:
     values = run.config["hyperparameters"]
-    first, last = run.evaluations["train_loss"].iloc[[0, -1]]
     return {
         **{name: values[name] for name in ("rule", "server_momentum", "effective_rate")},
         "server_rate": values["effective_rate"] * (1 - values["server_momentum"]),
-        "status": run.status,
-        "first_loss": float(first),
-        "train_loss": float(last) if run.diverged_at is None else np.inf,
     }
 
 

@@ -503,9 +503,8 @@ def _texts(
                 f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
                 "shortest"
             )
-    if REWARDS in tables:
-        named = [f"{row.queue} with {row.correction}" for row in tables[REWARDS].itertuples()]
-        if edge := at_the_edge(tables[REWARDS], config.tune, named):
+        named = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
+        if edge := at_the_edge(rewards, config.tune, named):
             texts.append(edge)
     return texts
 

@@ -255,7 +255,7 @@ def _search_text(tables: Tables) -> str:
     )
 
 
-def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]]:
+def limits_of(search: Search, fraction: float) -> Tables:
     """Search the limits; return their row and a row for each run, by table.
 
     ``fraction``: a run is stable if its final minibatch loss is below this fraction of its first.

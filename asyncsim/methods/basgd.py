@@ -18,7 +18,6 @@ from asyncsim.methods.method import (
     never_zero,
     present,
     rate_at,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -52,7 +51,6 @@ def basgd(
     Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937,
     algorithm 2.
     """
-    require_rate("learning_rate", learning_rate)
     require_count("count", count)
     parsed = parse_rule(rule)
     parsed.require(count)

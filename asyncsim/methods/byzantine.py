@@ -20,7 +20,6 @@ from asyncsim.methods.method import (
     local_steps,
     never_zero,
     rate_at,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -185,7 +184,6 @@ def zeno_pp(
     ----------
     Xie, Koyejo and Gupta 2020, "Zeno++: robust fully asynchronous SGD", arXiv 1903.07020.
     """
-    require_rate("learning_rate", learning_rate)
     if trusted is not None:
         require_count("trusted", trusted, minimum=0)
     require_nonnegative("rho", rho)

@@ -135,24 +135,20 @@ def visit_kinds(
 
 def memories_kinds(memory: Any, workers: int = 3) -> Memories:
     """Return the shapes of all workers' memories, from the memory of a single worker."""
-
-    def several(count: int) -> Any:
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)),
-            memory,
-        )
-
     worker: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
-    return Memories(several(workers), several(2), worker)
+    return Memories(_several(memory, workers), _several(memory, 2), worker)
 
 
 def inbox_kinds(message: Any) -> Inbox:
     """Return an inbox of two messages, as shapes, from one message."""
+    return Inbox(*(_several(tree, 2) for tree in (message, 0.0, np.int32(0))))
 
-    def several(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct((2, *jnp.shape(leaf)), jnp.result_type(leaf))
 
-    return Inbox(jax.tree.map(several, message), several(0.0), several(np.int32(0)))
+def _several(tree: Any, count: int) -> Any:
+    """Return the shapes of some trees, stacked, from a single tree."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), tree
+    )
 
 
 def _fault(check: Callable[..., Any], *arguments: Any) -> str:
@@ -502,14 +498,9 @@ def _check_combine(
             after,
             memory,
         )
-
-    def several(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct((_SEVERAL, *jnp.shape(leaf)), jnp.result_type(leaf))
-
-    visits = visit._replace(
-        **{name: jax.tree.map(several, getattr(visit, name)) for name in OF_MESSAGE}
-    )
-    applied = _call(method, "combine", server, central, jax.tree.map(several, message), visits)
+    fields = {name: _several(getattr(visit, name), _SEVERAL) for name in OF_MESSAGE}
+    visits, messages = visit._replace(**fields), _several(message, _SEVERAL)
+    applied = _call(method, "combine", server, central, messages, visits)
     _require_applied(method, _named(method, "combine"), applied, server, central)
 
 

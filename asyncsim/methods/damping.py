@@ -22,7 +22,6 @@ from asyncsim.methods.method import (
     gradient_steps,
     local_steps,
     rate_at,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -170,7 +169,6 @@ def delay_adaptive(
     2022, "Asynchronous SGD beats minibatch SGD under arbitrary delays", arXiv 2206.07638, and its
     authors' notebook.
     """
-    require_rate("learning_rate", learning_rate)
     require_choice("rule", rule, _RULES)
     require_positive("smoothness", smoothness)
 

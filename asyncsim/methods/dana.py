@@ -3,15 +3,7 @@
 import jax.numpy as jnp
 
 from asyncsim.base.errors import require_fraction
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Applied,
-    Method,
-    Schedule,
-    Timing,
-    gradient_steps,
-    require_rate,
-)
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -38,7 +30,6 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     Hakimi, Barkai, Gabel and Schuster 2019, "Taming momentum in a distributed asynchronous
     environment", arXiv 1907.11612, known second-hand.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
 
     def apply(server, central, message, memory, visit):
@@ -76,7 +67,6 @@ def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     ----------
     Hakimi, Barkai, Gabel and Schuster 2019, arXiv 1907.11612; known second-hand.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
 
     def message(worker, update, start, central, visit):

@@ -17,7 +17,6 @@ from asyncsim.methods.method import (
     gradient_steps,
     never_zero,
     rate_at,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -58,7 +57,6 @@ def dc_asgd(
     Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation", arXiv
     1609.08326; constants from memory.
     """
-    require_rate("learning_rate", learning_rate)
     require_nonnegative("compensation", compensation)
     require_switch("adaptive", adaptive)
     require_fraction("decay", decay)

@@ -22,7 +22,6 @@ from asyncsim.methods.method import (
     gradient_steps,
     local_steps,
     require_policy,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -139,19 +138,12 @@ def eamsgd(
     Zhang, Choromanska and LeCun 2015, arXiv 1412.6651;
     the rule as the first author's program has it.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
-    exchange = _exchange(alpha, beta)
-
-    def message(worker, update, start, central, visit):
-        x = start + update
-        pull = exchange(x, central, visit)
-        return pull, ElasticWorker(x - pull, ()), {}
 
     def look_ahead(optimizer_state):
         return jax.tree.map(lambda v: mu * v, optimizer_state[1].trace)
 
-    return Method(
+    return aeasgd(learning_rate, alpha, beta)._replace(
         name="eamsgd",
         hyperparameters={
             "learning_rate": learning_rate,
@@ -160,11 +152,7 @@ def eamsgd(
             "beta": beta,
         },
         optimizer=optax.chain(gradient_steps(learning_rate), optax.trace(mu)),
-        message=message,
-        init_worker=lambda central: ElasticWorker(central, ()),
-        resume=lambda worker, read: worker.replica,
         look_ahead=look_ahead,
-        coordinatewise=True,
     )
 
 

@@ -18,7 +18,6 @@ from asyncsim.methods.method import (
     gradient_steps,
     never_zero,
     rate_at,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -62,7 +61,6 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness", arXiv
     1909.10802; constants from a program of a co-worker of theirs.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
 
     def message(worker, update, start, central, visit):

@@ -10,7 +10,7 @@ from asyncsim.base.errors import (
     require_nonnegative,
     require_positive,
 )
-from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
+from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
 from asyncsim.methods.recipe import shares_programs
 
 #: Keeps the division by the update finite: added to its size (paper) or to its signed value
@@ -96,7 +96,6 @@ def gem(
     Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
     descent", arXiv 1805.08469, eq. 19, 23, 24 and 27, algorithm 1.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
     check_scaling(kappa, pi_max)
     require_choice("variant", variant, _EPSILON)

@@ -16,7 +16,6 @@ from asyncsim.methods.method import (
     gradient_steps,
     never_zero,
     rate_at,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.yellowfin import YellowFin, init_tuner, tune
@@ -59,7 +58,6 @@ def gem_server(
     Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
     descent", arXiv 1805.08469, the rule and the conclusion.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
     check_scaling(kappa, pi_max)
     in_rounds = require_choice("proxy_step", proxy_step, ("round", "commit")) == "round"
@@ -138,7 +136,6 @@ def gem_yellowfin(
     descent", arXiv 1805.08469; Zhang, Mitliagkas and Re 2017, "YellowFin and the art of momentum
     tuning", arXiv 1706.03471.
     """
-    require_rate("learning_rate", learning_rate)
     require_fraction("initial_momentum", initial_momentum)
     require_fraction("smoothing", smoothing)
     require_count("curvature_window", curvature_window)

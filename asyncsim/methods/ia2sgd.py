@@ -13,7 +13,6 @@ from asyncsim.methods.method import (
     Timing,
     count_living,
     gradient_steps,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -55,7 +54,6 @@ def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     data", arXiv 2405.16966; the rule as in the program of Maranjyan and Richtarik 2025,
     "Ringleader ASGD", arXiv 2509.22860.
     """
-    require_rate("learning_rate", learning_rate)
 
     def apply(server, central, message, memory, visit):
         is_full = server.number >= count_living(visit)

@@ -14,7 +14,6 @@ from asyncsim.methods.method import (
     Timing,
     count_living,
     gradient_steps,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -65,7 +64,6 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
     Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization
     methods under a fixed computation model", arXiv 2305.12387, section on heterogeneous data.
     """
-    require_rate("learning_rate", learning_rate)
     require_count("count", count)
 
     def apply(server, central, message, memory, visit):

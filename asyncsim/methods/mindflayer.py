@@ -20,7 +20,6 @@ from asyncsim.methods.method import (
     count_living,
     gradient_steps,
     require_policy,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -70,7 +69,6 @@ def mindflayer(
     Maranjyan, Shaikh Omar and Richtarik 2025, "MindFlayer SGD: efficient parallel SGD in the
     presence of heterogeneous and random worker compute times", arXiv 2410.04285.
     """
-    require_rate("learning_rate", learning_rate)
     require_choice("rule", rule, ("expected", "mean"))
     policy = require_policy(policy)
     if policy is not None and policy.time is None:

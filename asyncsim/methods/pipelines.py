@@ -3,14 +3,7 @@
 import jax.numpy as jnp
 
 from asyncsim.base.errors import require_fraction, require_switch
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Applied,
-    Method,
-    Schedule,
-    gradient_steps,
-    require_rate,
-)
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, gradient_steps
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -40,7 +33,6 @@ def weight_prediction(
     Chen, Yang and Cheng 2018, "Efficient and robust parallel DNN training through model parallelism
     on multi-GPU platform", arXiv 1809.02839: SpecTrain, known second-hand.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
 
     def apply(server, central, message, memory, visit):
@@ -93,7 +85,6 @@ def async_nesterov(
     Ajanthan, Ramasinghe, Zuo, Avraham and Long 2025, "Nesterov method for asynchronous pipeline
     parallel optimization", arXiv 2505.01099.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
     require_switch("look_ahead", look_ahead)
 

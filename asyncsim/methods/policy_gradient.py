@@ -44,9 +44,7 @@ def _clipped(ratio: Array, advantage: Array, clip: float) -> Array:
 @functools.cache  # compiled programs are cached by the object itself
 def none() -> Correction:
     """Weigh every token by one: the plain policy gradient on old samples."""
-    return Correction(
-        "none()", lambda logp, behaviour, proximal, advantage, present: jnp.ones_like(logp)
-    )
+    return Correction("none()", lambda logp, *_: jnp.ones_like(logp))
 
 
 @functools.cache
@@ -72,12 +70,10 @@ def truncated(cap: float = 2.0) -> Correction:
     """Weigh by the ratio, at most ``cap``: truncated importance sampling."""
     require_positive("truncated: cap", cap)
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
-        return jnp.minimum(_ratio(logp, behaviour), cap)
-
-    return Correction(f"truncated(cap={cap:g})", weight)
+    return Correction(
+        f"truncated(cap={cap:g})",
+        lambda logp, behaviour, *_: jnp.minimum(_ratio(logp, behaviour), cap),
+    )
 
 
 @functools.cache
@@ -88,12 +84,10 @@ def cispo(low: float = 1.0, high: float = 0.28) -> Correction:
     """
     require_positive("cispo: high", high)
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
-        return jnp.clip(_ratio(logp, behaviour), 1 - low, 1 + high)
-
-    return Correction(f"cispo(low={low:g}, high={high:g})", weight)
+    return Correction(
+        f"cispo(low={low:g}, high={high:g})",
+        lambda logp, behaviour, *_: jnp.clip(_ratio(logp, behaviour), 1 - low, 1 + high),
+    )
 
 
 @functools.cache
@@ -117,12 +111,12 @@ def ppo(clip: float = 0.2) -> Correction:
     """Clip the ratio to the behaviour as PPO does (Schulman et al. 2017, equation 7)."""
     require_positive("ppo: clip", clip)
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
-        return _clipped(_ratio(logp, behaviour), advantage, clip)
-
-    return Correction(f"ppo(clip={clip:g})", weight)
+    return Correction(
+        f"ppo(clip={clip:g})",
+        lambda logp, behaviour, proximal, advantage, present: _clipped(
+            _ratio(logp, behaviour), advantage, clip
+        ),
+    )
 
 
 @functools.cache

@@ -2,15 +2,7 @@
 
 import jax.numpy as jnp
 
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Applied,
-    Method,
-    Schedule,
-    Timing,
-    gradient_steps,
-    require_rate,
-)
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -40,7 +32,6 @@ def rescaled_asgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     Mahran, Maranjyan and Richtarik 2026, "Rescaled asynchronous SGD: optimal distributed
     optimization under data and system heterogeneity", arXiv 2605.13434.
     """
-    require_rate("learning_rate", learning_rate)
 
     def apply(server, central, message, memory, visit):
         counts = visit.commit + 1, visit.worker_step + 1, visit.workers

@@ -14,7 +14,6 @@ from asyncsim.methods.method import (
     Timing,
     count_living,
     gradient_steps,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -86,7 +85,6 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
     ----------
     Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860.
     """
-    require_rate("learning_rate", learning_rate)
     keeps_point = require_choice("restart", restart, ("step", "newest")) == "step"
 
     def apply(server, central, message, memory, visit):

@@ -75,7 +75,6 @@ def ringmaster_lmo(
     oracle momentum method", arXiv 2605.18174, and its authors' program; Amsel, Persson, Musco and
     Gower 2025, "The Polar Express", arXiv 2505.16932 (the coefficients).
     """
-    require_rate("learning_rate", learning_rate)
     policy = require_policy(policy)
     beta = require_fraction("server_momentum", server_momentum)
     method = server_optimizer(adaptive=False, optimizer=lmo_steps(learning_rate, beta))

@@ -25,7 +25,6 @@ from asyncsim.methods.method import (
     present,
     rate_at,
     require_policy,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -85,7 +84,6 @@ def robust(
     `asyncsim.aggregation`.
     """
     chosen = parse_rule(rule)
-    require_rate("learning_rate", learning_rate)
     require_fraction("worker_momentum", worker_momentum)
     require_fraction("server_momentum", server_momentum)
     policy = require_policy(policy)

@@ -10,7 +10,7 @@ from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.clusters.policy import Policy
 from asyncsim.clusters.topologies import Topology
-from asyncsim.methods.gossip import MixingWorker
+from asyncsim.methods.gossip import MixingWorker, dpsgd
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Array,
@@ -195,8 +195,7 @@ def robust_gossip(
     1908.08098.
     """
     chosen = parse_rule(rule)
-    named, local = local_steps(learning_rate, optimizer)
-    policy = require_policy(policy)
+    method = dpsgd(learning_rate, optimizer, policy)
 
     def mix(worker, inbox, visit):
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
@@ -205,10 +204,6 @@ def robust_gossip(
             worker.replica, chosen.aggregate((), messages, present, visit.key).vector
         )
 
-    def message(worker, update, start, central, visit):
-        x = worker.mixed + update
-        return x, MixingWorker(x, x), {}
-
     if chosen.averaging or jax.tree.leaves(
         jax.eval_shape(chosen.init, jax.ShapeDtypeStruct((1,), np.float32))
     ):
@@ -216,20 +211,10 @@ def robust_gossip(
             f"rule = {chosen.text!r}: remembers earlier messages; choose median() or "
             "trimmed_mean(f)"
         )
-    return Method(
+    return method._replace(
         name="robust_gossip",
-        hyperparameters={
-            "rule": chosen.text,
-            **named,
-            "policy": None if policy is None else str(policy),
-        },
-        optimizer=local,
-        message=message,
-        init_worker=lambda central: MixingWorker(central, central),
-        resume=lambda worker, read: worker.replica,
+        hyperparameters={"rule": chosen.text, **method.hyperparameters},
         mix=mix,
-        last=lambda worker: worker.replica,
         sees_messages=True,
         needs_key=chosen.needs_key,
-        timing=Timing(policy=policy),
     )

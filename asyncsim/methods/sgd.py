@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from asyncsim.base.errors import require_fraction
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
+from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
 from asyncsim.methods.recipe import shares_programs
 
 
@@ -35,7 +35,6 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
     ----------
     Polyak 1964, "Some methods of speeding up the convergence of iteration methods", eq. 9.
     """
-    require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
 
     def message(worker, update, start, central, visit):

@@ -12,7 +12,6 @@ from asyncsim.methods.method import (
     Timing,
     gradient_steps,
     require_policy,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -47,7 +46,6 @@ def softsync(
     Zhang, Gupta, Lian and Liu 2016, "Staleness-aware async-SGD for distributed deep learning",
     arXiv 1511.05950.
     """
-    require_rate("learning_rate", learning_rate)
     require_switch("modulated", modulated)
     policy = require_policy(policy)
 

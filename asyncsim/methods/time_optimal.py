@@ -10,7 +10,6 @@ from asyncsim.methods.method import (
     Timing,
     gradient_steps,
     require_policy,
-    require_rate,
 )
 from asyncsim.methods.recipe import shares_programs
 
@@ -39,7 +38,6 @@ def batch_sgd(
     1604.00981 (backup workers); Dutta et al. 2018, "Slow and stale gradients can win the race:
     error-runtime trade-offs in distributed SGD", arXiv 1803.01113 (K-sync and its relatives).
     """
-    require_rate("learning_rate", learning_rate)
     policy = require_policy(policy)
     return Method(
         name="batch_sgd",

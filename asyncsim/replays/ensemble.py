@@ -101,26 +101,8 @@ def replay_ensemble(
             require_switch(name, switch)
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
-    # With rollouts the program serves all learning rates: runs one by one compile once.
-    if has_samples(trace, grid.methods[0], problem):
-        options: dict[str, Any] = {
-            "precision": precision,
-            "evaluate_every": evaluate_every,
-            "attack": attack,
-        }
-        options |= {"record": record, "progress": progress}
-        return [replay(trace, method, problem, seed, **options) for seed, method in grid.runs()]
-    attack, learnt = parse_attack(attack), problem
-    config = {"precision": precision, "attack": attack and attack.text, **jax_settings()}
-    recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
-    if batched and trace.servers > 1:
-        raise InputError(
-            f"batched = True: replays of several servers ({trace.servers}) run one by one; leave "
-            "batched out"
-        )
-    if batched is None and trace.servers == 1:
-        batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
-    if not batched:
+
+    def replay_each() -> list[Run]:
         # One object for each method, so that its seeds share programs.
         return [
             replay(
@@ -136,6 +118,22 @@ def replay_ensemble(
             )
             for seed, method in grid.runs()
         ]
+
+    # With rollouts the program serves all learning rates: runs one by one compile once.
+    if has_samples(trace, grid.methods[0], problem):
+        return replay_each()
+    attack, learnt = parse_attack(attack), problem
+    config = {"precision": precision, "attack": attack and attack.text, **jax_settings()}
+    recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
+    if batched and trace.servers > 1:
+        raise InputError(
+            f"batched = True: replays of several servers ({trace.servers}) run one by one; leave "
+            "batched out"
+        )
+    if batched is None and trace.servers == 1:
+        batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
+    if not batched:
+        return replay_each()
     grid.numbers(jnp.float32)  # first, for an error that names the values that are no numbers
     if not grid.can_be_batched(problem):
         names = " or ".join(grid.combinations[0])

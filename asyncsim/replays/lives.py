@@ -18,16 +18,17 @@ from asyncsim.replays.local import Parts
 from asyncsim.replays.state import ReplayState
 
 
-def lose_message(method: Method, state: ReplayState, slot: Array, share: Array) -> ReplayState:
+def lose_message(parts: Parts, state: ReplayState, slot: Array, share: Array) -> ReplayState:
     """Subtract a share of a message that waits in a slot from the mean."""
     lost = jax.tree.map(
         lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf[slot], state.messages.mass
     )
-    return _gain(method, state, lost)
+    return _gain(parts.method, state, lost)
 
 
-def lose_worker(method: Method, state: ReplayState, worker: Array, share: Array) -> ReplayState:
+def lose_worker(parts: Parts, state: ReplayState, worker: Array, share: Array) -> ReplayState:
     """Subtract a worker's remaining share of its last message, or its replica, from the mean."""
+    method = parts.method
     mass = honest_part(method, _mass(method, state, worker), worker)
     return _gain(
         method, state, jax.tree.map(lambda leaf: -jnp.asarray(share, leaf.dtype) * leaf, mass)

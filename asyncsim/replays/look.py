@@ -63,7 +63,6 @@ def build_look(
     It repeats the commit and its gradient. Its arguments: the inputs of the commit, the training
     data, the constants of the run and the pieces. Each vector comes as the problem's tensors.
     """
-    over = over_members if layout.members is not None else lambda function: function
 
     def look(
         first: FirstCommit, data: Any, constants: Constants, pieces: Pieces
@@ -83,7 +82,8 @@ def build_look(
             recorders, (*first.inputs.row.recorders, *first.recorders), strict=True
         ):
             if recorder.look is not None:
-                vectors = over(functools.partial(require_vectors, recorder))(state, commit)
+                show = functools.partial(require_vectors, recorder)
+                vectors = over_members(show, layout.members)(state, commit)
                 values.append(
                     {name: jax.tree.leaves(flat.unravel(value)) for name, value in vectors.items()}
                 )

@@ -31,8 +31,10 @@ _AXES_OF_VISIT: Any = [0 if name in ("loss", "key") else None for name in Visit.
 _VISIT: Any = Visit(*_AXES_OF_VISIT)
 
 
-def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Vectorise a function of one member's commit over all members' commits."""
+def over_members(function: Callable[..., Any], members: int | None) -> Callable[..., Any]:
+    """Vectorise a function of one member's commit over all members' commits, if there are any."""
+    if members is None:
+        return function
 
     def function_of_members(*arguments: Any) -> Any:
         return jax.vmap(function, in_axes=tuple(map(_axis, arguments)))(*arguments)

@@ -20,7 +20,7 @@ import pandas as pd
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.partition import Partition, partition
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.plan import Minibatches, method_keys, visit_keys
+from asyncsim.replays.plan import Minibatches, chunk_size, method_keys, visits_at
 from asyncsim.replays.state import Layout
 from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
@@ -247,8 +247,7 @@ class ShardedPlan:
         self._form: Form = (
             "single" if self.piece_size == 1 and devices[0].platform == "cpu" else form
         )
-        between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(starts)]))
-        self._chunk = min(tuned.chunk, 1 << (int(between.max()) - 1).bit_length())
+        self._chunk = chunk_size(self._cuts, starts, tuned.chunk)
         #: The messages that are complete before each piece.
         self._complete = np.searchsorted(parts.parts_at_end, self._cuts, side="right")
         self._most_complete = int(np.diff(self._complete).max())
@@ -325,15 +324,7 @@ class ShardedPlan:
         return columns
 
     def _visits(self, part: np.ndarray) -> Visit:
-        kinds = {"time": self._dtype, "completes": np.bool_}
-        fields: Any = {
-            name: column[part].astype(kinds.get(name, np.int32))
-            for name, column in self._columns.items()
-        }
-        visit = Visit(**fields)
-        if self._keys is not None:
-            visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
-        return visit
+        return visits_at(self._columns, part, self._dtype, self._keys)
 
     def _pieces(self, first: int, last: int) -> ShardedPieces:
         """Fill in the arrays of consecutive pieces, padded to a whole chunk."""

@@ -43,7 +43,7 @@ from asyncsim.replays.state import (
     WorkerRow,
     of_workers,
 )
-from asyncsim.replays.step import ServerState, StepInputs, begin, finish
+from asyncsim.replays.step import ServerState, StepInputs, StepOutputs, begin, finish
 from asyncsim.replays.waves import Change
 
 
@@ -66,43 +66,21 @@ class InPieces:
         self._devices, self._make, self._workers = devices, make, layout.workers
         self._divided = _Divided(devices)
         self._initial: dict[Any, Callable[..., ReplayState]] = {}
-        members = () if layout.members is None else (layout.members,)
-        shape = (layout.piece_size, *members, len(columns(recorders)))
-
-        def advance(
-            state: ReplayState, data: Any, constants: Constants, pieces: Pieces, count: Array
-        ):
-            run_piece = _build_piece(parts(constants.numbers), recorders, layout, self._divided)
-
-            def run_one(
-                index: Array, carry: tuple[ReplayState, Array]
-            ) -> tuple[ReplayState, Array]:
-                state, numbers = carry
-                piece = jax.tree.map(lambda leaf: leaf[index], pieces)
-                state, commit_numbers = run_piece(state, data, constants.key, piece)
-                return state, jax.lax.dynamic_update_index_in_dim(numbers, commit_numbers, index, 0)
-
-            # A traced count: a shorter last chunk runs the same program.
-            numbers = jnp.zeros((pieces.size.shape[0], *shape), state.central.dtype)
-            return jax.lax.fori_loop(0, count, run_one, (state, numbers))
-
-        #: From the state (donated), the training data, the constants of the run, planned pieces and
-        #: the number of them to run, to the state and the numbers of each commit,
-        #: ``[pieces, piece_size, columns]``. Not donated, the state would be copied at each chunk.
-        self.advance = jax.jit(advance, donate_argnums=0)
-
-        def drop_message(state: ReplayState, *arguments: Any) -> ReplayState:
-            return lose_message(parts(arguments[0]).method, state, *arguments[1:])
-
-        def end_life(state: ReplayState, *arguments: Any) -> ReplayState:
-            return lose_worker(parts(arguments[0]).method, state, *arguments[1:])
-
-        def begin_life(state: ReplayState, *arguments: Any) -> ReplayState:
-            return return_worker(parts(arguments[0]), state, *arguments[1:])
-
-        self._lose_message, self._end_life, self._begin_life = (
-            jax.jit(function, donate_argnums=0) for function in (drop_message, end_life, begin_life)
+        shape = _numbers_shape(recorders, layout)
+        #: The numbers have shape ``[pieces, piece_size, columns]``.
+        self.advance = in_turn(
+            lambda numbers: _Piece(parts(numbers), recorders, layout, self._divided).run,
+            lambda state, pieces: jnp.zeros((len(pieces.size), *shape), state.central.dtype),
         )
+
+        def jitted(change: Callable[..., ReplayState]) -> Callable[..., ReplayState]:
+            def changed(state: ReplayState, numbers: Any, *arguments: Any) -> ReplayState:
+                return change(parts(numbers), state, *arguments)
+
+            return jax.jit(changed, donate_argnums=0)
+
+        changes = {"message": lose_message, "end": lose_worker, "begin": return_worker}
+        self._changes = {kind: jitted(change) for kind, change in changes.items()}
 
     def initial_state(
         self, numbers: Any, start: Start, problem_state: Any, **sizes: int
@@ -149,12 +127,8 @@ class InPieces:
 
         ``initial`` is the initial replica of a worker whose life begins.
         """
-        if change.kind == "message":
-            state = self._lose_message(state, numbers, change.place, change.share)
-        elif change.kind == "end":
-            state = self._end_life(state, numbers, change.place, change.share)
-        else:
-            state = self._begin_life(state, numbers, change.place, change.source, initial)
+        arguments = (change.source, initial) if change.kind == "begin" else (change.share,)
+        state = self._changes[change.kind](state, numbers, change.place, *arguments)
         return (
             state
             if len(self._devices) == 1
@@ -168,6 +142,40 @@ class InPieces:
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
         return of_workers(state.workers.learner.problem, self._workers)
+
+
+def in_turn(
+    build: Callable[[Any], Callable[..., Any]], room: Callable[[Any, Any], Array]
+) -> Callable[..., Any]:
+    """Return the jitted function that runs pieces one after the other.
+
+    From the state (donated), the training data, the constants of the run, planned pieces and the
+    number of them to run, to the state and the numbers of each piece. Not donated, the state would
+    be copied at each chunk.
+
+    ``build``: from the method's numbers to the function that runs a piece. ``room``: from the state
+    and the pieces to zeros in the place of all numbers.
+    """
+
+    def advance(state: Any, data: Any, constants: Constants, pieces: Any, count: Array) -> Any:
+        run_piece = build(constants.numbers)
+
+        def run_next(index: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            state, numbers = carry
+            piece = jax.tree.map(lambda leaf: leaf[index], pieces)
+            state, of_piece = run_piece(state, data, constants.key, piece)
+            return state, jax.lax.dynamic_update_index_in_dim(numbers, of_piece, index, 0)
+
+        # A traced count: a shorter last chunk runs the same program.
+        return jax.lax.fori_loop(0, count, run_next, (state, room(state, pieces)))
+
+    return jax.jit(advance, donate_argnums=0)
+
+
+def _numbers_shape(recorders: tuple[Recorder, ...], layout: Layout) -> tuple[int, ...]:
+    """Return the shape of a piece's numbers, ``[piece_size, columns]``; see `Layout.members`."""
+    members = () if layout.members is None else (layout.members,)
+    return layout.piece_size, *members, len(columns(recorders))
 
 
 class _Divided:
@@ -186,12 +194,10 @@ class _Divided:
             return jax.tree.map(
                 lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state
             )
-        everywhere = jax.tree.map(lambda leaf: self._sharding(), state)
-        rows = [
-            jax.tree.map(lambda leaf: self._sharding("devices"), state._asdict()[name])
-            for name in _ROWS
-        ]
-        return everywhere._replace(**dict(zip(_ROWS, rows, strict=True)))
+        rows, whole = self._sharding("devices"), self._sharding()
+        return jax.tree.map_with_path(
+            lambda path, leaf: rows if path[0].name in _ROWS else whole, state
+        )
 
     def by_commit(self, tree: Any) -> Any:
         """Divide leaves ``[piece_size, ...]`` by commit."""
@@ -252,77 +258,105 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
     return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
 
 
-def _build_piece(
-    parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
-) -> Callable[..., tuple[ReplayState, Array]]:
-    """Return the function that runs a piece; it returns the next state and the commits' numbers."""
-    (method, local, restart_function), size = parts, layout.piece_size
-    # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
-    restart = None if layout.gossip else restart_function
-    single = layout.form == "single"
-    worker_recorders = [recorder for recorder in recorders if not recorder.shared]
-    shared_recorders = [recorder for recorder in recorders if recorder.shared]
-    over = over_members if layout.members is not None else lambda function: function
-    observe_workers = over(lambda states, commit: observe(worker_recorders, states, commit))
-    observe_shared = over(
-        lambda states, commit: observe(shared_recorders, states, commit, base=False)
-    )
-    members = () if layout.members is None else (layout.members,)
-    numbers_shape = (*members, len(columns(recorders)))
+class _Piece:
+    """The program of a piece: its gradients at once, then its commits in order."""
 
-    def map_commits(function: Callable[..., Any], *arguments: Any) -> Any:
+    def __init__(
+        self, parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
+    ):
+        self._method, self._local, restart = parts
+        # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
+        self._restart = None if layout.gossip else restart
+        self._layout, self._divided = layout, divided
+        self._size, self._single = layout.piece_size, layout.form == "single"
+        self._shape = _numbers_shape(recorders, layout)
+        self._of_workers, self._shared = (
+            [recorder for recorder in recorders if recorder.shared == shared]
+            for shared in (False, True)
+        )
+
+    def run(
+        self, state: ReplayState, data: Any, key: Array, piece: Pieces
+    ) -> tuple[ReplayState, Array]:
+        """Run the piece; return the next state and the commits' numbers."""
+        arguments = piece, *self._compute(state, data, key, piece)
+        if not self._single:
+            return self._commit_and_write(state, *arguments)
+
+        def turn(i: Array, carry: Any) -> Any:
+            return self._commit_and_write(carry[0], *tied(arguments, i))
+
+        no_numbers = jnp.zeros(self._shape, state.central.dtype)
+        return jax.lax.fori_loop(0, piece.size, turn, (state, no_numbers))
+
+    def _over_commits(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Map a function over commits; a single one is computed without the axis of commits."""
         # A batch of one would still make grouped convolutions and batched products, which are slow.
-        if size > 1:
+        if self._size > 1:
             return jax.vmap(function)(*arguments)
         return jax.tree.map(
             lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], arguments))
         )
 
-    def run_piece(
-        state: ReplayState, data: Any, key: Array, piece: Pieces
-    ) -> tuple[ReplayState, Array]:
-        def compute(
+    def _compute(
+        self, state: ReplayState, data: Any, key: Array, piece: Pieces
+    ) -> tuple[StepInputs, Array, LocalResult]:
+        """Take the local steps of all commits; return their inputs, starts and results."""
+
+        def of_commit(
             inputs: StepInputs, job: Array, rows: Array
         ) -> tuple[StepInputs, Array, LocalResult]:
-            inputs, start = begin(method, restart, inputs)
-            return (
-                inputs,
-                start,
-                local(data, key, start, inputs.row.learner, inputs.visit, job, rows),
-            )
+            inputs, start = begin(self._method, self._restart, inputs)
+            learner, visit = inputs.row.learner, inputs.visit
+            return inputs, start, self._local(data, key, start, learner, visit, job, rows)
 
-        inputs = gather(method, layout, state, piece)
+        inputs, divided = gather(self._method, self._layout, state, piece), self._divided
         rows = divided.by_commit((inputs.row, inputs.read, inputs.pulled, inputs.received))
-        inputs = inputs._replace(
-            **dict(zip(("row", "read", "pulled", "received"), rows, strict=True))
-        )
-        inputs, start, result = map_commits(compute, inputs, piece.job, piece.rows)
+        row, read, pulled, received = rows
+        inputs = inputs._replace(row=row, read=read, pulled=pulled, received=received)
+        inputs, start, result = self._over_commits(of_commit, inputs, piece.job, piece.rows)
         result = divided.by_commit(result)
         # Commits depend on each other, and most rules are elementwise: from here each device has a
         # part of the parameters of all commits.
-        row, *vectors = inputs.row, inputs.read, inputs.pulled, start, result.update
-        method_state, memory, *vectors = divided.by_parameter((row.method, row.memory, *vectors))
+        row = inputs.row
+        method_state, memory, read, pulled, start, update = divided.by_parameter(
+            (row.method, row.memory, inputs.read, inputs.pulled, start, result.update)
+        )
         row = row._replace(method=method_state, memory=memory)
-        inputs = inputs._replace(row=row, read=vectors[0], pulled=vectors[1])
-        arguments = piece, inputs, vectors[2], result._replace(update=vectors[3])
-        if not single:
-            return commit_and_write(state, *arguments)
-        no_numbers = jnp.zeros((size, *numbers_shape), state.central.dtype)
+        inputs = inputs._replace(row=row, read=read, pulled=pulled)
+        return inputs, start, result._replace(update=update)
 
-        def turn(i: Array, carry: Any) -> Any:
-            return commit_and_write(carry[0], *tied(arguments, i))
-
-        return jax.lax.fori_loop(0, piece.size, turn, (state, no_numbers))
-
-    def commit_and_write(
-        state: ReplayState, piece: Pieces, inputs: StepInputs, start: Array, result: LocalResult
+    def _commit_and_write(
+        self,
+        state: ReplayState,
+        piece: Pieces,
+        inputs: StepInputs,
+        start: Array,
+        result: LocalResult,
     ) -> tuple[ReplayState, Array]:
         # Padding beyond the piece's size: computed like commits, and masked wherever it would
         # write.
-        valid = jnp.arange(size, dtype=piece.size.dtype) < piece.size
+        valid = jnp.arange(self._size, dtype=piece.size.dtype) < piece.size
+        end, outputs = self._commit(state, piece, valid, inputs, start, result)
+        commits = outputs.commit
+        states, shared, numbers = self._observe(state, inputs.row.recorders, valid, commits)
+        row = WorkerRow(commits.worker, commits.memory, states, result.learner)
+        state = self._write(state, piece, valid, inputs.partner, end, outputs, row)
+        return state._replace(recorders=shared), numbers
 
-        def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any, Any]]:
+    def _commit(
+        self,
+        state: ReplayState,
+        piece: Pieces,
+        valid: Array,
+        inputs: StepInputs,
+        start: Array,
+        result: LocalResult,
+    ) -> tuple[_Carried, StepOutputs]:
+        """Commit in order; return the states at the end, and the outputs of all commits."""
+        method, layout, size = self._method, self._layout, self._size
+
+        def step(before: _Carried, of_commit: Any) -> tuple[_Carried, StepOutputs]:
             index, is_valid, offset, inputs, start, result = of_commit
             if layout.separate_pushes:
                 # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read
@@ -338,107 +372,97 @@ def _build_piece(
                 # ones.
                 is_earlier = jnp.arange(size, dtype=index.dtype) < index
                 newer = jnp.where(is_earlier, piece.visit.worker, inputs.visit.workers)
-                memories = (
-                    Memories(
-                        of_workers(state.workers.memory, layout.workers), before.memory, newer
-                    ),
-                )
+                rows = of_workers(state.workers.memory, layout.workers)
+                memories = (Memories(rows, before.memory, newer),)
             # A piece of one commit has no padding, and a select would copy the central variable.
             mask = is_valid if size > 1 else None
-            outputs = finish(
-                method,
-                layout.reads,
-                before.server_state,
-                inputs,
-                start,
-                result,
-                *memories,
-                is_valid=mask,
-            )
-            server_state = outputs.server_state
+            met = before.server_state, inputs, start, result, *memories
+            outputs = finish(method, layout.reads, *met, is_valid=mask)
             history, memory = before.history, before.memory
             if layout.keeps_history:
-                version = outputs.read if method.same_reply else server_state.central
+                version = outputs.read if method.same_reply else outputs.server_state.central
                 history = jax.lax.dynamic_update_index_in_dim(history, version, index + 1, 0)
             if method.sees_memories:
                 memory = jax.tree.map(
                     lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory
                 )
-            observed = outputs.commit, outputs.read, outputs.partner_state
-            return _Carried(server_state, history, memory), observed
+            after = _Carried(outputs.server_state, history, memory)
+            return after, outputs._replace(server_state=())
 
-        central = divided.by_parameter(state.central)
+        central = self._divided.by_parameter(state.central)
+        keeps, sees = layout.keeps_history, method.sees_memories
         first = _Carried(
             ServerState(central, state.server, state.waiting),
-            history=jnp.broadcast_to(central, (size + 1, *central.shape))
-            if layout.keeps_history
-            else (),
-            memory=inputs.row.memory if method.sees_memories else (),
+            history=jnp.broadcast_to(central, (size + 1, *central.shape)) if keeps else (),
+            memory=inputs.row.memory if sees else (),
         )
-        of_commits = (
-            jnp.arange(size, dtype=piece.slot.dtype),
-            valid,
-            piece.push_offset,
-            inputs,
-            start,
-            result,
-        )
+        index = jnp.arange(size, dtype=piece.slot.dtype)
+        of_commits = index, valid, piece.push_offset, inputs, start, result
         # At least 2: unrolled whole, also a single commit, the scan becomes straight-line code.
         unroll = max(2, min(size, layout.unrolled))
-        end, (commits, next_reads, partner_states) = jax.lax.scan(
-            step, first, of_commits, unroll=unroll
-        )
+        return jax.lax.scan(step, first, of_commits, unroll=unroll)
 
-        after, numbers = map_commits(observe_workers, inputs.row.recorders, commits)
-        recorder_states = state.recorders
-        if shared_recorders:
+    def _observe(
+        self, state: ReplayState, rows: Any, valid: Array, commits: Commit
+    ) -> tuple[Any, Any, Array]:
+        """Return the recorders' states, of the workers and shared, and the commits' numbers."""
+        over = functools.partial(over_members, members=self._layout.members)
+        observe_workers = over(functools.partial(observe, self._of_workers))
+        after, numbers = self._over_commits(observe_workers, rows, commits)
+        if not self._shared:
+            return after, state.recorders, numbers
+        observe_shared = over(functools.partial(observe, self._shared, base=False))
 
-            def next_shared(states: Any, of_commit: Any) -> Any:
-                is_valid, commit = of_commit
-                after, numbers = observe_shared(states, commit)
-                return jax.tree.map(
-                    lambda new, old: jnp.where(is_valid, new, old), after, states
-                ), numbers
+        def next_shared(states: Any, of_commit: Any) -> Any:
+            is_valid, commit = of_commit
+            after, numbers = observe_shared(states, commit)
+            return jax.tree.map(
+                lambda new, old: jnp.where(is_valid, new, old), after, states
+            ), numbers
 
-            # In order, unlike the recorders above: each commit sees the state of the one before.
-            recorder_states, shared_numbers = jax.lax.scan(
-                next_shared, recorder_states, (valid, commits)
-            )
-            numbers = jnp.concatenate([numbers, shared_numbers], -1)
+        # In order, unlike the recorders above: each commit sees the state of the one before.
+        shared, shared_numbers = jax.lax.scan(next_shared, state.recorders, (valid, commits))
+        return after, shared, jnp.concatenate([numbers, shared_numbers], -1)
 
+    def _write(
+        self,
+        state: ReplayState,
+        piece: Pieces,
+        valid: Array,
+        partner: Any,
+        end: _Carried,
+        outputs: StepOutputs,
+        row: WorkerRow,
+    ) -> ReplayState:
+        """Write reads, rows of workers and messages, and the states at the end of the piece."""
+        method, layout, commits = self._method, self._layout, outputs.commit
+        put = functools.partial(put_rows, valid=valid, single=self._single)
         read, push_read = state.read, state.push_read
+        workers, messages, row = state.workers, state.messages, self._divided.by_commit(row)
         if layout.reads not in ("separate", "none"):
-            read = put_rows(read, next_reads, piece.slot, valid, single)
+            read = put(read, outputs.read, piece.slot)
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
             push_read = _put_separate(push_read, end.history, piece.push_reads, layout)
-        row = divided.by_commit(WorkerRow(commits.worker, commits.memory, after, result.learner))
-        workers, messages = state.workers, state.messages
         if method.meet is not None:
             # The partner's row first: without a partner it is the worker's row, written again
             # below.
-            partner = jnp.where(inputs.partner < 0, piece.visit.worker, inputs.partner)
-            workers = workers._replace(
-                method=put_rows(workers.method, partner_states, partner, valid, single)
-            )
+            partner = jnp.where(partner < 0, piece.visit.worker, partner)
+            workers = workers._replace(method=put(workers.method, outputs.partner_state, partner))
         if method.mix is not None:
             # The form "single" writes unconditionally: messages without a taker go to a spare row.
             last = jax.tree.leaves(messages)[0].shape[0] - 1
             is_sent = piece.gossip.message_slot >= 0
             message_slot = jnp.where(is_sent, piece.gossip.message_slot, last)
-            mass = jax.vmap(functools.partial(honest_part, method))(
-                commits.memory, piece.visit.worker
-            )
+            part = jax.vmap(functools.partial(honest_part, method))
+            mass = part(commits.memory, piece.visit.worker)
             sent = Sent(commits.message, () if method.honest is None else mass)
-            messages = put_rows(messages, sent, message_slot, valid & is_sent, single)
-        workers = put_rows(workers, row, piece.visit.worker, valid, single)
+            messages = put(messages, sent, message_slot, valid=valid & is_sent)
+        workers = put(workers, row, piece.visit.worker)
         central, server, waiting = end.server_state
-        state = ReplayState(
-            central, server, recorder_states, read, push_read, workers, messages, waiting
+        return ReplayState(
+            central, server, state.recorders, read, push_read, workers, messages, waiting
         )
-        return state, numbers
-
-    return run_piece
 
 
 def tied(tree: Any, i: Array) -> Any:

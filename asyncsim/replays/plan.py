@@ -1,7 +1,7 @@
 """The plan of a replay: the arrays of a trace's pieces, and the keys of its draws."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -152,21 +152,20 @@ class Plan:
         self.piece_size, self._cuts = self._best_cut(
             kinds, starts, [size * len(devices) for size in sizes]
         )
-        self._form: Form = (
-            "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
-        )
+        self._form: Form = "single" if self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
-        between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
-        # A power of two, so that short traces that differ by a few pieces share a program.
-        self._chunk = min(self._tuning.chunk, 1 << (int(between.max()) - 1).bit_length())
+        self._chunk = chunk_size(self._cuts, stops, self._tuning.chunk)
         self.members = None if isinstance(seed, int) else len(seed)
         self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
         self._keys = method_keys(seed) if needs_key else None
-        self._columns = {
-            name: trace.frame[name].to_numpy()
-            for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
-        }
+        names = ("staleness", "worker", "commit", "local_steps")
+        self._columns = {name: trace.frame[name].to_numpy() for name in names}
+        self._columns["time"] = trace.frame["commit_time"].to_numpy()
         self._columns["worker_step"] = trace.worker_step
+        self._columns["workers"] = np.full(commits, trace.workers)
+        if waves.gossip is not None:
+            self._columns["kept"] = waves.gossip.kept_share
+        self._job = trace.frame["job"].to_numpy()
         before = trace.frame["read_version"].to_numpy() + self._columns["staleness"]
         completes = trace.frame["version"].to_numpy() > before
         # A restore drops the messages of an incomplete version: the next one begins there.
@@ -260,31 +259,14 @@ class Plan:
         # Padding repeats the trace's first commit: valid values, whose results are dropped.
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
-        def column(name: str, dtype: Any = np.int32) -> Any:
-            return self._columns[name][member].astype(dtype)
-
-        workers: Any = np.full(member.shape, self._workers, np.int32)
         waves: Any = self.waves
-        visit = Visit(
-            staleness=column("staleness"),
-            worker=column("worker"),
-            worker_step=column("worker_step"),
-            commit=column("commit"),
-            time=column("commit_time", self._dtype),
-            local_steps=column("local_steps"),
-            kept=()
-            if waves.gossip is None
-            else waves.gossip.kept_share[member].astype(self._dtype),
-            completes=column("completes", np.bool_),
-            place=column("place"),
-            messages=column("messages"),
-            workers=workers,
-            counted=() if self._counted is None else self._counted.at(member),
+        visit = visits_at(self._columns, member, self._dtype, self._keys)
+        if self._counted is not None:
+            visit = visit._replace(counted=self._counted.at(member))
+        worker, job, local_steps = (
+            column[member]
+            for column in (self._columns["worker"], self._job, self._columns["local_steps"])
         )
-        if "delays" in self._columns:
-            visit = visit._replace(delays=column("delays"))
-        if self._keys is not None:
-            visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
         return Pieces(
             size=sizes,
             slot=waves.slot[member].astype(np.int32),
@@ -292,8 +274,8 @@ class Plan:
             push_offset=self._push_offset(member, begin).astype(np.int32),
             fresh=() if waves.fresh is None else waves.fresh[member],
             visit=visit,
-            job=column("job"),
-            rows=self._rows(member, valid),
+            job=job.astype(np.int32),
+            rows=self._minibatches.rows((worker, job, local_steps), valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             push_reads=_reads_of_pieces(
                 self._push_reads, begin, sizes, self._room(self._push_reads)
@@ -314,23 +296,34 @@ class Plan:
         return np.maximum(offset, -1)
 
     def _gossip(self, gossip: Gossip, member: np.ndarray) -> Any:
-        numbers = (
-            gossip.sources,
-            gossip.source_count,
-            gossip.message_slot,
-            gossip.partner,
-            gossip.senders,
+        kinds = {"weights": self._dtype}
+        tables = {name: getattr(gossip, name)[member] for name in GossipOfPiece._fields}
+        return GossipOfPiece(
+            *(table.astype(kinds.get(name, np.int32)) for name, table in tables.items())
         )
-        sources, source_count, message_slot, partner, senders = (
-            table[member].astype(np.int32) for table in numbers
-        )
-        weights: Any = gossip.weights[member].astype(self._dtype)
-        return GossipOfPiece(sources, weights, source_count, message_slot, partner, senders)
 
-    def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
-        """Return the examples of each commit's minibatches, see `Pieces`."""
-        jobs = [self._columns[name][member] for name in ("worker", "job", "local_steps")]
-        return self._minibatches.rows(jobs, valid)
+
+def chunk_size(cuts: np.ndarray, stops: np.ndarray, most: int) -> int:
+    """Return the room for pieces in a chunk, enough for those between two stops or ``most``."""
+    between = np.diff(np.searchsorted(cuts, np.r_[0, np.unique(stops)]))
+    # A power of two, so that short traces that differ by a few pieces share a program.
+    return min(most, 1 << (int(between.max()) - 1).bit_length())
+
+
+def visits_at(
+    columns: Mapping[str, np.ndarray], index: np.ndarray, dtype: Any, keys: Array | None
+) -> Visit:
+    """Return the visits at an index from the columns of their fields, with ``keys`` also their
+    keys.
+    """
+    kinds = {"time": dtype, "kept": dtype, "completes": np.bool_}
+    fields: Any = {
+        name: column[index].astype(kinds.get(name, np.int32)) for name, column in columns.items()
+    }
+    visit = Visit(**fields)
+    if keys is None:
+        return visit
+    return visit._replace(key=visit_keys(keys, visit.worker, visit.worker_step))
 
 
 def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -24,6 +24,7 @@ from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.base.tracing import jax_settings
 from asyncsim.clusters.laws import Constant
+from asyncsim.clusters.rollouts import Rollouts
 from asyncsim.methods.method import Visit
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
@@ -85,8 +86,7 @@ class PolicyState(NamedTuple):
 
 def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updates, int]:
     """Return the plan of a trace's updates, and the number of slots of the ring."""
-    assert trace.cluster is not None and trace.cluster.rollouts is not None
-    rollouts, tables = trace.cluster.rollouts, trace.rollouts
+    rollouts, tables = _rollouts(trace), trace.rollouts
     assert tables is not None
     samples = tables.samples
     trained = samples[samples["outcome"] == "trained"]
@@ -109,6 +109,11 @@ def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updat
         staleness=trained["staleness"].to_numpy(np.int32).reshape(shape).max(1),
     )
     return plan, slots
+
+
+def _rollouts(trace: Trace) -> Rollouts:
+    assert trace.cluster is not None and trace.cluster.rollouts is not None
+    return trace.cluster.rollouts
 
 
 def _quantiles(trained: pd.DataFrame, law: Any, seed: int) -> np.ndarray:
@@ -135,14 +140,10 @@ def _token_versions(
     order = np.lexsort((amid["share"], sample))
     # The last switch before a token, of its own sample: shares are below 2.
     keys = (2 * sample + amid["share"].to_numpy())[order]
-    tokens_at = 2 * np.arange(len(trained))[:, None] + np.arange(longest) / tokens[:, None]
-    last = (
-        np.searchsorted(
-            keys, np.minimum(tokens_at, 2 * np.arange(len(trained))[:, None] + 1), "right"
-        )
-        - 1
-    )
-    belongs = (last >= 0) & (sample[order][last] == np.arange(len(trained))[:, None])
+    row = np.arange(len(trained))[:, None]
+    tokens_at = 2 * row + np.arange(longest) / tokens[:, None]
+    last = np.searchsorted(keys, np.minimum(tokens_at, 2 * row + 1), "right") - 1
+    belongs = (last >= 0) & (sample[order][last] == row)
     return np.where(belongs, amid["version"].to_numpy()[order][last], versions)
 
 
@@ -276,11 +277,7 @@ def _commit(planned: Updates, loss: Array, before: Array, after: Array, optimize
         completes=jnp.array(True),
         place=zero,
         messages=one,
-        counted=(),
-        kept=(),
         workers=one,
-        loss=(),
-        key=(),
     )
     return Commit(
         visit=visit,
@@ -396,14 +393,12 @@ def replay_members(
         require_count("seed", seed, 0)
     with jax.enable_x64(precision == "float64"):
         dtype = jnp.dtype(precision)
-        assert trace.cluster is not None and trace.cluster.rollouts is not None
         of_method = method.correction, method.baseline, method.inner_steps, method.optimizer
-        group = trace.cluster.rollouts.group
+        group = _rollouts(trace).group
         programs = _programs(*of_method, problem, group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)
-        slots = max(
-            _FEWEST_SLOTS, 1 << (slots - 1).bit_length()
-        )  # few sizes, so that traces share programs
+        # Few sizes, so that traces share programs.
+        slots = max(_FEWEST_SLOTS, 1 << (slots - 1).bit_length())
         plan = plan._replace(quantile=plan.quantile.astype(dtype), time=plan.time.astype(dtype))
         count = len(plan.write)
         if stops is None:
@@ -486,8 +481,7 @@ def require_rollouts(trace: Trace, method: Any, problem: Any, record: Any) -> tu
         raise InputError(
             f"workers = {trace.workers}: a replay with rollouts has one learner; give workers=1"
         )
-    assert trace.cluster is not None and trace.cluster.rollouts is not None
-    rollouts = trace.cluster.rollouts
+    rollouts = _rollouts(trace)
     if rollouts.batch // rollouts.group % method.inner_steps:
         raise InputError(
             f"inner_steps = {method.inner_steps}: does not divide the "

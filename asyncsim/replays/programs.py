@@ -119,11 +119,11 @@ def compiled_ensemble(
     device: Any,
 ) -> Program:
     """Build the program of an ensemble on one device; it is not cached."""
-    flat = flatten_problem(problem, dtype, device)
+    method, flat = family.method, flatten_problem(problem, dtype, device)
     of_member = _parts(family, problem, layout, flat, dtype)
 
     def parts(numbers: Any) -> Parts:
-        return batched_parts(of_member, family.method, numbers, layout.restarts)
+        return batched_parts(of_member, method, numbers, layout.restarts)
 
     evaluate = _evaluation(problem, flat)
 
@@ -134,14 +134,15 @@ def compiled_ensemble(
     make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
     engine = InPieces(parts, recorders, layout, (device,), make)
     flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
-    first, look = (
-        build_first(family.method, layout),
-        build_look(parts, recorders, flat_members, layout),
-    )
-    evaluate_each = _evaluation_of_each(problem, flat)
-    replicas = _build_replicas(parts, family.method, layout)
     return Program(
-        engine, first, look, jax.jit(evaluate_all), *replicas, evaluate_each, flat, (device,)
+        engine,
+        build_first(method, layout),
+        build_look(parts, recorders, flat_members, layout),
+        jax.jit(evaluate_all),
+        *_build_replicas(parts, method, layout),
+        _evaluation_of_each(problem, flat),
+        flat,
+        (device,),
     )
 
 
@@ -288,11 +289,11 @@ def _traced_numbers(keyed: Keyed, problem_key: IdentityKey) -> tuple[str, ...]:
 
 def _form(method: Method, params: Any) -> tuple[Any, ...]:
     """Return the properties of a method that shape its program: switches and shapes of states."""
-    functions = [
-        value if value in (None, send_update, add) else callable(value)
+    unseen = ("name", "hyperparameters", "optimizer", "timing", "rounds", "recipe")
+    switches = [
+        True if callable(value) and value not in (send_update, add) else value
         for name, value in zip(Method._fields, method, strict=True)
-        if name
-        not in ("name", "hyperparameters", "optimizer", "timing", "rounds", "honest", "recipe")
+        if name not in unseen
     ]
     central, *_ = jax.eval_shape(
         lambda tree: (jnp.concatenate([*map(jnp.ravel, jax.tree.leaves(tree))]),), params
@@ -304,18 +305,7 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     ]
     leaves, structure = jax.tree.flatten(states)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    return (
-        *functions,
-        method.same_reply,
-        method.sees_loss,
-        method.sees_delays,
-        method.sees_memories,
-        method.sees_messages,
-        method.needs_key,
-        method.honest,
-        structure,
-        shapes,
-    )
+    return *switches, structure, shapes
 
 
 def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:

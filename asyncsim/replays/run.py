@@ -12,15 +12,7 @@ import numpy as np
 from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_free, require_path
-from asyncsim.base.files import (
-    RUN,
-    files_below,
-    open_file,
-    plain,
-    sealed,
-    unsealed,
-    whole_folder,
-)
+from asyncsim.base.files import RUN, files_below, open_file, plain, sealed, unsealed, whole_folder
 from asyncsim.base.markup import card
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories
 from asyncsim.problems.partition import Partition
-from asyncsim.replays.local import Constants, Flat, LocalResult, MakeParts, Parts
+from asyncsim.replays.local import Flat, LocalResult, MakeParts, Parts
 from asyncsim.replays.observing import RECORDED, columns, observe
 from asyncsim.replays.parts import PartsOfPiece, ShardedPieces
-from asyncsim.replays.pieces import in_own_loop, put_rows, tied
+from asyncsim.replays.pieces import in_own_loop, in_turn, put_rows, tied
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.state import Layout, ReplayState, Start, WorkerRow, initial_state, of_workers
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
@@ -86,30 +86,13 @@ class InShards:
         self._recorders, self._layout = recorders, layout
         self._parts, self._flat = parts, flat
 
-        def advance(
-            state: ShardedState,
-            data: Any,
-            constants: Constants,
-            pieces: ShardedPieces,
-            count: Array,
-        ) -> tuple[ShardedState, Array]:
-            run_piece = _build_piece(parts(constants.numbers), recorders, layout)
-
-            def run_one(index: Array, carry: tuple[ShardedState, Array]) -> Any:
-                state, numbers = carry
-                piece = jax.tree.map(lambda leaf: leaf[index], pieces)
-                state = run_piece(state, data, constants.key, piece)
-                of_messages = state.numbers[piece.complete]
-                length = RECORDED.index("update_norm")
-                of_messages = of_messages.at[:, length].set(jnp.sqrt(of_messages[:, length]))
-                return state, jax.lax.dynamic_update_index_in_dim(numbers, of_messages, index, 0)
-
-            shape = (*pieces.complete.shape, len(columns(recorders)))
-            numbers = jnp.zeros(shape, state.numbers.dtype)
-            return jax.lax.fori_loop(0, count, run_one, (state, numbers))
-
-        #: As of `InPieces.advance`; the numbers are of complete messages.
-        self.advance = jax.jit(advance, donate_argnums=0)
+        #: The numbers are of complete messages.
+        self.advance = in_turn(
+            lambda numbers: _build_piece(parts(numbers), recorders, layout),
+            lambda state, pieces: jnp.zeros(
+                (*pieces.complete.shape, len(columns(recorders))), state.numbers.dtype
+            ),
+        )
         self._initial = jax.jit(
             self._initial_state, static_argnames=("slots", "message_slots", "workers")
         )
@@ -164,8 +147,10 @@ class InShards:
 
 def _build_piece(
     functions: Parts, recorders: tuple[Recorder, ...], layout: Layout
-) -> Callable[..., ShardedState]:
-    """Return the function that computes the jobs of a piece and commits its parts."""
+) -> Callable[..., tuple[ShardedState, Array]]:
+    """Return the function that computes the jobs of a piece and commits its parts; its numbers are
+    of complete messages.
+    """
     (method, local, _), partition = functions, layout.shards
     size, single = layout.piece_size, layout.form == "single"
     worker_recorders = [recorder for recorder in recorders if not recorder.shared]
@@ -268,13 +253,17 @@ def _build_piece(
 
         return jax.lax.fori_loop(0, parts.size, turn, (state, numbers))
 
-    def run_piece(state: ShardedState, data: Any, key: Array, piece: ShardedPieces) -> ShardedState:
+    def run_piece(
+        state: ShardedState, data: Any, key: Array, piece: ShardedPieces
+    ) -> tuple[ShardedState, Array]:
         state = compute(state, data, key, piece)
         shards, numbers = [], state.numbers
         for shard, (of_shard, parts) in enumerate(zip(state.shards, piece.parts, strict=True)):
             of_shard, numbers = commit(shard, of_shard, numbers, state.updates, parts)
             shards.append(of_shard)
-        return state._replace(shards=tuple(shards), numbers=numbers)
+        state = state._replace(shards=tuple(shards), numbers=numbers)
+        of_messages = numbers[piece.complete]
+        return state, of_messages.at[:, length].set(jnp.sqrt(of_messages[:, length]))
 
     return run_piece
 

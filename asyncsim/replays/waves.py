@@ -17,7 +17,6 @@ messages it takes up. Where methods mix nothing, a worker reads its own message
 """
 
 import heapq
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,87 +166,70 @@ def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
     ``same_reply``: whether the commit that makes a version also forms the reply to its reads; then
     these are not atomic with the next commit.
     """
-    columns = {
-        name: trace.frame[name].to_numpy()
-        for name in ("worker", "read_version", "push_version", "version")
-    }
-    commits = np.arange(len(trace))
     if trace.protocol == "gossip":
         return _find_gossip(trace)
+    frame, fails = trace.frame, trace.has_failures
+    worker, version, read_version, push_version = (
+        frame[name].to_numpy() for name in ("worker", "version", "read_version", "push_version")
+    )
     # With server buffers several commits share a version: a read has the position right after the
     # commit that made its version.
-    read = _first_position(columns["read_version"], columns["version"])
-    push = _first_position(columns["push_version"], columns["version"])
-    before = columns["read_version"] + trace.frame["staleness"].to_numpy()
-    separate_pushes = bool(np.any(columns["push_version"] != before))
-    previous = previous_commit(columns["worker"])
-    if trace.has_failures:
-        return _with_failures(trace, read, push, separate_pushes, previous, before)
-    blocks = None
-    if trace.read_blocks > 1:
-        blocks = _first_position(trace.block_versions(), columns["version"])
-        read = blocks.max(1)
-    reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
-    if reads == "before" and same_reply:
-        reads = "separate"
-    if reads == "separate":
-        slot, slots = _share_slots(read if blocks is None else blocks)
-    else:
-        slot, slots = columns["worker"], trace.workers
-    push_slot, push_slots = _share_slots(push) if separate_pushes else (np.zeros_like(commits), 0)
-    # The running maximum: pieces are contiguous, so a commit waits for all commits before it.
-    depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
-    return Waves(
-        read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks
-    )
+    read, push = (_first_position(versions, version) for versions in (read_version, push_version))
+    before = read_version + frame["staleness"].to_numpy()
+    separate_pushes = bool(np.any(push_version != before))
+    previous = previous_commit(worker)
+    fresh = np.zeros(len(trace), bool)
+    if fails:
+        incarnation = frame["incarnation"].to_numpy()
+        fresh = incarnation != np.where(previous >= 0, incarnation[previous], 0)
+    restores, read_restored = None, np.zeros(len(trace), bool)
+    push_restored = read_restored
+    if fails and (rows := np.flatnonzero(frame["restores"])).size:
 
+        def is_restored(position: np.ndarray, versions: np.ndarray) -> np.ndarray:
+            return (versions > 0) & (versions <= before[np.maximum(position - 1, 0)])
 
-def _with_failures(
-    trace: Trace,
-    read: np.ndarray,
-    push: np.ndarray,
-    separate_pushes: bool,
-    previous: np.ndarray,
-    before: np.ndarray,
-) -> Waves:
-    """Find the dependencies of a trace with crashes and restores."""
-    frame, commits = trace.frame, len(trace)
-    worker, version, incarnation = (
-        frame[name].to_numpy() for name in ("worker", "version", "incarnation")
-    )
-    fresh = incarnation != np.where(previous >= 0, incarnation[previous], 0)
-    restored = np.zeros(commits, bool), np.zeros(commits, bool)
-    restores = None
-    if (rows := np.flatnonzero(frame["restores"])).size:
         # A restored version lies between two rows: its position is searched as the next row's, one
         # too many.
-        kinds = zip((read, push), ("read_version", "push_version"), restored, strict=True)
-        for position, name, flags in itertools.islice(kinds, 1 + separate_pushes):
-            after = np.maximum(position - 1, 0)
-            flags[:] = (frame[name] > 0) & (frame[name].to_numpy() <= before[after])
-            position -= flags
-        restores = Restores(
-            rows, _first_position(frame["restored"].to_numpy()[rows], version), *restored
-        )
+        read_restored = is_restored(read, read_version)
+        if separate_pushes:
+            push_restored = is_restored(push, push_version)
+        read, push = read - read_restored, push - push_restored
+        checkpoint = _first_position(frame["restored"].to_numpy()[rows], version)
+        restores = Restores(rows, checkpoint, read_restored, push_restored)
     blocks = _first_position(trace.block_versions(), version) if trace.read_blocks > 1 else None
-    depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
-    push_slot, push_slots = (
-        _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
-    )
-    if trace.protocol == "exchange" and trace.policy == asynchronous():
+    separate_commits = None
+    if fails and trace.protocol == "exchange" and trace.policy == asynchronous():
         # Workers that return, or that gave up a message, read between commits.
-        is_separate = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
-        slot, slots, reads = worker, trace.workers, "after"
+        reads = "after"
+        separate_commits = read_restored | (read != np.where(previous >= 0, previous + 1, 0))
     else:
-        is_separate, reads = None, "separate"
-        slot, slots = _share_slots(
-            2 * read + restored[0] if blocks is None else blocks, 2 if blocks is None else 1
-        )
-    waves = Waves(
-        read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks
-    )
-    return waves._replace(
-        separate_commits=is_separate, fresh=fresh if fresh.any() else None, restores=restores
+        reads = "separate" if fails or blocks is not None else _kind_of_reads(read, previous)
+        if reads == "before" and same_reply:
+            reads = "separate"
+    slot, slots = worker, trace.workers
+    if reads == "separate":
+        slot, slots = _share_slots(read, read_restored) if blocks is None else _share_slots(blocks)
+    push_slot, push_slots = np.zeros_like(read), 0
+    if separate_pushes:
+        push_slot, push_slots = _share_slots(push, push_restored)
+    if blocks is not None and not fails:
+        read = blocks.max(1)
+    return Waves(
+        read,
+        push,
+        slot,
+        push_slot,
+        slots,
+        push_slots,
+        reads,
+        separate_pushes,
+        # The running maximum: pieces are contiguous, so a commit waits for all commits before it.
+        depends_on=np.maximum.accumulate(np.maximum(read, previous + 1)),
+        blocks=blocks,
+        separate_commits=separate_commits,
+        fresh=fresh if fresh.any() else None,
+        restores=restores,
     )
 
 
@@ -338,17 +320,18 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
     return "separate"
 
 
-def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
+def _share_slots(read: np.ndarray, restored: Any = 0) -> tuple[np.ndarray, int]:
     """Assign a slot to each distinct read until its last commit, using as few slots as possible.
 
-    ``read`` has shape ``[commits]`` or ``[commits, blocks]``; positions times ``scale``.
+    ``read`` has shape ``[commits]`` or ``[commits, blocks]``. A ``restored`` read is another one
+    than an earlier read of its position.
     """
-    distinct, group = np.unique(read, return_inverse=True)
+    distinct, group = np.unique(2 * read + restored, return_inverse=True)
     group = group.reshape(read.shape)
     last = np.zeros(len(distinct), int)
     commit = np.arange(len(read)).reshape(-1, *[1] * (read.ndim - 1))
     np.maximum.at(last, group, np.broadcast_to(commit, read.shape))
-    slot, slots = allocate(distinct // scale, last)
+    slot, slots = allocate(distinct // 2, last)
     return slot[group], slots
 
 
@@ -387,11 +370,8 @@ def _find_gossip(trace: Trace) -> Waves:
     message_slot = np.full(commits, -1)
     message_slot[sent] = slot
     in_use = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
-    sources, weights, newest = (
-        np.zeros(in_use.shape, int),
-        np.zeros(in_use.shape),
-        np.full(commits, -1),
-    )
+    sources, weights = np.zeros(in_use.shape, int), np.zeros(in_use.shape)
+    newest = np.full(commits, -1)
     sources[in_use] = message_slot[flat]
     senders = np.full(in_use.shape, trace.workers)
     senders[in_use] = worker[flat]
@@ -408,18 +388,8 @@ def _find_gossip(trace: Trace) -> Waves:
     )
     depends_on = np.maximum.accumulate(np.maximum(own_read, newest + 1))
     nowhere = np.zeros(commits, int)
-    return Waves(
-        own_read,
-        own_read,
-        worker,
-        nowhere,
-        trace.workers,
-        0,
-        "message",
-        False,
-        depends_on,
-        gossip=gossip,
-    )
+    of_reads = own_read, own_read, worker, nowhere, trace.workers, 0, "message", False
+    return Waves(*of_reads, depends_on, gossip=gossip)
 
 
 def _positions(trace: Trace, times: pd.Series) -> np.ndarray:
@@ -433,10 +403,7 @@ def _lives(trace: Trace) -> list[Change]:
     if trace.spells.empty:
         return []
     spells = trace.spells.sort_values("begin", kind="stable")
-    begin_position, end_position = (
-        _positions(trace, spells["begin"]),
-        _positions(trace, spells["end"]),
-    )
+    begin_position, end_position = (_positions(trace, spells[name]) for name in ("begin", "end"))
     frame, kept_after = trace.frame, trace.kept_after
     number = spells.groupby("worker").cumcount().to_numpy()
     last = {
@@ -458,12 +425,8 @@ def _lives(trace: Trace) -> list[Change]:
     )
     for spell, before, begin, end in positions:
         row = last.get((spell.worker, before))
-        timed.append(
-            (
-                spell.begin,
-                Change(begin, "end", spell.worker, 1.0 if row is None else kept_after[row]),
-            )
-        )
+        share = 1.0 if row is None else kept_after[row]
+        timed.append((spell.begin, Change(begin, "end", spell.worker, share)))
         if not np.isnan(spell.end):
             copied = version[spell.worker, spell.end]
             source = -1 if copied == 0 else int(frame["worker"].iloc[copied - 1])

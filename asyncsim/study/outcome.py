@@ -58,6 +58,16 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     }
 
 
+def ends(run: Run) -> dict[str, Any]:
+    """Return status, first and final training loss of a run as columns; infinite if it diverged."""
+    first, last = run.evaluations["train_loss"].iloc[[0, -1]]
+    return {
+        "status": run.status,
+        "first_loss": float(first),
+        "train_loss": float(last) if run.diverged_at is None else np.inf,
+    }
+
+
 def energy_ratios(commits: pd.DataFrame) -> pd.Series:
     """Return the ratio of central to proxy energy of each commit.
 
