@@ -248,15 +248,13 @@ class Cluster:
         ):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless "
-                "protocol is "
-                "'write_then_read' and discipline 'lock_free'; give these two, or leave "
-                "read_blocks out"
+                "protocol is 'write_then_read' and discipline 'lock_free'; give these two, or "
+                "leave read_blocks out"
             )
         if not self.exclusive and self.protocol == "exchange":
             raise InputError(
                 "exclusive = False: an exchange is always one atomic visit; leave exclusive out, "
-                "or choose "
-                "protocol 'read_then_write'"
+                "or choose protocol 'read_then_write'"
             )
         if self.protocol == "write_then_read":
             store("exclusive", True)  # its visits are always separate
@@ -269,8 +267,7 @@ class Cluster:
         if self.read_blocks > 1 and any(failure.restores for failure in self.failures):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between "
-                "what was lost and "
-                "what was restored; leave one of them out"
+                "what was lost and what was restored; leave one of them out"
             )
         if self.policy.completes_between_messages:
             for failure in self.failures:
@@ -516,8 +513,7 @@ def _check_rollouts(cluster: Cluster) -> None:
     if cluster.topology is not None:
         raise InputError(
             f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; "
-            "leave "
-            "topology or rollouts out"
+            "leave topology or rollouts out"
         )
     if cluster.policy.name != "asynchronous":
         raise InputError(
@@ -618,9 +614,8 @@ def _check_policy(cluster: Cluster) -> None:
     if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
         raise InputError(
             f"policy = {policy}: the server chooses when to answer a read, but with protocol "
-            "'read_then_write' a "
-            "worker reads before the server has its message; choose the protocol 'exchange' or "
-            "'write_then_read'"
+            "'read_then_write' a worker reads before the server has its message; choose the "
+            "protocol 'exchange' or 'write_then_read'"
         )
     if policy.collective is not None:
         _check_collective(cluster)
@@ -685,8 +680,7 @@ def _check_collective(cluster: Cluster) -> None:
     if isinstance(cluster.message_bytes, tuple):
         raise InputError(
             f"message_bytes = {_quoted(cluster.message_bytes)}: {subject}: the sum is as large as "
-            "each "
-            "message; give one size (sums of compressed messages are not compressed)"
+            "each message; give one size (sums of compressed messages are not compressed)"
         )
     for name, kind in (
         ("latency", Constant),
@@ -729,8 +723,7 @@ def _check_shards(cluster: Cluster) -> None:
     if policy.name == "first_of":
         raise InputError(
             f"policy = {policy}: with servers = {servers} all workers may wait for each other, as "
-            "each server holds "
-            "others; choose barrier() or buffered(count), or servers = 1"
+            "each server holds others; choose barrier() or buffered(count), or servers = 1"
         )
     if policy.completes_between_messages:
         raise InputError(
@@ -743,9 +736,8 @@ def _check_shards(cluster: Cluster) -> None:
     if policy.stops_computations and not waits_for_all:
         raise InputError(
             f"policy = {policy}: stops computations whose read is too stale, and with servers = "
-            f"{servers} a "
-            "computation has a read of each; choose barrier() or discard_stale(limit), or servers "
-            "= 1"
+            f"{servers} a computation has a read of each; choose barrier() or "
+            "discard_stale(limit), or servers = 1"
         )
     for name in ("failures", "read_blocks"):
         value = getattr(cluster, name)
@@ -793,14 +785,12 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
     ):
         raise InputError(
             f"topology = {topology!r}: its links take no time, so that none can be slow; give "
-            "latency, or bandwidth "
-            "and message_bytes"
+            "latency, or bandwidth and message_bytes"
         )
     if policy.name == "handshake" and not is_symmetric(topology, cluster.workers):
         raise InputError(
             f"policy = {policy}: two workers average in pairs, and topology = {topology!r} is "
-            "directed; choose an "
-            "undirected one, such as ring() or complete()"
+            "directed; choose an undirected one, such as ring() or complete()"
         )
 
 

@@ -100,8 +100,7 @@ class Law(ABC):
         if not limits[0] <= value <= limits[1]:
             raise InputError(
                 f"{name_of(type(self))}: {parameter} = {write(value)}: must be between "
-                f"{limits[0]:g} and "
-                f"{limits[1]:g}; for no spread write constant(...)"
+                f"{limits[0]:g} and {limits[1]:g}; for no spread write constant(...)"
             )
 
     def _number(self, parameter: str, value: Any, require: Any, unit: str = "") -> float:

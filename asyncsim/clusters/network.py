@@ -259,8 +259,7 @@ def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], of: str, 
     if len(value) != 2:
         raise InputError(
             f"{argument} = a list of {len(value)} {of}: must be one {noun}, or a pair: the way up "
-            "and the way down; "
-            "per_worker([...]) gives one for each worker"
+            "and the way down; per_worker([...]) gives one for each worker"
         )
     up, down = (check(f"{argument}[{i}]", item) for i, item in enumerate(value))
     return up if up == down else (up, down)

@@ -142,8 +142,7 @@ class Policy:
             if self.count is not None:
                 raise InputError(
                     f"policy barrier: count = {self.count}: an all-reduce has the messages of all "
-                    "workers; leave out "
-                    "count or collective"
+                    "workers; leave out count or collective"
                 )
         if self.layers is not None:
             require_choice("policy barrier: layers", self.layers, NETWORKS)

@@ -213,8 +213,7 @@ class Rollouts:
         if self.far_slots and self.updates == "abort_and_resume":
             raise InputError(
                 "rollouts: updates = 'abort_and_resume': not simulated for slots at another site; "
-                "give 'in_flight', or "
-                "leave far_slots out"
+                "give 'in_flight', or leave far_slots out"
             )
         if not self.far_slots and self.far_latency != _AT_ONCE:
             raise InputError(
@@ -230,8 +229,7 @@ class Rollouts:
         if self.updates == "start" and self.prefill:
             raise InputError(
                 f"rollouts: prefill = {self.prefill}: with updates='start' no version changes amid "
-                "a "
-                "sample; leave prefill out, or give updates='in_flight'"
+                "a sample; leave prefill out, or give updates='in_flight'"
             )
 
     @property

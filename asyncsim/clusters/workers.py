@@ -43,15 +43,13 @@ def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
     if len(laws) != workers:
         raise InputError(
             f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are "
-            f"{workers}; "
-            "give one law for all, or as many as workers"
+            f"{workers}; give one law for all, or as many as workers"
         )
     if all(law == laws[0] for law in laws[1:]):
         if workers > 1:
             warnings.warn(
                 f"compute: one law per worker was given and all {workers} are {laws[0]}, which "
-                "changes "
-                "nothing; give one law for all, or different ones",
+                "changes nothing; give one law for all, or different ones",
                 HeterogeneityWarning,
                 stacklevel=4,
             )
@@ -68,8 +66,7 @@ def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
     if len(windows) != workers:
         raise InputError(
             f"window = a list of {len(windows)}: must hold one per worker, and there are "
-            f"{workers}; give one for all, "
-            "or as many as workers"
+            f"{workers}; give one for all, or as many as workers"
         )
     return windows[0] if len(set(windows)) == 1 else windows
 

@@ -235,10 +235,8 @@ class Slots:
         if self._discarded > _MOST_DISCARDED:
             raise InputError(
                 f"rollouts: queue = {self._rollouts.queue}: {self._discarded:,} groups in a row "
-                "were "
-                "too stale, and no batch was complete; give a larger limit, fewer slots or a "
-                "larger "
-                "batch"
+                "were too stale, and no batch was complete; give a larger limit, fewer slots or a "
+                "larger batch"
             )
 
     def _lose(self, group: int, outcome: int) -> None:

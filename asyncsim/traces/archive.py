@@ -248,7 +248,6 @@ def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any
         made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
         raise InputError(
             f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; "
-            "this one reads "
-            f"formats {_READ[0]} to {FORMAT}: use that version, or simulate again"
+            f"this one reads formats {_READ[0]} to {FORMAT}: use that version, or simulate again"
         )
     return header

@@ -116,9 +116,8 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
         row = int(np.argmax(lost))
         raise InputError(
             f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a "
-            "trace can be calibrated "
-            "of which every message was applied, or went with its worker: record with an "
-            "asynchronous server"
+            "trace can be calibrated of which every message was applied, or went with its worker: "
+            "record with an asynchronous server"
         )
     failures = () if trace.cluster is None else trace.cluster.failures
     refused = [failure for failure in failures if failure.name != "crash"]
@@ -370,7 +369,6 @@ def _check_services(trace: Trace) -> None:
     if overlaps > _OVERLAPS * len(serve):
         raise InputError(
             f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, "
-            "and the server of a "
-            "Cluster serves one at a time; record as serve_time when the visit has the server for "
-            "itself"
+            "and the server of a Cluster serves one at a time; record as serve_time when the visit "
+            "has the server for itself"
         )

@@ -203,8 +203,7 @@ def limit_text(slots_busy: float, learner_busy: float) -> str:
     if (limit := binding_limit(slots_busy, learner_busy)) == "queue":
         return (
             f"the queue binds: slots are busy {slots_busy:.0%} of the time, the learner "
-            f"{learner_busy:.0%}; a "
-            "larger window or smaller batches would use both better"
+            f"{learner_busy:.0%}; a larger window or smaller batches would use both better"
         )
     return {
         "slots": f"the slots bind: they are busy {slots_busy:.0%} of the time",

@@ -273,8 +273,7 @@ def _recorded_without_server(
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{argument}: a source of row {row} is {name!r}; it must be a pair (worker, job), "
-                "or the number of a "
-                "row, that is there"
+                "or the number of a row, that is there"
             ) from None
 
     try:
@@ -368,8 +367,7 @@ def _count_workers(worker: np.ndarray) -> int:
     if missing:
         raise InputError(
             f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number "
-            "the workers from 0, "
-            f"or give workers = {count} if some are never served"
+            f"the workers from 0, or give workers = {count} if some are never served"
         )
     return count
 
@@ -440,8 +438,7 @@ def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
     if table[name].dtype.kind in "mM":  # a date's number depends on its unit
         raise InputError(
             f"{argument}: {name} holds dates; give seconds, (dates - "
-            "dates.min()).dt.total_seconds() with one minimum "
-            "for all columns"
+            "dates.min()).dt.total_seconds() with one minimum for all columns"
         )
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
     _require(argument, table, name, np.isfinite(values), "must be a finite number")
@@ -511,9 +508,8 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
         index = int(np.argmax(wrong))
         raise InputError(
             f"reads: worker {index} has {reads[index]} for its {jobs[index]} computations; with "
-            "protocol "
-            f"{form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the first of "
-            "version 0 not counted"
+            f"protocol {form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the "
+            "first of version 0 not counted"
         )
 
 
