@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.base.calls import called, form_of, write
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_nonnegative,
-)
+from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
 
 #: The units in which a free slot may begin work.

@@ -59,12 +59,10 @@ class Absences(ABC):
     fruitless: str
 
     def __init__(self, cluster: Cluster, weather: Weather, clock: Clock, rows: Record):
-        self._failures, self._weather, self._clock, self._rows = (
-            cluster.failures,
-            weather,
-            clock,
-            rows,
-        )
+        self._failures = cluster.failures
+        self._weather = weather
+        self._clock = clock
+        self._rows = rows
         n = cluster.workers
         self.away = [int(not is_present) for is_present in weather.present]
         self.incarnation = list(self.away)

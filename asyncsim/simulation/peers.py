@@ -320,10 +320,8 @@ class Messages(Peers):
         self._rounds: list[dict[int, _Round]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
-        self._waiting, self._ready = (
-            [-1] * n,
-            [0.0] * n,
-        )  # the round that a worker waits for, and since when
+        self._waiting = [-1] * n
+        self._ready = [0.0] * n  # the round that a worker waits for, and since when
         self._wake = self.apply_at if self._mixes_beside else self.resume_at
         self._taken_up = Record(("step", "weight", "arrive_time", "by"))
         self.records.append(self._taken_up)
@@ -401,12 +399,10 @@ class Messages(Peers):
         """
         now, part, fails = self.clock._now, number % len(self._edges), self.absences is not None
         at_once, by_round, waits, rounds = self.at_once, self._by_round, self._waits, self._rounds
-        waiting, ready, expected, wake = (
-            self._waiting,
-            self._ready,
-            self._expected[part],
-            self._wake,
-        )
+        waiting = self._waiting
+        ready = self._ready
+        expected = self._expected[part]
+        wake = self._wake
         for taker, share in self._sends[part][index]:
             arrival = (
                 now if at_once else now + self.latency(index, taker) + self.transfer(index, taker)

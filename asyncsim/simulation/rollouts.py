@@ -76,10 +76,8 @@ class Slots:
         self._events = [Worker(clock, slot) for slot in range(count)]
         self._on_end: list[Callable[[Any], None]] = [self._finish]
         self._row_of = [-1] * count  # the row that each slot generates
-        self._done, self._since = (
-            [0.0] * count,
-            [0.0] * count,
-        )  # its progress (s), growing since (s)
+        self._done = [0.0] * count
+        self._since = [0.0] * count  # its progress (s), growing since (s)
         self._free = list(reversed(range(count)))
         self._crashes = [0] * count  # that keep each slot away
         # At the learner's site and at the other one: the newest version, and the arrivals of
@@ -454,9 +452,7 @@ class Slots:
         samples["staleness"] = samples["version"] - samples["read_version"]
         updates = np.array(self._updates, np.int64).reshape(-1, 2)
         return RolloutTables(
-            samples,
-            self._switch_table(samples),
-            pd.DataFrame(updates, columns=["open", "waiting"]),
+            samples, self._switch_table(samples), pd.DataFrame(updates, columns=["open", "waiting"])
         )
 
     def _switch_table(self, samples: pd.DataFrame) -> pd.DataFrame:

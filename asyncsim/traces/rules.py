@@ -176,10 +176,8 @@ def _of_rows(frame: pd.DataFrame, source: Source) -> _Rules:
     workers = source.workers
     between = "failed_by" in frame or source.policy.completes_between_messages
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
-    last, is_applied = (
-        np.concatenate([[0], column["version"][:-1]]),
-        (frame["outcome"] == "applied").to_numpy(),
-    )
+    last = np.concatenate([[0], column["version"][:-1]])
+    is_applied = (frame["outcome"] == "applied").to_numpy()
     before = column["version"] - is_applied if between else last
     time = column["commit_time"]
     on_arrival = "must not be before 0, nor after its serve_time"

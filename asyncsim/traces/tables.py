@@ -87,11 +87,9 @@ def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
     ``arrive_time``.
     """
     table = table_of("messages", parts)
-    step, shard, version = (
-        table["step"].to_numpy(),
-        table["shard"].to_numpy(),
-        _versions_of_shards(table),
-    )
+    step = table["step"].to_numpy()
+    shard = table["shard"].to_numpy()
+    version = _versions_of_shards(table)
     outcome = table["outcome"].cat.codes.to_numpy()
     completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
     is_applied = outcome == APPLIED
@@ -183,11 +181,9 @@ def parts_of(trace: "Trace") -> pd.DataFrame:
 
 def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
     """Compute the columns of steps or parts that follow from reads and earlier versions."""
-    read, push_read, outcome = (
-        table["read"].to_numpy(),
-        table["push_read"].to_numpy(),
-        table["outcome"].cat.codes,
-    )
+    read = table["read"].to_numpy()
+    push_read = table["push_read"].to_numpy()
+    outcome = table["outcome"].cat.codes
     columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
     push_version, push_time = before, table["commit_time"]
     formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
@@ -278,10 +274,8 @@ def _reads(
 ) -> tuple[pd.DataFrame, Any, Any]:
     """Return the reads of a frame; for each row, its read and its message's read."""
     key, parts = ["worker", "job", "shard"], [frame, open_reads]
-    following, pulls = (
-        frame[key].assign(job=frame["job"] + 1),
-        source.separate_reads and source.protocol == "read_then_write",
-    )
+    following = frame[key].assign(job=frame["job"] + 1)
+    pulls = source.separate_reads and source.protocol == "read_then_write"
     if pulls:  # of some of the reads that formed a message there is nothing else
         formed = frame["outcome"].isin(OUTCOMES[:CANCELLED])
         parts.insert(
@@ -315,10 +309,8 @@ def _absences(frame: pd.DataFrame, spells: pd.DataFrame, policy: Policy) -> pd.D
     if "failed_by" not in frame:
         return absences
     restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
-    rows, outages = (
-        np.repeat(np.arange(len(frame)), restores),
-        np.flatnonzero(absences["kind"] == "outage"),
-    )
+    rows = np.repeat(np.arange(len(frame)), restores)
+    outages = np.flatnonzero(absences["kind"] == "outage")
     before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
     at = absences["from_row"].where(absences["kind"] != "outage")
     by_death = np.flatnonzero(before - restores > last)

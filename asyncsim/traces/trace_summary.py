@@ -375,10 +375,8 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
             [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],
             np.nan,
         )
-    capacity, rows = (
-        trace.workers * (end - begin),
-        computations(trace)[["worker", "start_time", "until"]],
-    )
+    capacity = trace.workers * (end - begin)
+    rows = computations(trace)[["worker", "start_time", "until"]]
 
     def share(table: pd.DataFrame) -> float:
         return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)
@@ -391,11 +389,9 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     outcome, failed_by = (
         trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by")
     )
-    is_accepted, failed, restoring = (
-        outcome <= BUFFERED,
-        np.isin(failed_by, (CRASH, LEAVE, LOSS)),
-        undone(trace),
-    )
+    is_accepted = outcome <= BUFFERED
+    failed = np.isin(failed_by, (CRASH, LEAVE, LOSS))
+    restoring = undone(trace)
     # The positions of discarded, failed and restoring, and one more for counted.
     fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
     # A resent message has the fate of the last one; going backwards, each row sees its successor's.
@@ -428,10 +424,8 @@ def undone(trace: "Trace") -> np.ndarray:
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
     """Summarize the workers' time and messages without a server."""
-    lost, times = (
-        trace.frame[trace.frame["outcome"] == "cancelled"],
-        phases(trace, range(trace.workers)),
-    )
+    lost = trace.frame[trace.frame["outcome"] == "cancelled"]
+    times = phases(trace, range(trace.workers))
     has_failures, trace = trace.has_failures, trace.accepted
     row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
     (departed, taken_times), in_flight = flights(trace), arriving(trace)
@@ -462,10 +456,8 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
     }
     if not has_failures:
         return numbers
-    in_vain, count = (
-        share(lost["start_time"], lost["send_time"]),
-        int((lost["commit_time"] > begin).sum()),
-    )
+    in_vain = share(lost["start_time"], lost["send_time"])
+    count = int((lost["commit_time"] > begin).sum())
     return numbers | {
         "away_share": away_share,
         "cancelled_share": count / (count + len(rows)),
@@ -685,10 +677,8 @@ def computations(trace: "Trace") -> pd.DataFrame:
         )
         # The next read of a stopped computation comes after it.
         unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
-        pull_time, request_time = (
-            np.where(unread, np.nan, pull_time),
-            frame["arrive_time"].where(unread, arrive),
-        )
+        pull_time = np.where(unread, np.nan, pull_time)
+        request_time = frame["arrive_time"].where(unread, arrive)
     return frame.assign(
         pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time)
     )
