@@ -14,7 +14,7 @@ from asyncsim import (
     theory,
 )
 from asyncsim.clusters.failures import Failure
-from asyncsim.traces.trace_summary import phases
+from asyncsim.traces.phases import phases
 
 
 def test_a_crash_by_hand():

@@ -14,7 +14,7 @@ from asyncsim.clusters.laws import Constant, Exponential, Gamma, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
-from asyncsim.traces.trace_summary import IN_WORDS
+from asyncsim.traces.phases import IN_WORDS
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
