@@ -40,6 +40,7 @@ FOR_TYPES = {
         (f"asyncsim.traces.{name}", "asyncsim.traces.trace")
         for name in ("archive", "phases", "rules", "tables", "trace_summary")
     ),
+    ("asyncsim.calibration.prediction_figures", "asyncsim.calibration.prediction"),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
     ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }

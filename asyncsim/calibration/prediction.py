@@ -13,19 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-from asyncsim.base.console import counted, number_text
+from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine
-from asyncsim.calibration.fitting import uncensored
+from asyncsim.calibration.prediction_figures import draw_forecast, draw_prediction
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
-from asyncsim.clusters.laws import Constant, Law
-from asyncsim.drawing import layout, look
-from asyncsim.drawing.plots import beyond
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.durations import Durations, attended, durations, require_asynchronous
@@ -55,12 +50,6 @@ _MEANS = {
 LOST = "computations lost, share"
 THROUGHPUT = "throughput (commits/s)"
 STALENESS = "staleness, distance"
-#: Points of a drawn curve.
-_CURVE_POINTS = 200
-#: Share of the values beyond a panel's far end.
-_TAIL = 0.003
-#: Bars of a histogram, the most that are distinct at paper size.
-_BARS = 40
 
 
 class Measurements(NamedTuple):
@@ -136,7 +125,7 @@ class Prediction:
         """Write the distributions, measured and predicted, and the durations with their laws: a PNG
         and a PDF.
         """
-        return _draw(self, path)
+        return draw_prediction(self, path)
 
 
 def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
@@ -261,7 +250,7 @@ class Forecast:
         """Write the recorded times with their laws, and the predicted staleness: a PNG and a
         PDF.
         """
-        return _draw_forecast(self, path)
+        return draw_forecast(self, path)
 
 
 def forecast(
@@ -459,188 +448,3 @@ def _distance(sample: np.ndarray, everything: np.ndarray) -> float:
         np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (sample, everything)
     ]
     return float(np.abs(shares[0] - shares[1]).max())
-
-
-def _draw(prediction: Prediction, path: str | os.PathLike) -> list[Path]:
-    """Write the figure of a prediction as ``path.png`` and ``path.pdf``."""
-    with look.style():
-        figure, axes = look.new_figure(look.DOUBLE, 4.6, columns=2, rows=2)
-        layout.title(figure, f"{prediction.title}: {'holds' if prediction.holds else 'fails'}")
-        _staleness(axes[0], prediction)
-        _waits(axes[1], prediction)
-        parts = {part.name: part for part in prediction.calibration.parts}
-        compute = [part for name, part in parts.items() if name.startswith("compute")]
-        steps = compute[0].steps
-        computed, laws = [part.uncensored for part in compute], [part.fit.law for part in compute]
-        label = "compute time" if steps == 1 else f"compute time of {steps} local steps"
-        seconds, _, cancelled = prediction.durations.attempts
-        scale = _durations(axes[2], label, np.concatenate(computed), uncensored(seconds, cancelled))
-        if steps == 1:  # else the law describes one step
-            _law(axes[2], scale, laws, list(map(len, computed)))
-        service = parts["service"]
-        scale = _durations(axes[3], "service time", service.durations, prediction.durations.service)
-        _law(axes[3], scale, [service.fit.law], [1])
-        for panel in axes[2:]:
-            panel.set_ylim(-0.02, 1.5)
-            panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
-            panel.legend(loc="upper left")
-        return look.save(figure, path)
-
-
-def _draw_forecast(forecast: Forecast, path: str | os.PathLike) -> list[Path]:
-    """Write the figure of a forecast as ``path.png`` and ``path.pdf``."""
-    calibration = forecast.calibration
-    compute = [part for part in calibration.parts if part.name.startswith("compute")]
-    panels = {
-        "compute time" if compute[0].steps == 1 else "compute time of a window": compute,
-        **{
-            f"{part.name} time" if part.name == "service" else part.name: [part]
-            for part in calibration.parts
-            if part not in compute and len(part.durations) and part.durations.any()
-        },
-    }
-    with look.style():
-        figure, axes = look.new_grid(len(panels) + 1, 2.3, 0.4)
-        layout.title(figure, f"recorded times and their laws; {forecast.title}")
-        for panel, (label, parts) in zip(axes, panels.items(), strict=False):
-            times = [part.uncensored for part in parts]
-            scale = _durations(panel, label, np.concatenate(times))
-            if parts[0].steps == 1:  # else the law describes one step
-                _law(panel, scale, [part.fit.law for part in parts], list(map(len, times)))
-            panel.set_ylim(-0.02, 1.5)
-            panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
-            panel.legend(loc="upper left")
-        everything = np.concatenate([run.staleness for run in forecast.runs])
-        edges = np.arange(-0.5, np.quantile(everything, 1 - _TAIL) + 1.5)
-        shares = np.array(
-            [np.histogram(run.staleness, edges, density=True)[0] for run in forecast.runs]
-        )
-        low, high = np.quantile(shares, [0.025, 0.975], axis=0)
-        axes[-1].stairs(shares.mean(axis=0), edges, color=look.BLACK, label="predicted")
-        axes[-1].stairs(
-            high, edges, baseline=low, fill=True, color=look.BLACK, alpha=0.15, label="95 % of runs"
-        )
-        axes[-1].set(xlabel="staleness (versions)", ylabel="share of commits")
-        axes[-1].legend(loc="upper right")
-        return look.save(figure, path)
-
-
-def _staleness(axes: Axes, prediction: Prediction) -> None:
-    measured, runs = prediction.measured.staleness, [run.staleness for run in prediction.runs]
-    everything = np.concatenate(runs)
-    last = int(max(np.quantile(measured, 1 - _TAIL), np.quantile(everything, 1 - _TAIL))) + 1
-    width = max(1, round(last / _BARS))
-    edges = np.arange(-0.5, last + width + 0.5, width)
-    shares = np.array([np.histogram(run, edges)[0] / (len(run) * width) for run in runs])
-    middle = (edges[1:] + edges[:-1]) / 2
-    axes.stairs(
-        np.histogram(measured, edges)[0] / (len(measured) * width),
-        edges,
-        fill=True,
-        color=look.SKY,
-        alpha=0.6,
-        label=f"measured: mean {number_text(measured.mean())}, std {number_text(measured.std())}",
-    )
-    label = f"predicted: mean {number_text(everything.mean())}, std {number_text(everything.std())}"
-    low, high = shares.mean(axis=0) - shares.min(axis=0), shares.max(axis=0) - shares.mean(axis=0)
-    style: dict = {
-        "color": look.BLACK,
-        "linewidth": 0.8,
-        "marker": "o",
-        "markersize": 2.5,
-        "linestyle": "none",
-    }
-    axes.errorbar(middle, shares.mean(axis=0), yerr=(low, high), label=label, **style)
-    axes.set_xlabel(f"staleness (versions){beyond(measured, edges[-1])}")
-    axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_ylim(0, 1.3 * max(shares.max(), 1e-9))
-    axes.legend(loc="upper right")
-
-
-def _waits(axes: Axes, prediction: Prediction) -> None:
-    measured, runs = prediction.measured.waits, [run.waits for run in prediction.runs]
-    end = max(np.quantile(measured, 1 - _TAIL), np.quantile(np.concatenate(runs), 1 - _TAIL))
-    scale, unit = _unit(float(end))
-    points = np.linspace(0, end if end > 0 else 1.0, _CURVE_POINTS)
-    shares = np.array([_share(run, points) for run in runs])
-    axes.plot(points * scale, _share(measured, points), color=look.BLUE, label="measured")
-    axes.fill_between(
-        points * scale,
-        shares.min(axis=0),
-        shares.max(axis=0),
-        color=look.BLACK,
-        alpha=0.15,
-        linewidth=0,
-        label=f"least to most of {len(runs)} runs",
-    )
-    axes.plot(
-        points * scale,
-        shares.mean(axis=0),
-        color=look.BLACK,
-        linestyle="--",
-        linewidth=1,
-        label="predicted",
-    )
-    axes.set(
-        xlabel=f"waiting time ({unit})",
-        ylabel="share of commits that wait less",
-        xlim=(0, points[-1] * scale),
-    )
-    axes.set_ylim(min(0.98, shares.min()) - 0.02, 1.005)
-    axes.legend(loc="lower right")
-
-
-def _durations(
-    axes: Axes, label: str, fitted: np.ndarray, predicted: np.ndarray | None = None
-) -> float:
-    """Draw the distribution functions of the fitted durations and of those to be predicted.
-
-    Returns the factor from seconds to the unit of the axis.
-    """
-    pooled = fitted if predicted is None else np.concatenate([fitted, predicted])
-    low, high = np.quantile(pooled, [0, 1 - _TAIL])
-    room = max(0.05 * (high - low), 0.01 * high, 1e-12)
-    points = np.linspace(max(0.0, low - room), high + room, _CURVE_POINTS)
-    scale, unit = _unit(float(high))
-    name = "recorded" if predicted is None else "fitted"
-    axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label=name)
-    if predicted is not None:
-        axes.plot(
-            points * scale,
-            _share(predicted, points),
-            color=look.VERMILLION,
-            linestyle="-.",
-            label="to be predicted",
-        )
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set(
-        xlabel=f"{label} ({unit})",
-        ylabel="share that is shorter",
-        xlim=(points[0] * scale, points[-1] * scale),
-    )
-    return scale
-
-
-def _law(axes: Axes, scale: float, laws: Sequence[Law], weights: Sequence[int]) -> None:
-    points = np.linspace(*axes.get_xlim(), _CURVE_POINTS)
-    probability = np.average([law.cdf(points / scale) for law in laws], axis=0, weights=weights)
-    name = f"{len(laws)} laws, one per worker" if len(laws) > 1 else type(laws[0]).__name__.lower()
-    if len(laws) == 1 and not isinstance(laws[0], Constant):
-        name += f", mean {laws[0].mean:.3g} s, CV {laws[0].std / laws[0].mean:.2g}"
-    axes.plot(points, probability, color=look.BLACK, linestyle="--", linewidth=1, label=name)
-
-
-def _share(values: np.ndarray, points: np.ndarray) -> np.ndarray:
-    return np.searchsorted(np.sort(values), points, side="right") / len(values)
-
-
-def _unit(longest: float) -> tuple[float, str]:
-    """Return a factor for seconds, and the unit of the product."""
-    return (
-        (1.0, "s")
-        if longest >= 0.1 or longest <= 0
-        else (1e3, "ms")
-        if longest >= 1e-4
-        else (1e6, "\u00b5s")
-    )
