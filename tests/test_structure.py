@@ -41,6 +41,7 @@ FOR_TYPES = {
         for name in ("archive", "phases", "rules", "tables", "trace_summary")
     ),
     ("asyncsim.calibration.prediction_figures", "asyncsim.calibration.prediction"),
+    ("asyncsim.clusters.cluster_checks", "asyncsim.clusters.cluster"),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
     ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }

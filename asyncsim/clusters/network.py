@@ -24,6 +24,12 @@ _MATRIX_EXAMPLE = "[[0, 40 ms], [40 ms, 0]]"
 _RATE_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
 
 
+class SlowLinkWarning(UserWarning):
+    """Warns that one message takes longer than a hundred computations: the bandwidth may be in
+    another unit.
+    """
+
+
 @dataclass(frozen=True)
 class PerWorker:
     """A latency or a bandwidth for each worker; made by `per_worker`."""

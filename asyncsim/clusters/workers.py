@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_list
+from asyncsim.base.errors import InputError, require_count, require_list, require_memory
 from asyncsim.clusters.laws import Law, as_law, parse
 from asyncsim.clusters.network import with_mean
 
+#: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
+WORKER_BYTES = 1_000
 #: Largest number of local steps between two visits.
 _LONGEST_WINDOW = 100_000
 #: Guards the floor against quotients such as 3 * (1 / 3).
@@ -20,6 +22,13 @@ _ROUND_OFF = 1e-9
 
 class HeterogeneityWarning(UserWarning):
     """One law per worker was given, and all are equal."""
+
+
+def as_workers(value: Any) -> int:
+    """Check a number of workers: at least one, and at most as many as fit into memory."""
+    workers = require_count("workers", value)
+    require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
+    return workers
 
 
 def _read(argument: str, value: Any) -> Any:

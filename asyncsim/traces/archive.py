@@ -25,7 +25,8 @@ from asyncsim.base.errors import (
     require_switch,
 )
 from asyncsim.base.files import open_file, require_plain, write_whole
-from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
+from asyncsim.clusters.cluster import PROTOCOLS, Cluster
+from asyncsim.clusters.workers import as_workers
 from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
 from asyncsim.traces.rules import (
     require_order,
