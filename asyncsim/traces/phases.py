@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
-from asyncsim.traces.columns import GOSSIP
+from asyncsim.traces.columns import GOSSIP, arrays_of
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -134,9 +134,7 @@ def computations(trace: "Trace") -> pd.DataFrame:
     if (push_read < 0).all():
         pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
     else:
-        arrive, pull_time = (
-            trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time")
-        )
+        arrive, pull_time = arrays_of(trace.reads.iloc[push_read], "arrive_time", "time")
         # The next read of a stopped computation comes after it.
         unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
         pull_time = np.where(unread, np.nan, pull_time)

@@ -1,6 +1,6 @@
 """The rules of a trace: for the rows of its frame, its messages, and its tables' references."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from asyncsim.traces.columns import (
     PART_COLUMNS,
     TAKES_UP,
     Source,
+    arrays_of,
     previous_rows,
 )
 
@@ -70,12 +71,19 @@ def require_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> N
 
 
 def _require(argument: str, table: pd.DataFrame, rules: _Rules) -> None:
-    for column, holds, rule in rules:
-        if not np.all(holds):
-            row = int(np.argmin(holds))
-            raise InputError(
-                f"{argument}: {column} of row {row} is {table[column].iloc[row]}; it {rule}"
-            )
+    for rule in rules:
+        require_column(argument, table, *rule)
+
+
+def require_column(argument: str, table: pd.DataFrame, column: str, holds: Any, rule: str) -> None:
+    """Raise InputError for the first row with a value that breaks a rule.
+
+    Rows are counted from 0, or as the column ``row`` counts them.
+    """
+    if not np.all(holds):
+        first = int(np.argmin(holds))
+        row, value = table.get("row", range(len(table)))[first], table[column].iloc[first]
+        raise InputError(f"{argument}: {column} of row {row} is {value}; it {rule}")
 
 
 def require_spells(spells: pd.DataFrame, workers: int, rows: int) -> None:
@@ -288,11 +296,10 @@ def _of_messages(
         The messages in flight cannot be.
     """
     rows, workers = len(frame), source.workers
-    version, read_version = frame["version"].to_numpy(), frame["read_version"].to_numpy()
-    row, sent, weight = (taken_up[name].to_numpy() for name in taken_up)
-    worker, shares, time, partner = (
-        frame[name].to_numpy() for name in ("worker", "kept", "commit_time", "partner")
+    version, read_version, worker, shares, time, partner = arrays_of(
+        frame, "version", "read_version", "worker", "kept", "commit_time", "partner"
     )
+    row, sent, weight = arrays_of(taken_up, *taken_up)
     is_applied, has_failures = (frame["outcome"] == "applied").to_numpy(), "failed_by" in frame
     life = frame["incarnation"].to_numpy() if has_failures else np.zeros(rows, np.int64)
     previous, versions = previous_rows(worker, life), np.cumsum(is_applied)

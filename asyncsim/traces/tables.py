@@ -22,6 +22,7 @@ from asyncsim.traces.columns import (
     READ_COLUMNS,
     TABLES,
     Source,
+    arrays_of,
     table_of,
 )
 from asyncsim.traces.rules import require_order, require_parts, require_rows, require_spells
@@ -49,7 +50,9 @@ def messages_to_server(
 
     ``present`` has ``worker`` and ``arrive_time`` of these.
     """
-    outcome, version = steps["outcome"].cat.codes.to_numpy(), steps["version"].to_numpy()
+    outcome, version, worker, arrive_time = arrays_of(
+        steps, "outcome", "version", "worker", "arrive_time"
+    )
     step, applied = np.flatnonzero(outcome <= BUFFERED), np.flatnonzero(outcome == APPLIED)
     completed_by = np.full(version.max(initial=0) + 2, -1)
     completed_by[version[applied]] = applied
@@ -64,12 +67,10 @@ def messages_to_server(
     return table_of(
         "messages",
         {
-            "worker": np.concatenate([steps["worker"].to_numpy()[step], present["worker"]]),
+            "worker": np.concatenate([worker[step], present["worker"]]),
             "step": np.concatenate([step, nowhere]),
             "by": np.concatenate([by, nowhere]),
-            "arrive_time": np.concatenate(
-                [steps["arrive_time"].to_numpy()[step], present["arrive_time"]]
-            ),
+            "arrive_time": np.concatenate([arrive_time[step], present["arrive_time"]]),
         },
     )
 
@@ -87,10 +88,8 @@ def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
     ``arrive_time``.
     """
     table = table_of("messages", parts)
-    step = table["step"].to_numpy()
-    shard = table["shard"].to_numpy()
+    step, shard, outcome = arrays_of(table, "step", "shard", "outcome")
     version = _versions_of_shards(table)
-    outcome = table["outcome"].cat.codes.to_numpy()
     completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
     is_applied = outcome == APPLIED
     completed_by[shard[is_applied], version[is_applied]] = step[is_applied]
@@ -100,13 +99,8 @@ def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
 
 def _versions_of_shards(parts: pd.DataFrame) -> np.ndarray:
     """Return the version of each part's shard after the part."""
-    return (
-        (parts["outcome"].cat.codes == APPLIED)
-        .astype(int)
-        .groupby(parts["shard"])
-        .cumsum()
-        .to_numpy()
-    )
+    is_applied = (parts["outcome"].cat.codes == APPLIED).astype(int)
+    return is_applied.groupby(parts["shard"]).cumsum().to_numpy()
 
 
 def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
@@ -131,14 +125,14 @@ def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns)
         columns = {name: np.asarray(values)[order] for name, values in columns.items()}
         tables.append(table_of("messages", columns, len(order)))
     messages = pd.concat(tables, ignore_index=True)
-    step, by, taker = (messages[name].to_numpy() for name in ("step", "by", "taker"))
+    step, by, taker = arrays_of(messages, "step", "by", "taker")
     return messages.assign(worker=worker[step], taker=np.where(by < 0, taker, worker[by]))
 
 
 def frame_of(trace: "Trace") -> pd.DataFrame:
     """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
     steps = trace.steps
-    version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
+    version, outcome = arrays_of(steps, "version", "outcome")
     between = trace.has_failures or trace.policy.completes_between_messages
     before = version - (outcome == APPLIED) if between else np.r_[0, version][:-1]
     counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
@@ -167,12 +161,12 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
 def parts_of(trace: "Trace") -> pd.DataFrame:
     """Join the parts of messages with their reads; see `Trace.parts`."""
     parts = trace.messages[trace.messages["commit_time"].notna()].reset_index(drop=True)
-    version, outcome = _versions_of_shards(parts), parts["outcome"].cat.codes
+    version, (outcome,) = _versions_of_shards(parts), arrays_of(parts, "outcome")
     counted = {
         "part": np.arange(len(parts)),
         "commit": parts["step"],
         "job": trace.reads["job"].to_numpy()[parts["read"]],
-        **_read_columns(parts, trace.reads, version - (outcome == APPLIED).to_numpy()),
+        **_read_columns(parts, trace.reads, version - (outcome == APPLIED)),
         "version": version,
         "outcome": pd.Categorical.from_codes(outcome, OUTCOMES[:LOST]),
     }
@@ -181,16 +175,14 @@ def parts_of(trace: "Trace") -> pd.DataFrame:
 
 def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
     """Compute the columns of steps or parts that follow from reads and earlier versions."""
-    read = table["read"].to_numpy()
-    push_read = table["push_read"].to_numpy()
-    outcome = table["outcome"].cat.codes
+    read, push_read, outcome = arrays_of(table, "read", "push_read", "outcome")
     columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
     push_version, push_time = before, table["commit_time"]
     formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
     if len(formed):
         push_version, push_time = before.copy(), push_time.to_numpy(copy=True)
-        push_version[formed], push_time[formed] = (
-            reads[name].to_numpy()[push_read[formed]] for name in ("version", "time")
+        push_version[formed], push_time[formed] = arrays_of(
+            reads.iloc[push_read[formed]], "version", "time"
         )
     staleness = before - columns["read_version"]
     return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
@@ -308,19 +300,19 @@ def _absences(frame: pd.DataFrame, spells: pd.DataFrame, policy: Policy) -> pd.D
     absences = table_of("absences", spells, len(spells))
     if "failed_by" not in frame:
         return absences
-    restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
+    restores, restored, version = arrays_of(frame, "restores", "restored", "version")
     rows = np.repeat(np.arange(len(frame)), restores)
     outages = np.flatnonzero(absences["kind"] == "outage")
-    before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
+    before = version - (frame["outcome"] == "applied").to_numpy()
     at = absences["from_row"].where(absences["kind"] != "outage")
-    by_death = np.flatnonzero(before - restores > last)
+    by_death = np.flatnonzero(before - restores > np.r_[0, version[:-1]])
     explained = policy.completes_between_messages or np.isin(by_death, at).all()
     if len(rows) > len(outages) or not explained:
         raise InputError(
             "spells: miss an outage or a death that made a version between rows; give all spells"
         )
-    to_row, version = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
+    to_row, checkpoint = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
     to_row[outages] = len(frame)
     to_row[outages[: len(rows)]] = rows
-    version[outages[: len(rows)]] = frame["restored"].to_numpy()[rows]
-    return absences.assign(to_row=to_row, version=version)
+    checkpoint[outages[: len(rows)]] = restored[rows]
+    return absences.assign(to_row=to_row, version=checkpoint)

@@ -25,6 +25,7 @@ from asyncsim.traces.columns import (
     LEAVE,
     LOSS,
     RESENT,
+    arrays_of,
     previous_rows,
 )
 from asyncsim.traces.phases import Phases, computations, phases
@@ -386,9 +387,7 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
         for phase, table in phases(trace, range(trace.workers))._asdict().items()
     }
     rows = rows.set_axis(["worker", "begin", "end"], axis=1)
-    outcome, failed_by = (
-        trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by")
-    )
+    outcome, failed_by = arrays_of(trace.steps, "outcome", "failed_by")
     is_accepted = outcome <= BUFFERED
     failed = np.isin(failed_by, (CRASH, LEAVE, LOSS))
     restoring = undone(trace)
@@ -416,10 +415,10 @@ def undone(trace: "Trace") -> np.ndarray:
     """Return whether each row's message went into a version undone by a restore, ``[rows]``."""
     outages = trace.absences[(trace.absences["version"] >= 0) & (trace.absences["worker"] < 0)]
     outages = outages[outages["to_row"] < len(trace)]
-    into = trace.steps["version"].to_numpy() + (trace.steps["outcome"] == "buffered").to_numpy()
+    version, outcome = arrays_of(trace.steps, "version", "outcome")
     # The checkpoint of the next restore is the oldest of all later ones.
     following = np.searchsorted(outages["to_row"], np.arange(len(trace)), side="right")
-    return into > np.append(outages["version"], np.inf)[following]
+    return version + (outcome == BUFFERED) > np.append(outages["version"], np.inf)[following]
 
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
@@ -427,7 +426,7 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
     lost = trace.frame[trace.frame["outcome"] == "cancelled"]
     times = phases(trace, range(trace.workers))
     has_failures, trace = trace.has_failures, trace.accepted
-    row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
+    row, sent = arrays_of(trace.taken_up, "row", "source")
     (departed, taken_times), in_flight = flights(trace), arriving(trace)
 
     def share(begins: Any, ends: Any) -> float:
@@ -490,7 +489,7 @@ def push_weights(trace: "Trace") -> np.ndarray:
     """
     frame, weights = trace.frame, np.ones(len(trace.frame))
     keeps = frame["kept"].to_numpy()
-    before = previous_rows(*(trace.steps[name].to_numpy() for name in ("worker", "incarnation")))
+    before = previous_rows(*arrays_of(trace.steps, "worker", "incarnation"))
     for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
         last = weights[before[row]] if before[row] >= 0 else 1.0
         weights[row] = keeps[row] * last + sum(

@@ -31,7 +31,7 @@ from asyncsim.traces.columns import (
     TAKES_UP,
     Source,
 )
-from asyncsim.traces.rules import require_rows
+from asyncsim.traces.rules import require_column, require_rows
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -171,11 +171,13 @@ def recorded(
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
     waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
     last = float(commits["commit_time"].max())
-    is_unique = ~waiting["worker"].duplicated().to_numpy()
-    _require("present", waiting, "worker", is_unique, "must be there once: no worker waits twice")
-    in_trace = (waiting["arrive_time"] <= last).to_numpy()
+    is_unique = ~waiting["worker"].duplicated()
+    require_column(
+        "present", waiting, "worker", is_unique, "must be there once: no worker waits twice"
+    )
+    in_trace = waiting["arrive_time"] <= last
     rule = f"must not be after the last commit, at {last:g} from the begin"
-    _require("present", waiting, "arrive_time", in_trace, rule)
+    require_column("present", waiting, "arrive_time", in_trace, rule)
     commit_columns = _columns(commits, COMMIT_RECORD)
     for name in optional:
         commit_columns.setdefault(name, np.full(len(commits), np.nan))
@@ -244,7 +246,7 @@ def _recorded_without_server(
     job = rows.groupby("worker").cumcount()
     if "job" in rows:
         rule = "must count a worker's gradients from 0"
-        _require("visits", rows, "job", (rows["job"] == job).to_numpy(), rule)
+        require_column("visits", rows, "job", rows["job"] == job, rule)
     rows = rows.assign(job=job, partner=rows.get("partner", pd.Series(-1, rows.index)).astype(int))
     numbers = {pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))}
     numbers |= {number: row for row, number in enumerate(rows["row"])}
@@ -392,15 +394,15 @@ def _in_order(
     table = table.assign(**{name: _numbers(argument, table, name) - begin for name in listed})
     worker = table["worker"]
     is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
-    _require(
+    require_column(
         argument,
         table,
         "worker",
-        is_valid.to_numpy(),
+        is_valid,
         f"must be a whole number from 0 to {workers - 1}",
     )
-    first = (table[listed[0]] >= 0).to_numpy()
-    _require(
+    first = table[listed[0]] >= 0
+    require_column(
         argument,
         table,
         listed[0],
@@ -409,7 +411,7 @@ def _in_order(
     )
     for earlier, later in itertools.pairwise(listed):
         rule = f"must not be before {earlier}; {_CLOCK}"
-        _require(argument, table, later, (table[later] >= table[earlier]).to_numpy(), rule)
+        require_column(argument, table, later, table[later] >= table[earlier], rule)
     return (
         table.astype({"worker": np.int64})
         .sort_values(listed[-1], kind="stable")
@@ -428,15 +430,8 @@ def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
             "dates.min()).dt.total_seconds() with one minimum for all columns"
         )
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    _require(argument, table, name, np.isfinite(values), "must be a finite number")
+    require_column(argument, table, name, np.isfinite(values), "must be a finite number")
     return values
-
-
-def _require(argument: str, table: pd.DataFrame, name: str, holds: np.ndarray, rule: str) -> None:
-    if not holds.all():
-        first = int(np.argmin(holds))
-        row, value = int(table["row"].iloc[first]), table[name].iloc[first]
-        raise InputError(f"{argument}: {name} of row {row} is {value!s}; it {rule}")
 
 
 def _applied(commits: pd.DataFrame) -> np.ndarray:
@@ -444,8 +439,8 @@ def _applied(commits: pd.DataFrame) -> np.ndarray:
     if "outcome" not in commits:
         return np.ones(len(commits), bool)
     outcome = commits["outcome"].astype(str)
-    is_known = outcome.isin(["applied", "cancelled"]).to_numpy()
-    _require("visits", commits, "outcome", is_known, "must be 'applied' or 'cancelled'")
+    is_known = outcome.isin(["applied", "cancelled"])
+    require_column("visits", commits, "outcome", is_known, "must be 'applied' or 'cancelled'")
     return (outcome == "applied").to_numpy()
 
 
@@ -475,7 +470,7 @@ def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) ->
         first = int(np.argmin(agrees))
         choices = " or ".join(map(str, dict.fromkeys((lowest[first], highest[first]))))
         rule = f"must be {choices}, the number of commits by read_time; correct it or leave it out"
-        _require("reads", reads, "read_version", agrees, rule)
+        require_column("reads", reads, "read_version", agrees, rule)
         counted = stated
     return counted.astype(np.float64)
 
@@ -502,17 +497,19 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
 
 def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
     """Raise InputError for a computation before its read, or a column unlike the count."""
-    late = (frame["start_time"] >= frame["read_time"]).to_numpy()
+    late = frame["start_time"] >= frame["read_time"]
     rule = (
         f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
     )
-    _require("visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule)
+    require_column(
+        "visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule
+    )
     for name in _COUNTED:
         if name in visits:
             counted = frame[name].to_numpy()
-            agrees = (visits[name] == counted).to_numpy()
+            agrees = visits[name] == counted
             rule = (
                 f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or "
                 "leave it out"
             )
-            _require("visits", visits, name, agrees, rule)
+            require_column("visits", visits, name, agrees, rule)
