@@ -280,15 +280,11 @@ def _of_messages(
     # A share that nobody takes up comes back to the life that sent it.
     comes_back = has_failures & (worker[at] == worker[row]) & (life[at] == life[row])
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
-    fly = {name: in_flight[name].to_numpy() for name in in_flight}
     flying_holds = (
-        (fly["row"] >= 0)
-        & (fly["row"] < rows)
-        & (fly["taker"] >= -has_failures)
-        & (fly["taker"] < workers)
-        & (fly["weight"] > 0)
-        & (fly["weight"] <= 1 + _ROUND_OFF)
-        & np.isfinite(fly["arrive_time"])
+        in_flight["row"].between(0, rows - 1)
+        & in_flight["taker"].between(-has_failures, workers - 1)
+        & in_flight["weight"].between(0, 1 + _ROUND_OFF, inclusive="right")
+        & np.isfinite(in_flight["arrive_time"])
     )
     if not flying_holds.all():
         message = in_flight.iloc[int(np.argmin(flying_holds))].to_dict()
@@ -296,10 +292,9 @@ def _of_messages(
             f"in_flight: {message}: must be of a row, to a worker, a share and the time of its "
             "arrival"
         )
-    total = 0.0 + np.bincount(
-        at, np.where(is_earlier & share, weight, 0.0), rows
-    )  # of none NumPy counts in integers
-    total += np.bincount(fly["row"], fly["weight"], rows)
+    # A sum of no weights would count in integers.
+    total = 0.0 + np.bincount(at, np.where(is_earlier & share, weight, 0.0), rows)
+    total += np.bincount(in_flight["row"], in_flight["weight"], rows)
     goes_on = (previous >= 0) & is_applied
     has_next = np.bincount(previous[goes_on], minlength=rows) > 0
     total += np.bincount(previous[goes_on], shares[goes_on], rows)
@@ -336,7 +331,7 @@ def _of_messages(
         ),
         ("sources", everywhere(in_time), "must be rows that were applied before they are taken up"),
         ("weights", everywhere(share), "must be above 0 and at most 1"),
-        ("kept", (shares >= 0) & (shares <= 1 + _ROUND_OFF), "must be from 0 to 1"),
+        ("kept", frame["kept"].between(0, 1 + _ROUND_OFF), "must be from 0 to 1"),
         ("kept", (shares == 1) | (previous >= 0), "must be 1 in the first row of a worker"),
         (
             "weights",
@@ -345,7 +340,7 @@ def _of_messages(
         ),
         (
             "partner",
-            (partner >= -1) & (partner < workers),
+            frame["partner"].between(-1, workers - 1),
             f"must be a worker from 0 to {workers - 1}, or -1 for none",
         ),
         ("partner", partner != worker, "must be another worker"),

@@ -60,7 +60,7 @@ def messages_to_server(
     # last message has completed it. A restore makes a version, too, without messages.
     last = np.r_[0, version][:-1]
     new_versions = version - (outcome == APPLIED) - last
-    rows = np.flatnonzero(new_versions > _restores(absences, len(steps)))
+    rows = np.flatnonzero(new_versions > _restore_counts(absences, len(steps)))
     completed_by[last[rows] + 1] = step[np.searchsorted(step, rows) - 1]
     by = completed_by[version[step] + (outcome[step] == BUFFERED)]
     nowhere = np.full(len(present["worker"]), -1)
@@ -75,10 +75,15 @@ def messages_to_server(
     )
 
 
-def _restores(absences: pd.DataFrame, rows: int) -> np.ndarray:
+def restores_of(absences: pd.DataFrame, rows: int) -> pd.DataFrame:
+    """Return the outages after which a checkpoint was restored before one of the rows."""
+    outages = absences[(absences["worker"] < 0) & (absences["to_row"] < rows)]
+    return outages.astype({"to_row": np.int64})
+
+
+def _restore_counts(absences: pd.DataFrame, rows: int) -> np.ndarray:
     """Return the number of restored checkpoints before each row, ``[rows]``."""
-    at = absences.loc[(absences["worker"] < 0) & (absences["version"] >= 0), "to_row"]
-    return np.bincount(at[at < rows].to_numpy(np.int64), minlength=rows)
+    return np.bincount(restores_of(absences, rows)["to_row"], minlength=rows)
 
 
 def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
@@ -148,13 +153,10 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
             columns[f"{name}s"] = [values[begin:end] for begin, end in bounds]
         columns |= {name: steps[name] for name in ("kept", "partner")}
     if trace.has_failures:
-        outages = trace.absences[
-            (trace.absences["worker"] < 0) & (trace.absences["to_row"] < len(steps))
-        ]
-        at, restored = outages["to_row"].to_numpy(np.int64), np.full(len(steps), -1)
-        restored[at] = outages["version"]
+        restores, restored = restores_of(trace.absences, len(steps)), np.full(len(steps), -1)
+        restored[restores["to_row"]] = restores["version"]
         columns |= {name: steps[name] for name in ("failed_by", "incarnation")}
-        columns |= {"restored": restored, "restores": _restores(trace.absences, len(steps))}
+        columns |= {"restored": restored, "restores": _restore_counts(trace.absences, len(steps))}
     return pd.DataFrame(columns, copy=False)
 
 

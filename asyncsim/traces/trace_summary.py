@@ -30,6 +30,7 @@ from asyncsim.traces.columns import (
 )
 from asyncsim.traces.phases import Phases, computations, phases
 from asyncsim.traces.samples import rollout_summary, trained_after
+from asyncsim.traces.tables import restores_of
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -264,15 +265,10 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
     warm_up = warm_up_of(trace, warm_up)
     parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
-    of_shard = parts.groupby(parts["shard"] if shards > 1 else np.zeros(len(parts), np.int64))[
-        "staleness"
-    ]
-    table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
-    table = (
-        table.reindex(pd.RangeIndex(shards, name="shard"))
-        .fillna({"commits": 0})
-        .astype({"commits": int})
-    )
+    shard = parts["shard"].to_numpy() if shards > 1 else np.zeros(len(parts), np.int64)
+    table = pd.DataFrame(index=pd.RangeIndex(shards, name="shard"))
+    table["commits"] = np.bincount(shard, minlength=shards)
+    table["mean_staleness"] = parts["staleness"].groupby(shard).mean()
     stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
     stations *= shards // len(stations)
     return table.join(pd.DataFrame(stations, table.index)).reset_index()
@@ -281,8 +277,7 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
 def kept_versions(trace: "Trace") -> int:
     """Return the number of versions that no restored checkpoint has undone."""
     rows = trace.frame["version"].to_numpy()
-    restores = trace.absences[trace.absences["worker"] < 0].sort_values("end")
-    restores = restores[restores["to_row"] < len(rows)]
+    restores = restores_of(trace.absences, len(rows)).sort_values("end")
     # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
     first, kept_at_first = [0], [0]
 
@@ -290,9 +285,9 @@ def kept_versions(trace: "Trace") -> int:
         place = bisect.bisect_right(first, version) - 1
         return kept_at_first[place] + version - first[place]
 
-    for row, checkpoint in zip(restores["to_row"].astype(int), restores["version"], strict=True):
+    for row, checkpoint in zip(restores["to_row"], restores["version"], strict=True):
         before = int(rows[row - 1]) if row else 0
-        of_copy = kept(int(checkpoint))
+        of_copy = kept(checkpoint)
         first.append(max(before, first[-1]) + 1)
         kept_at_first.append(of_copy)
     return kept(int(rows[-1]))
@@ -331,13 +326,11 @@ def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]
     """Measure the load and the waits of each server in an interval; nan without a server."""
     if trace.protocol == "prescribed":
         return [dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)]
-    visits, present = trace.visits, trace.present
+    tables = trace.visits, trace.present
     if trace.servers == 1:
-        return [_station(trace, visits, present, begin, end)]
+        return [_station(trace, *tables, begin, end)]
     return [
-        _station(
-            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
-        )
+        _station(trace, *(table[table["shard"] == shard] for table in tables), begin, end)
         for shard in range(trace.servers)
     ]
 
@@ -354,14 +347,12 @@ def _station(
     served = _overlap(served_at, ended_at, begin, end)
     if lock_free:
         served += _overlap(late, np.full(len(late), end), begin, end)
-    in_interval = ended_at > begin
+    waits = (served_at - arrived_at)[ended_at > begin]
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     return {
         "utilisation": _ratio(served, end - begin),
-        "wait_mean": float((served_at - arrived_at)[in_interval].mean())
-        if in_interval.any()
-        else np.nan,
+        "wait_mean": float(waits.mean()) if len(waits) else np.nan,
         "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
         "queue_max": int(waiting[last_before:].max()),
     }
@@ -413,12 +404,11 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 
 def undone(trace: "Trace") -> np.ndarray:
     """Return whether each row's message went into a version undone by a restore, ``[rows]``."""
-    outages = trace.absences[(trace.absences["version"] >= 0) & (trace.absences["worker"] < 0)]
-    outages = outages[outages["to_row"] < len(trace)]
+    restores = restores_of(trace.absences, len(trace))
     version, outcome = arrays_of(trace.steps, "version", "outcome")
     # The checkpoint of the next restore is the oldest of all later ones.
-    following = np.searchsorted(outages["to_row"], np.arange(len(trace)), side="right")
-    return version + (outcome == BUFFERED) > np.append(outages["version"], np.inf)[following]
+    following = np.searchsorted(restores["to_row"], np.arange(len(trace)), side="right")
+    return version + (outcome == BUFFERED) > np.append(restores["version"], np.inf)[following]
 
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
@@ -431,11 +421,8 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
 
     def share(begins: Any, ends: Any) -> float:
         # The clocks of several machines may differ, so that the intervals of a worker overlap.
-        return float(
-            np.minimum(
-                _ratio(_overlap(begins, ends, begin, end), trace.workers * (end - begin)), 1.0
-            )
-        )
+        capacity = trace.workers * (end - begin)
+        return float(np.minimum(_ratio(_overlap(begins, ends, begin, end), capacity), 1.0))
 
     computed, away_share = (
         share(table["begin"], table["end"]) for table in (times.computing, times.away)
@@ -473,11 +460,9 @@ def arriving(trace: "Trace") -> pd.DataFrame:
 
 def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
     """Return the time each message was sent, and taken up; those in flight are last."""
-    taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
-    taken_times = trace.steps[
-        "start_time" if trace.takes_up == "read" else "commit_time"
-    ].to_numpy()[taken_up["row"]]
-    return times[np.append(taken_up["source"], arriving(trace)["row"])], taken_times
+    taken_up, (start, commit) = trace.taken_up, arrays_of(trace.steps, "start_time", "commit_time")
+    sent = commit[np.append(taken_up["source"], arriving(trace)["row"])]
+    return sent, (start if trace.takes_up == "read" else commit)[taken_up["row"]]
 
 
 def push_weights(trace: "Trace") -> np.ndarray:
