@@ -176,14 +176,14 @@ class Slots:
             self._stop_samples()
         delay = self._transfer(0)
         if delay > 0:
-            self._after(delay, lambda: self._receive(version))
+            self._clock.after(delay, lambda: self._receive(version))
         else:
             self._receive(version)
 
     def _receive(self, version: int) -> None:
         """Give the slots a version, and release the samples that it was trained on."""
         if self._first_far < len(self._row_of):
-            self._after(self._far_latency(0), lambda: self._take_up(version, 1))
+            self._clock.after(self._far_latency(0), lambda: self._take_up(version, 1))
         self._take_up(version, 0)
         while self._in_transfer and self._in_transfer[0][0] <= version:
             self._window -= self._in_transfer.popleft()[1]
@@ -311,7 +311,7 @@ class Slots:
         self._free.append(slot)
         if slot >= self._first_far:
             self._on_the_way.add(row)
-            self._after(self._far_latency(1), lambda: self._arrive(row))
+            self._clock.after(self._far_latency(1), lambda: self._arrive(row))
         else:
             self._count_finished(row)
         self._fill()
@@ -371,7 +371,7 @@ class Slots:
 
     def _schedule_crash(self, incidents: Incidents, number: int) -> None:
         begin, end = incidents.spells.at(number)
-        self._after(begin - self._clock._now, lambda: self._crash(incidents, number, end))
+        self._clock.after(begin - self._clock._now, lambda: self._crash(incidents, number, end))
 
     def _crash(self, incidents: Incidents, number: int, end: float) -> None:
         """Cancel the samples of some slots, which come back later."""
@@ -385,7 +385,7 @@ class Slots:
                 self._free.remove(slot)
         for row in cancelled:
             self._cancel(row)
-        self._after(end - self._clock._now, lambda: self._come_back(incidents, number))
+        self._clock.after(end - self._clock._now, lambda: self._come_back(incidents, number))
         self._fill()
 
     def _cancel(self, row: int) -> None:
@@ -420,10 +420,6 @@ class Slots:
                 self._free.append(slot)
         self._schedule_crash(incidents, number + 1)
         self._fill()
-
-    def _after(self, delay: float, action: Callable[[], None]) -> None:
-        timeout = self._clock.timeout(max(delay, 0.0))
-        timeout.callbacks.append(lambda _: action())
 
     # The record.
 
