@@ -127,7 +127,8 @@ _HOME = {
         ),
         "clusters.policy",
     ),
-    **dict.fromkeys(("Cluster", "SlowLinkWarning"), "clusters.cluster"),
+    "Cluster": "clusters.cluster",
+    "SlowLinkWarning": "clusters.network",
     **dict.fromkeys(("Rollouts", "discard", "drop_oldest", "keep", "pace"), "clusters.rollouts"),
     **dict.fromkeys(("HeterogeneityWarning", "proportional_windows"), "clusters.workers"),
     "InputError": "base.errors",
@@ -152,7 +153,7 @@ if TYPE_CHECKING:
     from asyncsim.byzantine import aggregation, attacks
     from asyncsim.calibration import CalibrationWarning, calibrate, prediction
     from asyncsim.clusters import failures, topologies
-    from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
+    from asyncsim.clusters.cluster import Cluster
     from asyncsim.clusters.laws import (
         Constant,
         Empirical,
@@ -166,7 +167,7 @@ if TYPE_CHECKING:
         Uniform,
         Weibull,
     )
-    from asyncsim.clusters.network import per_worker
+    from asyncsim.clusters.network import SlowLinkWarning, per_worker
     from asyncsim.clusters.policy import (
         Policy,
         asynchronous,

@@ -32,7 +32,7 @@ from asyncsim.drawing.curves import (
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
-from asyncsim.traces.trace_summary import IN_WORDS, Phases
+from asyncsim.traces.phases import IN_WORDS, Phases
 
 _COLUMNS = ("workers", "window", "policy", *Phases._fields, "in_vain", "throughput")
 

@@ -29,7 +29,7 @@ from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_te
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.theory import throughput_theory
-from asyncsim.traces.trace_summary import Phases
+from asyncsim.traces.phases import Phases
 
 #: Files with the policies, the methods under each at their best rates, and all learning rates.
 POLICIES, TIMES, TUNING = "policies.csv", "times.csv", "tuning.csv"

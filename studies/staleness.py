@@ -29,7 +29,7 @@ from asyncsim.theory import (
     staleness_theory,
     throughput_theory,
 )
-from asyncsim.traces.trace_summary import IN_WORDS
+from asyncsim.traces.phases import IN_WORDS
 
 
 @dataclass(frozen=True)

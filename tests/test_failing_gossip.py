@@ -28,7 +28,8 @@ from asyncsim.clusters.topologies import is_symmetric
 from asyncsim.pages.film import film, frame_times
 from asyncsim.replays.replay import Replay
 from asyncsim.traces.columns import COLUMNS, GOSSIP_COLUMNS
-from asyncsim.traces.trace_summary import phases, push_weights
+from asyncsim.traces.phases import phases
+from asyncsim.traces.trace_summary import push_weights
 
 THIRD = pytest.approx(1 / 3)
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05

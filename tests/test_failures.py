@@ -12,7 +12,7 @@ from asyncsim import (
     simulate,
     theory,
 )
-from asyncsim.traces.trace_summary import phases
+from asyncsim.traces.phases import phases
 
 
 def test_a_crash_by_hand():

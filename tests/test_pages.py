@@ -22,7 +22,7 @@ from asyncsim.pages import page
 from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.pages.timeline import timeline
 from asyncsim.runs import index
-from asyncsim.traces.trace_summary import phases
+from asyncsim.traces.phases import phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 browser = pytest.mark.skipif(

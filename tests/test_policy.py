@@ -19,7 +19,7 @@ from asyncsim import (
 )
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.theory import queue_theory, staleness_theory
-from asyncsim.traces.trace_summary import phases
+from asyncsim.traces.phases import phases
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0

@@ -38,8 +38,9 @@ RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder 
 FOR_TYPES = {
     *(
         (f"asyncsim.traces.{name}", "asyncsim.traces.trace")
-        for name in ("archive", "rules", "tables", "trace_summary")
+        for name in ("archive", "phases", "rules", "tables", "trace_summary")
     ),
+    ("asyncsim.clusters.cluster_checks", "asyncsim.clusters.cluster"),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
     ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }

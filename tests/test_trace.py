@@ -16,9 +16,9 @@ from asyncsim.clusters.laws import Gamma, Uniform
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.archive import FORMAT
 from asyncsim.traces.columns import TABLES, Source
+from asyncsim.traces.phases import Phases
 from asyncsim.traces.prescription import prescribed
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import Phases
 
 # compute 2 and 3 s, service 1 s; the second of the two arrives while the first is being served:
 #   worker 0: 2-3, 5-6, 8-9, ...      worker 1: waits 3-3, 3-4, 7-8, 11-12, ...

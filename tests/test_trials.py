@@ -7,7 +7,7 @@ import pytest
 
 from asyncsim import Cluster, Exponential, Gamma, simulate, theory, trials
 from asyncsim.simulation.delays import delays
-from asyncsim.traces.trace_summary import phases
+from asyncsim.traces.phases import phases
 
 # Trials
 

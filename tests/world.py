@@ -22,7 +22,7 @@ from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixt
 from asyncsim.clusters.network import per_worker
 from asyncsim.simulation import clock
 from asyncsim.traces.columns import ACCEPTED, COLUMNS
-from asyncsim.traces.trace_summary import IN_WORDS
+from asyncsim.traces.phases import IN_WORDS
 
 LAWS = [
     Constant(1.0),

@@ -2,24 +2,21 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.base.calls import form_of
 from asyncsim.base.console import counted
 from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,
-    require_memory,
-    require_number,
     require_switch,
 )
 from asyncsim.base.markup import card
+from asyncsim.clusters import cluster_checks as checks
 from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
 from asyncsim.clusters.failures import Failure, as_failures
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
@@ -38,38 +35,20 @@ from asyncsim.clusters.network import (
     is_matrix,
     with_mean,
 )
-from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, as_policy, asynchronous
+from asyncsim.clusters.policy import Policy, as_policy, asynchronous
 from asyncsim.clusters.rollouts import Rollouts, as_rollouts
-from asyncsim.clusters.topologies import Topology, as_topology, is_symmetric
-from asyncsim.clusters.workers import as_compute, as_window
+from asyncsim.clusters.topologies import Topology, as_topology
+from asyncsim.clusters.workers import as_compute, as_window, as_workers
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
-#: Entries that a cluster without a server has as well; all others must have their default there.
-_WITHOUT_SERVER = (
-    *(
-        "workers",
-        "compute",
-        "latency",
-        "bandwidth",
-        "message_bytes",
-        "window",
-        "policy",
-        "topology",
-    ),
-    *("sites", "far_latency", "far_bandwidth", "failures"),
-)
 #: Entries that `to_dict` omits at their default: older versions did not have them.
 _LATER = (
     *("failures", "topology", "sites", "far_latency", "far_bandwidth", "server_site", "far_every"),
     *("servers", "rollouts"),
 )
-#: Computations that a message may last before the unit of its bandwidth is questioned.
-_SLOW = 100
-#: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
-WORKER_BYTES = 1_000
 #: Characters of an argument in `Cluster.__repr__`.
 _LONGEST_SHOWN = 80
 
@@ -227,7 +206,9 @@ class Cluster:
         ): ...
 
     def __post_init__(self) -> None:
-        store = _setter(self)
+        def store(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
         require_switch("shared_bandwidth", self.shared_bandwidth)
         require_switch("exclusive", self.exclusive)
         store("workers", as_workers(self.workers))
@@ -235,58 +216,41 @@ class Cluster:
         store("compute", as_compute(self.compute, self.workers))
         store("service", with_mean("service", as_law("service", self.service)))
         store("latency", as_latency("latency", self.latency, self.workers))
-        _check_sites(self, store)
-        _check_bandwidth(self, store)
+        require_count("far_every", self.far_every)
+        if self.sites is not None:
+            store("sites", as_sites(self.sites, self.workers))
+        for name, read in (("far_latency", as_latency), ("far_bandwidth", as_bandwidth)):
+            if getattr(self, name) is not None:
+                checks.require_sites(self, name)
+                store(name, read(name, getattr(self, name), sites=len(self.sites or ())))
+        checks.check_sites(self)
+        if self.bandwidth is not None:
+            store("bandwidth", as_bandwidth("bandwidth", self.bandwidth, self.workers))
+        size: Any = self.message_bytes
+        if size is not None:
+            store("message_bytes", as_message_bytes(size))
+        checks.check_bandwidth(self, size)
         store("policy", as_policy(self.policy))
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
         store("read_blocks", require_count("read_blocks", self.read_blocks))
-        store("servers", _as_servers(self.servers))
-        if self.read_blocks > 1 and (self.protocol, self.discipline) != (
-            "write_then_read",
-            "lock_free",
-        ):
-            raise InputError(
-                f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless "
-                "protocol is "
-                "'write_then_read' and discipline 'lock_free'; give these two, or leave "
-                "read_blocks out"
-            )
-        if not self.exclusive and self.protocol == "exchange":
-            raise InputError(
-                "exclusive = False: an exchange is always one atomic visit; leave exclusive out, "
-                "or choose "
-                "protocol 'read_then_write'"
-            )
+        store("servers", checks.as_servers(self.servers))
+        checks.check_visits(self)
         if self.protocol == "write_then_read":
             store("exclusive", True)  # its visits are always separate
-        _check_policy(self)
+        checks.check_policy(self)
         if self.rollouts is not None:
             store("rollouts", as_rollouts(self.rollouts))
-            _check_rollouts(self)
+            checks.check_rollouts(self)
         slots = None if self.rollouts is None else self.rollouts.slots
         store("failures", as_failures(self.failures, self.workers, self.sites, slots))
-        if self.read_blocks > 1 and any(failure.restores for failure in self.failures):
-            raise InputError(
-                f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between "
-                "what was lost and "
-                "what was restored; leave one of them out"
-            )
-        if self.policy.completes_between_messages:
-            for failure in self.failures:
-                if failure.restores:
-                    raise InputError(
-                        f"failures = {failure}: a server that is down cannot complete a version at "
-                        f"the times of policy = {self.policy}; leave the outage out, or choose "
-                        "another policy"
-                    )
-        _check_job(self)
+        checks.check_failures(self)
         if self.topology is not None:
             store("topology", as_topology(self.topology))
-            _check_topology(self, self.topology)
+            checks.check_topology(self, self.topology)
         if self.server_count > 1:
-            _check_shards(self)
-        _question_bandwidth(self)
+            checks.check_shards(self)
+        checks.question_bandwidth(self)
 
     @property
     def compute_laws(self) -> tuple[Law, ...]:
@@ -328,7 +292,7 @@ class Cluster:
             return 0.0
         size = 0.0 if self.message_bytes is None else self.message_bytes
         latency, bandwidth = self.latency, math.inf if self.bandwidth is None else self.bandwidth
-        # See `_check_collective`.
+        # See `asyncsim.clusters.cluster_checks`.
         assert isinstance(size, float) and isinstance(latency, Constant)
         assert isinstance(bandwidth, float)
         present, counts = np.unique(np.array(self.site_of)[list(members)], return_counts=True)
@@ -504,320 +468,3 @@ class Cluster:
         return cls(
             **{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy}
         )
-
-
-def _check_rollouts(cluster: Cluster) -> None:
-    """Raise InputError unless the learners' server makes a version of each batch."""
-    if cluster.server_count > 1:
-        raise InputError(
-            f"servers = {cluster.server_count}: with rollouts one server publishes versions; leave "
-            "servers out"
-        )
-    if cluster.topology is not None:
-        raise InputError(
-            f"rollouts: a topology, {cluster.topology}, has no server that publishes versions; "
-            "leave "
-            "topology or rollouts out"
-        )
-    if cluster.policy.name != "asynchronous":
-        raise InputError(
-            f"policy = {cluster.policy}: with rollouts every update makes a version; leave policy "
-            "out"
-        )
-
-
-def _setter(instance: Any) -> Any:
-    """Return a function that sets a field of a frozen dataclass."""
-
-    def store(name: str, value: Any) -> None:
-        object.__setattr__(instance, name, value)
-
-    return store
-
-
-def _check_sites(cluster: Cluster, store: Any) -> None:
-    require_count("far_every", cluster.far_every)
-    if cluster.sites is not None:
-        store("sites", as_sites(cluster.sites, cluster.workers))
-    for name, read in (("far_latency", as_latency), ("far_bandwidth", as_bandwidth)):
-        value = getattr(cluster, name)
-        if value is not None:
-            if cluster.sites is None:
-                raise InputError(
-                    f"{name} = {value}: is between sites, and there is one; give sites, [16, 16] "
-                    "say"
-                )
-            store(name, read(name, value, sites=len(cluster.sites)))
-            if is_matrix(getattr(cluster, name)) and (
-                cluster.far_every > 1 or cluster.topology is not None
-            ):
-                raise InputError(
-                    f"{name} = a matrix of {len(cluster.sites)} sites: needs a server that each "
-                    "visit reaches; give one number for all pairs, or leave topology and far_every "
-                    "out"
-                )
-    sites = 1 if cluster.sites is None else len(cluster.sites)
-    if require_count("server_site", cluster.server_site, minimum=0) >= sites:
-        raise InputError(
-            f"server_site = {cluster.server_site}: sites are counted from 0, and the cluster has "
-            f"{sites}; give a lower number, or sites, [16, 16] say"
-        )
-    if cluster.far_every > 1 and (cluster.sites is None or cluster.shared_bandwidth):
-        raise InputError(
-            f"far_every = {cluster.far_every}: needs sites, [16, 16] say, and no shared_bandwidth"
-        )
-
-
-def _check_bandwidth(cluster: Cluster, store: Any) -> None:
-    size, speeds = cluster.message_bytes, [cluster.bandwidth, cluster.far_bandwidth]
-    if cluster.bandwidth is not None:
-        store("bandwidth", as_bandwidth("bandwidth", cluster.bandwidth, cluster.workers))
-    if size is not None:
-        store("message_bytes", as_message_bytes(size))
-        if speeds == [None, None]:
-            raise InputError(
-                f"message_bytes = {size!r}: says nothing without bandwidth; give both or neither"
-            )
-    for name, bandwidth in (
-        ("bandwidth", cluster.bandwidth),
-        ("far_bandwidth", cluster.far_bandwidth),
-    ):
-        if bandwidth is not None and size is None:
-            raise InputError(
-                f"{name} = {bandwidth!r}: says nothing without message_bytes; give both or neither"
-            )
-    if speeds == [None, None] and cluster.shared_bandwidth:
-        raise InputError(
-            "shared_bandwidth = True: there is no bandwidth to share; give bandwidth and "
-            "message_bytes"
-        )
-
-
-def _question_bandwidth(cluster: Cluster) -> None:
-    if cluster.message_bytes is None:
-        return
-    slowest = max(max(way.transfer) for way in cluster.ways)
-    steps = zip(cluster.compute_laws, cluster.windows, strict=True)
-    computing = math.fsum(law.mean * window for law, window in steps) / cluster.workers
-    if slowest > _SLOW * computing:
-        warnings.warn(
-            f"bandwidth: one message takes {slowest:.4g} s, a computation {computing:.4g} s; check "
-            "the unit, bytes/s",
-            SlowLinkWarning,
-            stacklevel=4,
-        )
-
-
-def _check_policy(cluster: Cluster) -> None:
-    policy = cluster.policy
-    if policy.name in WITHOUT_SERVER[1:] and cluster.topology is None:
-        raise InputError(
-            f"policy = {policy}: is for clusters without a server; give a topology, such as "
-            "asyncsim.topologies.ring(), or another policy, or run the study gossip"
-        )
-    if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
-        raise InputError(
-            f"policy = {policy}: the server chooses when to answer a read, but with protocol "
-            "'read_then_write' a "
-            "worker reads before the server has its message; choose the protocol 'exchange' or "
-            "'write_then_read'"
-        )
-    if policy.collective is not None:
-        _check_collective(cluster)
-    _check_trials(cluster)
-    is_filled = policy.waits_for_version or policy.name == "buckets"
-    if is_filled and policy.per_version(cluster.workers) > cluster.workers:
-        problem = (
-            f"a version needs messages of {policy.per_version(cluster.workers)} workers"
-            if policy.waits_for_version
-            else "some buckets would have no worker"
-        )
-        raise InputError(
-            f"policy = {policy}: {problem}, and there are {cluster.workers}; "
-            f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
-        )
-
-
-def _check_job(cluster: Cluster) -> None:
-    """Raise InputError for a job's crash on a cluster whose workers are not in rounds."""
-    for failure in (failure for failure in cluster.failures if failure.is_of_job):
-        subject = f"failures = {failure}: ends a round of all workers"
-        if cluster.topology is not None or cluster.policy.name != "barrier":
-            raise InputError(f"{subject}; choose policy = barrier(), or crash workers")
-        for name, usual in (("protocol", "exchange"), ("discipline", "fifo"), ("rollouts", None)):
-            if (value := getattr(cluster, name)) != usual:
-                raise InputError(
-                    f"{subject}, and {name} = {value!r} is not simulated with it; leave {name} out"
-                )
-
-
-def _check_trials(cluster: Cluster) -> None:
-    """Raise InputError for trials that are not of the workers, and for outages between messages."""
-    policy = cluster.policy
-    for parameter in ("time", "count"):
-        value = getattr(policy, parameter)
-        if isinstance(value, tuple) and len(value) != cluster.workers:
-            raise InputError(
-                f"policy = {policy}: {parameter} has {len(value)} entries, and there are "
-                f"{cluster.workers} workers; give a number for all, or one per worker"
-            )
-
-
-def _check_collective(cluster: Cluster) -> None:
-    """Raise InputError for a server, and for ways up and down, with an all-reduce."""
-    subject = f"policy = {cluster.policy}"
-    for entry in fields(Cluster):
-        if entry.name in (
-            "service",
-            "shared_bandwidth",
-            "protocol",
-            "discipline",
-            "server_site",
-            "far_every",
-            "servers",
-        ):
-            value = getattr(cluster, entry.name)
-            if value != entry.default:
-                why = "an all-reduce has no server"
-                raise InputError(
-                    f"{entry.name} = {_quoted(value)}: {subject}: {why}; leave {entry.name} out"
-                )
-    if isinstance(cluster.message_bytes, tuple):
-        raise InputError(
-            f"message_bytes = {_quoted(cluster.message_bytes)}: {subject}: the sum is as large as "
-            "each "
-            "message; give one size (sums of compressed messages are not compressed)"
-        )
-    for name, kind in (
-        ("latency", Constant),
-        ("bandwidth", float),
-        ("far_latency", Constant),
-        ("far_bandwidth", float),
-    ):
-        value = getattr(cluster, name)
-        pairs = np.ravel(value).tolist() if is_matrix(value) else [value]
-        if not all(isinstance(pair, kind | None) or pair == 0.0 for pair in pairs):
-            raise InputError(
-                f"{name} = {as_text(value)}: {subject}: the time of an all-reduce is known for one "
-                "constant latency and one bandwidth; give a number"
-            )
-    require_number(
-        "collective_time", cluster.collective_time
-    )  # raises an error where the nodes do not fit
-
-
-def _as_servers(servers: Any) -> int | tuple[str, ...]:
-    """Return a number of servers, or the names of the tensors of each."""
-    if not isinstance(servers, list | tuple):
-        return require_count("servers", servers)
-    for group in servers:
-        if not isinstance(group, str) or not group.strip():
-            raise InputError(
-                f"servers: {group!r} names no tensors; give texts such as ['0', '1,2'], or a number"
-            )
-    if not servers:
-        raise InputError("servers: names no group of tensors; give one or more, or a number")
-    return tuple(servers)
-
-
-def _check_shards(cluster: Cluster) -> None:
-    """Raise InputError for policies and failures that are not simulated with several servers."""
-    servers, policy = cluster.server_count, cluster.policy
-    require_memory(
-        f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES
-    )
-    if policy.name == "first_of":
-        raise InputError(
-            f"policy = {policy}: with servers = {servers} all workers may wait for each other, as "
-            "each server holds "
-            "others; choose barrier() or buffered(count), or servers = 1"
-        )
-    if policy.completes_between_messages:
-        raise InputError(
-            f"policy = {policy}: completes versions between messages, which is not simulated with "
-            f"servers = {servers}; choose barrier() or buffered(count), or servers = 1"
-        )
-    waits_for_all = (
-        policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
-    )
-    if policy.stops_computations and not waits_for_all:
-        raise InputError(
-            f"policy = {policy}: stops computations whose read is too stale, and with servers = "
-            f"{servers} a "
-            "computation has a read of each; choose barrier() or discard_stale(limit), or servers "
-            "= 1"
-        )
-    for name in ("failures", "read_blocks"):
-        value = getattr(cluster, name)
-        if value != next(entry.default for entry in fields(Cluster) if entry.name == name):
-            raise InputError(
-                f"{name} = {_quoted(value)}: not simulated with several servers; leave {name} out, "
-                "or give servers = 1"
-            )
-
-
-def _check_topology(cluster: Cluster, topology: Topology) -> None:
-    """Raise InputError for entries of a server, and for a graph that does not fit the cluster."""
-    why = f"with topology = {topology!r} there is no server"
-    for entry in fields(Cluster):
-        value = getattr(cluster, entry.name)
-        if entry.name not in _WITHOUT_SERVER and value != entry.default:
-            raise InputError(f"{entry.name} = {_quoted(value)}: {why}; leave {entry.name} out")
-    for name in ("latency", "bandwidth", "message_bytes", "far_latency", "far_bandwidth"):
-        value = getattr(cluster, name)
-        if any(
-            isinstance(entry, tuple)
-            for entry in (value.values if isinstance(value, PerWorker) else (value,))
-        ):
-            raise InputError(
-                f"{name} = {_quoted(value)}: {why}, and an edge has one way; give one and not a "
-                "pair"
-            )
-    outages = [failure for failure in cluster.failures if failure.restores]
-    if outages:
-        raise InputError(
-            f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash"
-        )
-    policy = cluster.policy
-    if policy.name not in WITHOUT_SERVER:
-        usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
-        raise InputError(f"policy = {policy}: is a server's, and {why}; choose from {usable}")
-    # Both raise an error if the graph does not fit.
-    topology.edges(cluster.workers)
-    topology.slowness(cluster.workers)
-    if (
-        topology.slow
-        and cluster.latency == _NO_TIME
-        and cluster.bandwidth is None
-        and cluster.sites is None
-    ):
-        raise InputError(
-            f"topology = {topology!r}: its links take no time, so that none can be slow; give "
-            "latency, or bandwidth "
-            "and message_bytes"
-        )
-    if policy.name == "handshake" and not is_symmetric(topology, cluster.workers):
-        raise InputError(
-            f"policy = {policy}: two workers average in pairs, and topology = {topology!r} is "
-            "directed; choose an "
-            "undirected one, such as ring() or complete()"
-        )
-
-
-def _quoted(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(str, value))})"
-    return repr(value) if isinstance(value, str) else str(value)
-
-
-class SlowLinkWarning(UserWarning):
-    """Warns that one message takes longer than a hundred computations: the bandwidth may be in
-    another unit.
-    """
-
-
-def as_workers(value: Any) -> int:
-    """Check a number of workers: at least one, and at most as many as fit into memory."""
-    workers = require_count("workers", value)
-    require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
-    return workers

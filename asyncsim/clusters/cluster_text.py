@@ -100,32 +100,28 @@ def _network(cluster: Cluster) -> list[str]:
 
 
 def _latency(latency: Any, name: str) -> list[str]:
-    if isinstance(latency, PerWorker):
-        means = [
-            law.mean
-            for value in latency.values
-            for law in (value if isinstance(value, tuple) else (value,))
-        ]
-        return [f"{name} by worker, means {min(means):.3g} to {max(means):.3g} s"]
-    if is_matrix(latency):
-        means = [law.mean for i, row in enumerate(latency) for law in (*row[:i], *row[i + 1 :])]
-        return [f"{name} {min(means):.3g} to {max(means):.3g} s by pair"]
+    if isinstance(latency, PerWorker) or is_matrix(latency):
+        means = [law.mean for law in _entries(latency)]
+        extremes = f"{min(means):.3g} to {max(means):.3g} s"
+        if is_matrix(latency):
+            return [f"{name} {extremes} by pair"]
+        return [f"{name} by worker, means {extremes}"]
     if isinstance(latency, tuple):
         return [f"{name} {brief(latency[0])} up and {brief(latency[1])} down"]
     return [f"{name} {brief(latency)} each way"] if latency != Constant(0.0) else []
 
 
+def _entries(values: Any) -> list[Any]:
+    """List the entries of a value for each worker, or of a matrix but for its diagonal."""
+    rows = values.values if isinstance(values, PerWorker) else values
+    return [entry for row in rows for entry in (row if isinstance(row, tuple) else (row,)) if entry]
+
+
 def _bandwidth(bandwidth: Any) -> str:
-    if isinstance(bandwidth, PerWorker):
-        speeds = [
-            speed
-            for value in bandwidth.values
-            for speed in (value if isinstance(value, tuple) else (value,))
-        ]
-        return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by worker,"
-    if is_matrix(bandwidth):
-        speeds = [speed for row in bandwidth for speed in row if speed]
-        return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by pair"
+    if isinstance(bandwidth, PerWorker) or is_matrix(bandwidth):
+        speeds = _entries(bandwidth)
+        by = "pair" if is_matrix(bandwidth) else "worker,"
+        return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by {by}"
     if isinstance(bandwidth, tuple):
         return f"{bandwidth[0]:.4g} bytes/s up and {bandwidth[1]:.4g} down"
     return f"{bandwidth:.4g} bytes/s"

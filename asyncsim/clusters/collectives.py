@@ -182,10 +182,8 @@ def collective_bytes(
     the least possible.
     """
     require_choice("collective", kind, COLLECTIVES)
-    size, nodes = (
-        require_nonnegative("message_bytes", message_bytes, "bytes"),
-        require_count("nodes", nodes),
-    )
+    size = require_nonnegative("message_bytes", message_bytes, "bytes")
+    nodes = require_count("nodes", nodes)
     counts = [nodes] if sites is None else _sites(kind, sites, nodes)
     places = len(counts)
     from_node = 2 * (nodes - 1) / nodes * size

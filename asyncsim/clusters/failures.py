@@ -8,7 +8,7 @@ policy treats absent workers.
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from asyncsim.base.calls import as_float, called, form_of, split, write
@@ -113,15 +113,13 @@ class Failure:
                 raise InputError(f"{subject}: workers and site are given; give one of them")
 
     def __str__(self) -> str:
-        values = {name: getattr(self, name) for name in _PARAMETERS[self.name]}
-        usual: dict[str, Any] = {"workers": None, "site": None, "together": False, "on": None}
-        usual |= {"scope": "worker", "checkpoint": None, "saving": 0.0}
+        usual = {entry.name: entry.default for entry in fields(self)}
         if self.is_of_job:
             usual["detect"] = self.detect
         texts = (
-            f"{name}={str(value) if isinstance(value, Law) else write(value)}"
-            for name, value in values.items()
-            if value is not usual.get(name, ...)
+            f"{name}={value if isinstance(value, Law) else write(value)}"
+            for name in _PARAMETERS[self.name]
+            if (value := getattr(self, name)) != usual[name]
         )
         return f"{self.name}({', '.join(texts)})"
 

@@ -8,9 +8,9 @@ import functools
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,27 @@ from asyncsim.base.units import SECONDS, quantity
 _LONGEST_LAW = 40
 
 
+class _Check(NamedTuple):
+    """The check of a parameter, with its unit and its limits."""
+
+    require: Callable[[str, Any, str], float]
+    unit: str = ""
+    low: float = 0.0
+    high: float = math.inf
+
+
+_DELAY, _DURATION = (
+    _Check(require, "seconds") for require in (require_nonnegative, require_positive)
+)
+_POSITIVE = _Check(require_positive)
+#: Smaller coefficients of variation are constants numerically; larger ones have no usable sample
+#: mean.
+_CV = _Check(require_nonnegative, low=1e-8, high=1e3)
+#: Larger Weibull shapes lose their standard deviation to rounding; smaller ones have no usable
+#: sample mean.
+_WEIBULL_SHAPE = _Check(require_nonnegative, low=0.05, high=1e4)
+
+
 class Law(ABC):
     """The law of a duration in seconds, zero or above.
 
@@ -41,6 +62,9 @@ class Law(ABC):
         Exact standard deviation, seconds; ``inf`` where the law has none (Pareto with shape 2 or
         less).
     """
+
+    #: The checks of the parameters, in their order.
+    _checks: tuple[_Check, ...] = ()
 
     # Not at run time: a dataclass would take an inherited property for the default of a field
     # `mean`.
@@ -89,30 +113,31 @@ class Law(ABC):
     @abstractmethod
     def _cdf(self, x: np.ndarray) -> np.ndarray: ...
 
-    def _check(self, parameter: str, require: Any, unit: str = "") -> None:
-        """Store a checked parameter as a float."""
-        value = getattr(self, parameter)
-        object.__setattr__(self, parameter, self._number(parameter, value, require, unit))
+    def __post_init__(self) -> None:
+        for parameter, check in self._checked:
+            value = self._number(parameter, getattr(self, parameter), check)
+            object.__setattr__(self, parameter, value)
 
-    def _check_range(self, parameter: str, limits: tuple[float, float]) -> None:
-        self._check(parameter, require_nonnegative)
-        value = getattr(self, parameter)
-        if not limits[0] <= value <= limits[1]:
-            raise InputError(
-                f"{name_of(type(self))}: {parameter} = {write(value)}: must be between "
-                f"{limits[0]:g} and "
-                f"{limits[1]:g}; for no spread write constant(...)"
-            )
+    @property
+    def _checked(self) -> Iterable[tuple[str, _Check]]:
+        return zip(self.__match_args__, self._checks, strict=False)  # type: ignore[attr-defined]
 
-    def _number(self, parameter: str, value: Any, require: Any, unit: str = "") -> float:
+    def _number(self, parameter: str, value: Any, check: _Check) -> float:
+        """Return a parameter as a float; raise InputError unless it passes its check."""
         argument = f"{name_of(type(self))}: {parameter}"
         if isinstance(value, str):
-            if unit != "seconds":
+            if not check.unit:
                 raise InputError(f"{argument} = {value!r}: must be a number, without a unit")
             value = quantity(argument, value, SECONDS)
         if isinstance(value, numbers.Real) and not math.isfinite(as_float(value)):
             raise InputError(f"{argument} = {write(value)}: must be a finite number")
-        return require(argument, value, unit)
+        value = check.require(argument, value, check.unit)
+        if not check.low <= value <= check.high:
+            raise InputError(
+                f"{argument} = {write(value)}: must be between {check.low:g} and {check.high:g}; "
+                "for no spread write constant(...)"
+            )
+        return value
 
     def _sequence(self, parameter: str, value: Any) -> list:
         kind = type(self)
@@ -130,22 +155,12 @@ class Law(ABC):
         return entries
 
 
-#: Smaller coefficients of variation are constants numerically; larger ones have no usable sample
-#: mean.
-_CV_RANGE = (1e-8, 1e3)
-#: Larger Weibull shapes lose their standard deviation to rounding; smaller ones have no usable
-#: sample mean.
-_WEIBULL_SHAPE_RANGE = (0.05, 1e4)
-
-
 @dataclass(frozen=True)
 class Constant(Law):
     """Always the same duration: ``constant(value=0.005)``, or just the number."""
 
     value: float
-
-    def __post_init__(self) -> None:
-        self._check("value", require_nonnegative, "seconds")
+    _checks = (_DELAY,)
 
     @property
     def mean(self) -> float:
@@ -167,9 +182,7 @@ class Exponential(Law):
     """Memoryless durations: ``exponential(mean=1)``."""
 
     mean: float
-
-    def __post_init__(self) -> None:
-        self._check("mean", require_positive, "seconds")
+    _checks = (_DURATION,)
 
     def _std(self) -> float:
         return self.mean
@@ -187,10 +200,7 @@ class Gamma(Law):
 
     mean: float
     cv: float
-
-    def __post_init__(self) -> None:
-        self._check("mean", require_positive, "seconds")
-        self._check_range("cv", _CV_RANGE)
+    _checks = _DURATION, _CV
 
     @property
     def shape(self) -> float:
@@ -217,10 +227,7 @@ class LogNormal(Law):
 
     mean: float
     cv: float
-
-    def __post_init__(self) -> None:
-        self._check("mean", require_positive, "seconds")
-        self._check_range("cv", _CV_RANGE)
+    _checks = _DURATION, _CV
 
     @property
     def _log_mean_std(self) -> tuple[float, float]:
@@ -247,10 +254,10 @@ class Uniform(Law):
 
     low: float
     high: float
+    _checks = _DELAY, _DURATION
 
     def __post_init__(self) -> None:
-        self._check("low", require_nonnegative, "seconds")
-        self._check("high", require_positive, "seconds")
+        super().__post_init__()
         if self.low >= self.high:
             raise InputError(
                 f"uniform: high = {write(self.high)}: must be above low = {write(self.low)}; "
@@ -280,10 +287,7 @@ class Weibull(Law):
 
     mean: float
     shape: float
-
-    def __post_init__(self) -> None:
-        self._check("mean", require_positive, "seconds")
-        self._check_range("shape", _WEIBULL_SHAPE_RANGE)
+    _checks = _DURATION, _WEIBULL_SHAPE
 
     @property
     def _scale(self) -> float:
@@ -311,10 +315,10 @@ class Pareto(Law):
 
     mean: float
     shape: float
+    _checks = _DURATION, _POSITIVE
 
     def __post_init__(self) -> None:
-        self._check("mean", require_positive, "seconds")
-        self._check("shape", require_positive)
+        super().__post_init__()
         if self.shape <= 1:
             raise InputError(
                 f"pareto: shape = {write(self.shape)}: the mean is infinite; the shape must be "
@@ -347,10 +351,7 @@ class HalfNormal(Law):
 
     low: float
     scale: float
-
-    def __post_init__(self) -> None:
-        self._check("low", require_nonnegative, "seconds")
-        self._check("scale", require_positive, "seconds")
+    _checks = _DELAY, _DURATION
 
     @property
     def mean(self) -> float:
@@ -387,10 +388,7 @@ class Empirical(Law):
 
     def __post_init__(self) -> None:
         samples = self._sequence("samples", self.samples)
-        checked = (
-            self._number(f"samples[{i}]", x, require_nonnegative, "seconds")
-            for i, x in enumerate(samples)
-        )
+        checked = (self._number(f"samples[{i}]", x, _DELAY) for i, x in enumerate(samples))
         object.__setattr__(self, "samples", tuple(checked))
         if not math.isfinite(sum(self.samples)):
             raise InputError(
@@ -451,9 +449,7 @@ class Mixture(Law):
         object.__setattr__(
             self, "laws", tuple(as_law(f"mixture: laws[{i}]", x) for i, x in enumerate(laws))
         )
-        checked = (
-            self._number(f"weights[{i}]", x, require_positive) for i, x in enumerate(weights)
-        )
+        checked = (self._number(f"weights[{i}]", x, _POSITIVE) for i, x in enumerate(weights))
         object.__setattr__(self, "weights", tuple(checked))
 
     @functools.cached_property
@@ -569,20 +565,12 @@ def as_law(argument: str, value: Any) -> Law:
 
 def scaled(law: Law, factor: float) -> Law:
     """Return a law with all durations multiplied by a factor above zero."""
-    match law:
-        case Constant(value):
-            return Constant(factor * value)
-        case Uniform(low, high):
-            return Uniform(factor * low, factor * high)
-        case Empirical(samples):
-            return Empirical(tuple(factor * sample for sample in samples))
-        case Mixture(laws, weights):
-            return Mixture(tuple(scaled(part, factor) for part in laws), weights)
-        case HalfNormal(low, scale):
-            return HalfNormal(factor * low, factor * scale)
-        case Exponential() | Gamma() | LogNormal() | Weibull() | Pareto():
-            return replace(law, mean=factor * law.mean)
-    raise AssertionError(f"unknown law {law!r}")
+    if isinstance(law, Empirical):
+        return Empirical(tuple(factor * sample for sample in law.samples))
+    if isinstance(law, Mixture):
+        return Mixture(tuple(scaled(part, factor) for part in law.laws), law.weights)
+    times = [name for name, check in law._checked if check.unit]
+    return replace(law, **{name: factor * getattr(law, name) for name in times})
 
 
 def brief(law: Law) -> str:

@@ -24,6 +24,12 @@ _MATRIX_EXAMPLE = "[[0, 40 ms], [40 ms, 0]]"
 _RATE_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
 
 
+class SlowLinkWarning(UserWarning):
+    """Warns that one message takes longer than a hundred computations: the bandwidth may be in
+    another unit.
+    """
+
+
 @dataclass(frozen=True)
 class PerWorker:
     """A latency or a bandwidth for each worker; made by `per_worker`."""
@@ -71,14 +77,9 @@ def as_latency(argument: str, value: Any, workers: int = 0, sites: int = 0) -> A
     Between ``sites`` it may be a matrix of laws, see `as_matrix`.
     """
     value = _from_text(argument, value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
-
-    def law(name: str, value: Any) -> Law:
-        return with_mean(name, as_law(name, value))
-
-    if sites and is_matrix(value):
-        return as_matrix(argument, value, sites, law)
-    pair = functools.partial(_pair, check=law, of="laws", noun="law")
-    return _for_workers(argument, value, workers, pair)
+    return _checked(
+        argument, value, workers, sites, lambda name, law: with_mean(name, as_law(name, law)), "law"
+    )
 
 
 def as_bandwidth(argument: str, value: Any, workers: int = 0, sites: int = 0) -> Any:
@@ -86,30 +87,15 @@ def as_bandwidth(argument: str, value: Any, workers: int = 0, sites: int = 0) ->
 
     Between ``sites`` it may be a matrix of numbers, see `as_matrix`.
     """
-    value = _from_text(
-        argument,
-        value,
-        "a bandwidth",
-        _RATE_EXAMPLE,
-        functools.partial(_list, example=_RATE_EXAMPLE),
-    )
+    value = _from_text(argument, value, "a bandwidth", _RATE_EXAMPLE)
     rate = functools.partial(positive, units=RATES)
-    if sites and is_matrix(value):
-        return as_matrix(argument, value, sites, rate)
-    return _for_workers(
-        argument, value, workers, functools.partial(_pair, check=rate, of="numbers", noun="number")
-    )
+    return _checked(argument, value, workers, sites, rate, "number")
 
 
 def as_message_bytes(value: Any) -> float | tuple[float, float]:
     """Check a message size (bytes): a number, or a pair (up, down)."""
-    example = "25 MB or [25 MB, 5 MB]"
-    value = _from_text(
-        "message_bytes", value, "a size", example, functools.partial(_list, example=example)
-    )
-    return _pair(
-        "message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number"
-    )
+    value = _from_text("message_bytes", value, "a size", "25 MB or [25 MB, 5 MB]")
+    return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "number")
 
 
 def as_sites(value: Any, workers: int) -> tuple[int, ...]:
@@ -206,9 +192,16 @@ def as_text(values: Any) -> str:
 
 
 def _from_text(
-    argument: str, value: Any, noun: str, example: str, otherwise: Callable[[str], Any]
+    argument: str,
+    value: Any,
+    noun: str,
+    example: str,
+    otherwise: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Read a text, ``per_worker([...])`` or by ``otherwise``; return other values unchanged."""
+    """Read a text, ``per_worker([...])`` or by ``otherwise``; return other values unchanged.
+
+    Without ``otherwise`` a text in square brackets is a list, and others stay.
+    """
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist()
     if not isinstance(value, str):
@@ -217,7 +210,9 @@ def _from_text(
         if value.lstrip().startswith("[["):
             return built(read(value, "a matrix", _MATRIX_EXAMPLE, units=True))
         if not value.strip().startswith(per_worker.__name__):
-            return otherwise(value)
+            if otherwise is not None:
+                return otherwise(value)
+            return built(read(value, "a list", example, units=True)) if "[" in value else value
         call = read(value, noun, example, units=True)
         if not isinstance(call, Call) or not call.brackets:
             raise InputError(f"{value}: needs its values; write {form_of(per_worker)}")
@@ -226,15 +221,17 @@ def _from_text(
         raise InputError(f"{argument} = {shown(value)}: {error}") from None
 
 
-def _list(text: str, example: str) -> Any:
-    """Read a list from a text in square brackets; return other texts unchanged."""
-    return built(read(text, "a list", example, units=True)) if "[" in text else text
+def _checked(
+    argument: str, value: Any, workers: int, sites: int, check: Callable[[str, Any], Any], noun: str
+) -> Any:
+    """Check a value for all workers, or one for each; between ``sites`` it may be a matrix.
 
-
-def _for_workers(argument: str, value: Any, workers: int, pair: Callable[[str, Any], Any]) -> Any:
-    """Check a value for all workers, or one for each; with ``workers`` 0 the latter is an error."""
+    With ``workers`` 0 one for each worker is an error.
+    """
+    if sites and is_matrix(value):
+        return as_matrix(argument, value, sites, check)
     if not isinstance(value, PerWorker):
-        return pair(argument, value)
+        return _pair(argument, value, check, noun)
     if not workers:
         raise InputError(
             f"{argument} = {value}: is between sites, and the same for all workers; give one, or a "
@@ -245,12 +242,11 @@ def _for_workers(argument: str, value: Any, workers: int, pair: Callable[[str, A
             f"{argument} = per_worker of {len(value.values)}: must hold one per worker, and there "
             f"are {workers}"
         )
-    return PerWorker(
-        tuple(pair(f"{argument}[{i}]", item) for i, item in enumerate(value.values))
-    ).first(workers)
+    pairs = (_pair(f"{argument}[{i}]", item, check, noun) for i, item in enumerate(value.values))
+    return PerWorker(tuple(pairs)).first(workers)
 
 
-def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], of: str, noun: str) -> Any:
+def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], noun: str) -> Any:
     """Check a value or a pair, up and down; a pair of equal values becomes a single one."""
     if isinstance(value, np.ndarray) and value.ndim:
         value = value.tolist()
@@ -258,9 +254,8 @@ def _pair(argument: str, value: Any, check: Callable[[str, Any], Any], of: str, 
         return check(argument, value)
     if len(value) != 2:
         raise InputError(
-            f"{argument} = a list of {len(value)} {of}: must be one {noun}, or a pair: the way up "
-            "and the way down; "
-            "per_worker([...]) gives one for each worker"
+            f"{argument} = a list of {len(value)} {noun}s: must be one {noun}, or a pair: the way "
+            "up and the way down; per_worker([...]) gives one for each worker"
         )
     up, down = (check(f"{argument}[{i}]", item) for i, item in enumerate(value))
     return up if up == down else (up, down)

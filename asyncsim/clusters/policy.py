@@ -15,7 +15,7 @@ On a cluster without a server, one with a topology, the policies are `asynchrono
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from asyncsim.base.calls import called, from_text, write
@@ -29,35 +29,34 @@ from asyncsim.base.errors import (
 from asyncsim.base.units import SECONDS, positive
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
 
-#: The parameters of each policy and their smallest values.
-_PARAMETERS: dict[str, dict[str, int]] = {
-    "asynchronous": {},
-    "bounded_staleness": {"bound": 0},
-    "buffered": {"count": 1},
-    "first_of": {"count": 1},
-    "barrier": {"count": 1},
-    "discard_stale": {"limit": 1, "count": 1},
-    "cancel_stale": {"limit": 1, "count": 1},
-    "rounds": {},
-    "buckets": {"count": 1},
-    "trials": {"count": 1},
-    "neighbours": {},
-    "overlap": {"steps": 1},
-    "handshake": {},
-}
-#: Parameters that are no counts, and the policies that have them.
-_OWNERS: dict[str, tuple[str, ...]] = {
-    "time": ("trials",),
-    "grace": ("buffered", "first_of"),
-    "mix": ("neighbours",),
-    "collective": ("barrier",),
-    "layers": ("barrier",),
-    "bucket_bytes": ("barrier",),
+#: The parameters of each policy.
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "asynchronous": (),
+    "bounded_staleness": ("bound",),
+    "buffered": ("count", "grace"),
+    "first_of": ("count", "grace"),
+    "barrier": ("count", "collective", "layers", "bucket_bytes"),
+    "discard_stale": ("limit", "count"),
+    "cancel_stale": ("limit", "count"),
+    "rounds": (),
+    "buckets": ("count",),
+    "trials": ("time", "count"),
+    "neighbours": ("mix",),
+    "overlap": ("steps",),
+    "handshake": (),
 }
 #: The policies of clusters without a server; the asynchronous one is for both.
 WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
 #: Orders of mixing under `neighbours`.
 MIXES = ("before", "beside")
+
+#: The checks of parameters; see `Policy._check_collective` for the others.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "bound": functools.partial(require_count, minimum=0),
+    **dict.fromkeys(("count", "limit", "steps"), require_count),
+    **dict.fromkeys(("time", "grace"), functools.partial(positive, units=SECONDS)),
+    "mix": functools.partial(require_choice, choices=MIXES),
+}
 
 
 @dataclass(frozen=True)
@@ -101,39 +100,22 @@ class Policy:
     bucket_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        minima = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
-        for parameter, owners in _OWNERS.items():
-            if getattr(self, parameter) is not None and self.name not in owners:
-                value = getattr(self, parameter)
-                raise InputError(
-                    f"policy {self.name}: {parameter} = {value!r}: it has no such parameter"
-                )
-        if self.name == "neighbours":
-            require_choice("policy neighbours: mix", self.mix or "", MIXES)
-        for parameter in ("bound", "count", "limit", "steps"):
-            value = getattr(self, parameter)
-            if parameter not in minima:
+        names = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
+        for name in (entry.name for entry in fields(self)[1:]):
+            value, argument = getattr(self, name), f"policy {self.name}: {name}"
+            is_optional = name == "grace" or self.name == "barrier"
+            if name not in names:
                 if value is not None:
-                    raise InputError(
-                        f"policy {self.name}: {parameter} = {value!r}: it has no such parameter"
-                    )
-            elif value is not None or (self.name, parameter) != ("barrier", "count"):
-                check = functools.partial(require_count, minimum=minima[parameter])
-                self._store(parameter, value, check)
-        if self.name == "trials":
-            self._store("time", self.time, functools.partial(positive, units=SECONDS))
-        if self.grace is not None:
-            self._store("grace", self.grace, functools.partial(positive, units=SECONDS))
+                    raise InputError(f"{argument} = {value!r}: it has no such parameter")
+            elif name in _CHECKS and not (value is None and is_optional):
+                object.__setattr__(self, name, self._checked(argument, value, _CHECKS[name]))
         self._check_collective()
 
-    def _store(self, parameter: str, value: Any, check: Callable[[str, Any], Any]) -> None:
-        """Store a checked parameter; a list of one entry per worker becomes a tuple."""
-        argument = f"policy {self.name}: {parameter}"
+    def _checked(self, argument: str, value: Any, check: Callable[[str, Any], Any]) -> Any:
+        """Return a checked parameter; a list of one entry per worker becomes a tuple."""
         if self.name == "trials" and isinstance(value, Sequence) and not isinstance(value, str):
-            checked = tuple(check(argument, entry) for entry in require_list(argument, value))
-        else:
-            checked = check(argument, value)
-        object.__setattr__(self, parameter, checked)
+            return tuple(check(argument, entry) for entry in require_list(argument, value))
+        return check(argument, value)
 
     def _check_collective(self) -> None:
         """Check the all-reduce: a known one, of all workers."""
@@ -142,8 +124,7 @@ class Policy:
             if self.count is not None:
                 raise InputError(
                     f"policy barrier: count = {self.count}: an all-reduce has the messages of all "
-                    "workers; leave out "
-                    "count or collective"
+                    "workers; leave out count or collective"
                 )
         if self.layers is not None:
             require_choice("policy barrier: layers", self.layers, NETWORKS)
@@ -227,8 +208,7 @@ class Policy:
         return {"name": self.name, **self._arguments()}
 
     def _arguments(self) -> dict[str, Any]:
-        names = ("time", *_PARAMETERS[self.name], *_OWNERS)
-        values = {parameter: getattr(self, parameter) for parameter in names}
+        values = {parameter: getattr(self, parameter) for parameter in _PARAMETERS[self.name]}
         return {parameter: value for parameter, value in values.items() if value is not None}
 
 

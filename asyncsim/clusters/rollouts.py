@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.base.calls import called, form_of, write
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_nonnegative,
-)
+from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
 
 #: The units in which a free slot may begin work.
@@ -213,8 +208,7 @@ class Rollouts:
         if self.far_slots and self.updates == "abort_and_resume":
             raise InputError(
                 "rollouts: updates = 'abort_and_resume': not simulated for slots at another site; "
-                "give 'in_flight', or "
-                "leave far_slots out"
+                "give 'in_flight', or leave far_slots out"
             )
         if not self.far_slots and self.far_latency != _AT_ONCE:
             raise InputError(
@@ -230,8 +224,7 @@ class Rollouts:
         if self.updates == "start" and self.prefill:
             raise InputError(
                 f"rollouts: prefill = {self.prefill}: with updates='start' no version changes amid "
-                "a "
-                "sample; leave prefill out, or give updates='in_flight'"
+                "a sample; leave prefill out, or give updates='in_flight'"
             )
 
     @property

@@ -181,8 +181,7 @@ class Topology:
             if max(i, j) >= workers or (j not in neighbours[i] and i not in neighbours[j]):
                 raise InputError(
                     f"topology = {self!r}: among {workers} workers there is no link between {i} "
-                    f"and {j}; name an "
-                    "existing link"
+                    f"and {j}; name an existing link"
                 )
         return {pair: times for i, j, times in self.slow or () for pair in ((i, j), (j, i))}
 
@@ -326,8 +325,7 @@ def adjacency(matrix: Any, weights: str | None = None, name: str | None = None) 
             place_of = f"matrix {at}, " if len(cycle) > 1 else ""
             raise InputError(
                 f"matrix: {place_of}column {worker} sums to {sums[at, worker]:g}; the shares that "
-                "a worker sends "
-                "and keeps must sum to one"
+                "a worker sends and keeps must sum to one"
             )
     else:
         array = present.astype(np.int64)

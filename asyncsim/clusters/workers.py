@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_list
+from asyncsim.base.errors import InputError, require_count, require_list, require_memory
 from asyncsim.clusters.laws import Law, as_law, parse
 from asyncsim.clusters.network import with_mean
 
+#: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
+WORKER_BYTES = 1_000
 #: Largest number of local steps between two visits.
 _LONGEST_WINDOW = 100_000
 #: Guards the floor against quotients such as 3 * (1 / 3).
@@ -20,6 +22,13 @@ _ROUND_OFF = 1e-9
 
 class HeterogeneityWarning(UserWarning):
     """One law per worker was given, and all are equal."""
+
+
+def as_workers(value: Any) -> int:
+    """Check a number of workers: at least one, and at most as many as fit into memory."""
+    workers = require_count("workers", value)
+    require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
+    return workers
 
 
 def _read(argument: str, value: Any) -> Any:
@@ -43,15 +52,13 @@ def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
     if len(laws) != workers:
         raise InputError(
             f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are "
-            f"{workers}; "
-            "give one law for all, or as many as workers"
+            f"{workers}; give one law for all, or as many as workers"
         )
     if all(law == laws[0] for law in laws[1:]):
         if workers > 1:
             warnings.warn(
                 f"compute: one law per worker was given and all {workers} are {laws[0]}, which "
-                "changes "
-                "nothing; give one law for all, or different ones",
+                "changes nothing; give one law for all, or different ones",
                 HeterogeneityWarning,
                 stacklevel=4,
             )
@@ -68,8 +75,7 @@ def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
     if len(windows) != workers:
         raise InputError(
             f"window = a list of {len(windows)}: must hold one per worker, and there are "
-            f"{workers}; give one for all, "
-            "or as many as workers"
+            f"{workers}; give one for all, or as many as workers"
         )
     return windows[0] if len(set(windows)) == 1 else windows
 

@@ -51,7 +51,7 @@ SINGLE, DOUBLE = 3.4, 7.0
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
-#: Colours of the workers' phases, by the fields of `asyncsim.traces.trace_summary.Phases`; a
+#: Colours of the workers' phases, by the fields of `asyncsim.traces.phases.Phases`; a
 #: travelling reply is pale.
 PHASES = {
     "computing": SKY,

@@ -39,8 +39,9 @@ from asyncsim.study.columns import axis_of
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
 from asyncsim.traces.columns import ACCEPTED, GOSSIP
+from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import counted_messages, phases, warm_up_of
+from asyncsim.traces.trace_summary import counted_messages, warm_up_of
 
 #: Bars of a histogram and bins of a curve, readable at paper size.
 _BARS = 50

@@ -11,8 +11,8 @@ from asyncsim.methods.leader import leaders
 from asyncsim.replays.recorders import POSITION
 from asyncsim.replays.run import Run
 from asyncsim.traces.columns import GOSSIP
+from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import phases
 
 #: Largest number of drawn workers; of more workers an evenly spread selection is drawn.
 MOST_WORKERS = 128

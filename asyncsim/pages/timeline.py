@@ -10,8 +10,8 @@ from asyncsim.drawing.look import PHASES, SKY
 from asyncsim.pages.packing import pack
 from asyncsim.replays.run import Run
 from asyncsim.traces.columns import GOSSIP
+from asyncsim.traces.phases import IN_WORDS, phases
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import IN_WORDS, phases
 
 #: Largest numbers of commits and workers of a timeline; it shows the first ones of a longer trace.
 MOST_COMMITS, MOST_LANES = 20_000, 2_000

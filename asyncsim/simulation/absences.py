@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 from simpy.events import NORMAL, EventPriority
 
 from asyncsim.base.errors import InputError
@@ -59,12 +58,10 @@ class Absences(ABC):
     fruitless: str
 
     def __init__(self, cluster: Cluster, weather: Weather, clock: Clock, rows: Record):
-        self._failures, self._weather, self._clock, self._rows = (
-            cluster.failures,
-            weather,
-            clock,
-            rows,
-        )
+        self._failures = cluster.failures
+        self._weather = weather
+        self._clock = clock
+        self._rows = rows
         n = cluster.workers
         self.away = [int(not is_present) for is_present in weather.present]
         self.incarnation = list(self.away)
@@ -115,11 +112,7 @@ class Absences(ABC):
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Schedule an action at a time (s)."""
-        # Not a timeout, which has no priority.
-        event = simpy.Event(self._clock)
-        event._ok, event._value = True, None
-        event.callbacks.append(lambda _: action())
-        self._clock.schedule(event, self.priority, max(time - self._clock._now, 0.0))
+        self._clock.after(time - self._clock._now, action, self.priority)
 
     @abstractmethod
     def end_life(self, index: int) -> None:
@@ -379,7 +372,7 @@ class ServerAbsences(Absences):
             self._down = False
             self._since_checkpoint, self._saved_at = 0, end
             self._next_outage(outages, number + 1)
-            for worker in self._world.gate.restore():
+            for worker in self._world.gate.renew():
                 self.resume(worker)
             self._world.stop_outdated()
             if outages.failure.is_of_job:

@@ -1,6 +1,7 @@
 """The clock of a simulation, a SimPy environment, and the record of its rows."""
 
 from array import array
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -26,6 +27,14 @@ class Clock(simpy.Environment):
         """Schedule an event at a time (s), which a delay would miss by round-off."""
         # The counter breaks ties in the order of scheduling, as in SimPy.
         heappush(self._queue, (time, priority, next(self._eid), event))
+
+    def after(self, delay: float, action: Callable[[], Any], priority: Any = NORMAL) -> None:
+        """Schedule an action after a delay (s)."""
+        # Not a timeout, which has no priority.
+        event = simpy.Event(self)
+        event._ok, event._value = True, None
+        event.callbacks.append(lambda _: action())
+        self.schedule(event, priority, max(delay, 0.0))
 
 
 class PeriodicClock(Clock):

@@ -5,6 +5,7 @@ It counts *members*: workers that are not known to be away.
 """
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,13 +35,13 @@ class Gate:
         self.version = 0
         self.takes_all = type(self) is Gate and policy.staleness_limit is None
         self.members = set(members)
-        self._limit = policy.staleness_limit
+        self._limit = policy.staleness_limit or math.inf
         self._waiting: list[Worker] = []
 
     def take(self, index: int, read_version: int) -> int:
         """Return the outcome of a message that was computed from a version; count a new version."""
         # A discarded message must not fill the version under way, so it is checked first.
-        if self._limit is not None and self.version - read_version >= self._limit:
+        if self.version - read_version >= self._limit:
             return DISCARDED
         if not self._completes(index):
             return BUFFERED
@@ -49,7 +50,7 @@ class Gate:
 
     def outdated(self, read_version: int) -> bool:
         """Return whether a message computed from a version is too stale to be accepted."""
-        return self._limit is not None and self.version - read_version >= self._limit
+        return self.version - read_version >= self._limit
 
     def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
         """Return the workers that continue after a message: waiting ones first, then its sender."""
@@ -76,14 +77,14 @@ class Gate:
         """Drop a worker that went away from the waiting ones."""
         self._waiting = [worker for worker in self._waiting if worker.index != index]
 
-    def restore(self) -> Sequence[Worker]:
-        """Drop the buffered messages for a restored version; return the workers that waited for
-        it.
+    def renew(self) -> Sequence[Worker]:
+        """Make a version without a message, of the buffered ones or of a checkpoint; return the
+        workers that waited for it.
         """
-        self.version += 1
         # A restored version counts as a new one, so that versions never decrease.
+        self.version += 1
         self._empty()
-        return self._release() if self.holds else ()
+        return self._release()
 
     def _completes(self, index: int) -> bool:
         """Take a message in; return whether it completes a version."""
@@ -132,9 +133,7 @@ class Batches(Gate):
         # A message of the last worker, or a restored version, may have closed the window before.
         if window != self._opened or self._collected < self._count:
             return ()
-        self._empty()
-        self.version += 1
-        return self._release()
+        return self.renew()
 
     def _empty(self) -> None:
         self._collected = 0
@@ -164,11 +163,7 @@ class Barrier(Batches):
         """Remove a member, which may complete the version."""
         self.members.discard(index)
         # Without a collected message there is nothing to apply.
-        if not self._collected or not self._is_full():
-            return ()
-        self._empty()
-        self.version += 1
-        return self._release()
+        return self.renew() if self._collected and self._is_full() else ()
 
     def must_wait(self, index: int) -> bool:
         """Return whether the version holds a message of this worker already."""
@@ -398,7 +393,7 @@ class Clocks(Gate):
         """Return whether the worker is too far ahead."""
         return self._clocks[index] - self._slowest > self._bound
 
-    def restore(self) -> Sequence[Worker]:
+    def renew(self) -> Sequence[Worker]:
         """Count a restored version; clocks keep counting, and waiting workers wait on."""
         self.version += 1
         return ()

@@ -48,10 +48,8 @@ class Journeys:
         self._latency = delays(way.latency, seed, purpose)
         self._near_or_far: Callable[..., float] | None = None
         if cluster.far_every > 1 and way != near:
-            far, latency = (
-                delays(way.latency, seed, f"far {purpose}"),
-                delays(near.latency, seed, purpose),
-            )
+            far = delays(way.latency, seed, f"far {purpose}")
+            latency = delays(near.latency, seed, purpose)
 
             # Separate streams: a far visit does not change the draws of near ones.
             def near_or_far(index: int, loaded: bool) -> float:

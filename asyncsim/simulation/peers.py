@@ -36,7 +36,14 @@ from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import Worker
 from asyncsim.simulation.weather import Weather
 from asyncsim.traces.bookkeeping import trace_without_server
-from asyncsim.traces.columns import APPLIED, CANCELLED, GOSSIP, NOTHING, Source
+from asyncsim.traces.columns import (
+    APPLIED,
+    CANCELLED,
+    GOSSIP,
+    NOTHING,
+    Source,
+    previous_rows,
+)
 from asyncsim.traces.tables import Columns
 from asyncsim.traces.trace import Trace
 
@@ -48,6 +55,10 @@ _MESSAGE_BYTES = 120
 _PARTNERS = 64
 #: A row, a share of its state, and when it arrives (s).
 _Message = tuple[int, float, float]
+#: The same after its round; -1 if any later round may take it up.
+_Pending = tuple[int, int, float, float]
+#: A row of `Trace.in_flight`.
+_Flying = tuple[int, int, float, float]
 #: The messages of a round to a worker, their latest arrival, and, with failures, the senders that
 #: it need not await.
 _Round = tuple[list[_Message], list[float], set[int]]
@@ -233,7 +244,7 @@ class Peers(ABC):
         takes_up: str,
         rows: Columns,
         taken_up: Columns,
-        in_flight: Sequence[tuple[int, int, float, float]],
+        in_flight: Sequence[_Flying],
     ) -> Trace:
         """Build the trace from the record and the messages."""
         cluster, rows = self.cluster, self.rows.table() | rows
@@ -310,7 +321,8 @@ class Messages(Peers):
             f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", memory
         )
         self._sends = self.topology.sends(n)
-        self._expected = [np.bincount(edges.taker, minlength=n).tolist() for edges in self._edges]
+        self._from = [_senders(edges, n) for edges in self._edges]
+        self._expected = [list(map(len, senders)) for senders in self._from]
         # Whether a worker waits for the round that lies `behind` its own, and takes up only that.
         self._waits = policy.name != "asynchronous"
         self._behind = policy.steps or 0
@@ -320,29 +332,19 @@ class Messages(Peers):
         self._rounds: list[dict[int, _Round]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
-        self._waiting, self._ready = (
-            [-1] * n,
-            [0.0] * n,
-        )  # the round that a worker waits for, and since when
+        self._waiting = [-1] * n
+        self._ready = [0.0] * n  # the round that a worker waits for, and since when
         self._wake = self.apply_at if self._mixes_beside else self.resume_at
         self._taken_up = Record(("step", "weight", "arrive_time", "by"))
         self.records.append(self._taken_up)
         self._since = [0] * n  # the first round of a worker's present life
-        if self.absences is not None:
-            self._senders: list[Worker] = []  # of each row, the life that sent it
-            self._from = [_senders(edges, n) for edges in self._edges]
-            # To workers that are away: round, row, share, arrival, and whether it was sent before
-            # they went.
-            self._undelivered: list[list[tuple[int, int, float, float, bool]]] = [
-                [] for _ in range(n)
-            ]
-            self._lost: list[
-                tuple[int, int, float, float]
-            ] = []  # rows of `Trace.in_flight` without a taker
-            self._void: set[tuple[int, int, int]] = (
-                set()
-            )  # sender, taker and round of messages that come back
-            self._last = [0] * n  # of an absent worker, the first round without its message
+        self._senders: list[Worker] = []  # with failures, the life that sent each row
+        # To workers that are away: messages, and whether they were sent before these went.
+        self._undelivered: list[list[tuple[_Pending, bool]]] = [[] for _ in range(n)]
+        self._lost: list[_Flying] = []
+        # The sender, the taker and the round of messages that come back.
+        self._void = set[tuple[int, int, int]]()
+        self._last = [0] * n  # of an absent worker, the first round without its message
 
     def compute(self, index: int, now: float) -> None:
         """Begin a computation."""
@@ -401,12 +403,10 @@ class Messages(Peers):
         """
         now, part, fails = self.clock._now, number % len(self._edges), self.absences is not None
         at_once, by_round, waits, rounds = self.at_once, self._by_round, self._waits, self._rounds
-        waiting, ready, expected, wake = (
-            self._waiting,
-            self._ready,
-            self._expected[part],
-            self._wake,
-        )
+        waiting = self._waiting
+        ready = self._ready
+        expected = self._expected[part]
+        wake = self._wake
         for taker, share in self._sends[part][index]:
             arrival = (
                 now if at_once else now + self.latency(index, taker) + self.transfer(index, taker)
@@ -468,11 +468,7 @@ class Messages(Peers):
         row, share, arrival = message
         # Each lost copy costs a time-out, until one arrives or the message is given up.
         late, is_given_up = 0.0, False
-        while (
-            self.weather.loses
-            and not is_given_up
-            and (loss := self.weather.loss(index)) is not None
-        ):
+        while not is_given_up and (loss := self.weather.loss(index)) is not None:
             late += loss.timeout or 0.0
             is_given_up = not loss.resend
         if (index, taker, number) in self._void:
@@ -486,7 +482,7 @@ class Messages(Peers):
             else:
                 self._come_back(index, number, row, share, now)
         elif absences.away[taker]:
-            self._undelivered[taker].append((number, row, share, arrival + late, False))
+            self._undelivered[taker].append(((number, row, share, arrival + late), False))
         elif is_given_up:
             self._give_up(index, taker, number, (row, share, now + late))
         else:
@@ -552,7 +548,7 @@ class Messages(Peers):
 
     def _settle(self, index: int) -> None:
         """Return a dead worker's messages to their senders, or count them as lost."""
-        for number, row, share, _, was_before in self._undelivered[index]:
+        for (number, row, share, _), was_before in self._undelivered[index]:
             sender = self._senders[row]
             # The dead worker has sent its half of an earlier exchange: the other is lost with it.
             is_lost = (
@@ -572,16 +568,8 @@ class Messages(Peers):
         """End a worker's life, and with it the messages that it has taken up for a computation."""
         self._lost += [(row, -1, share, self.clock._now) for row, share, _ in self._mixed[index]]
         self._mixed[index], self._waiting[index], self._last[index] = [], -1, self.applied[index]
-        if self._by_round:
-            waiting = [
-                (number, *message)
-                for number, (box, *_) in self._rounds[index].items()
-                for message in box
-            ]
-        else:
-            waiting = [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
         # They return when the death is detected, as no worker knows of it before.
-        self._undelivered[index] += [(*message, True) for message in waiting]
+        self._undelivered[index] += [(message, True) for message in self._pending(index)]
         self._rounds[index], self._inbox[index] = {}, []
         super().end_life(index, failed_by)
         self._senders.append(self.workers[index])
@@ -603,36 +591,28 @@ class Messages(Peers):
         super().begin_life(index)
         self._settle(index)
 
+    def _pending(self, index: int) -> list[_Pending]:
+        """Return the messages to a worker that it has not taken up."""
+        if self._by_round:
+            rounds = self._rounds[index].items()
+            return [(number, *message) for number, (box, *_) in rounds for message in box]
+        return [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
+
     def trace(self) -> Trace:
         """Return the trace of the run."""
-        n, takers = self.cluster.workers, range(self.cluster.workers)
-        waiting: Sequence[list[_Message]] = (
-            [
-                [message for messages, *_ in rounds.values() for message in messages]
-                for rounds in self._rounds
-            ]
-            if self._by_round
-            else [[(row, share, arrival) for arrival, row, share in box] for box in self._inbox]
-        )
-        in_flight = [
-            (row, taker, share, arrival)
-            for taker in takers
-            for row, share, arrival in [*self._mixed[taker], *waiting[taker]]
-        ]
+        n, in_flight = self.cluster.workers, [*self._lost]
+        for taker in range(n):
+            in_flight += [(row, taker, share, time) for row, share, time in self._mixed[taker]]
+            pending = self._pending(taker) + [message for message, _ in self._undelivered[taker]]
+            in_flight += [(row, taker, share, time) for _, row, share, time in pending]
         worker = self.rows.table()["worker"].astype(np.int64)
-        job = pd.Series(worker).groupby(worker).cumcount().to_numpy()
-        number, is_first = job, job == 0
+        number = pd.Series(worker).groupby(worker).cumcount().to_numpy()
+        is_first = number == 0
         if self.absences is not None:
             causes = self.causes.table()
-            number, life = causes["round"].astype(np.int64), causes["incarnation"]
-            is_first = pd.Series(worker).groupby([worker, life]).cumcount().to_numpy() == 0
+            number = causes["round"].astype(np.int64)
+            is_first = previous_rows(worker, causes["incarnation"].astype(np.int64)) < 0
             is_first |= causes["outcome"] == CANCELLED
-            in_flight += self._lost
-            in_flight += [
-                (row, taker, share, arrival)
-                for taker in takers
-                for _, row, share, arrival, _ in self._undelivered[taker]
-            ]
         # The share kept after the previous row, by the edges of its round; 1 in a first row.
         kept_share = np.array([edges.kept(n) for edges in self._edges])[
             (number - 1) % len(self._edges), worker
@@ -656,7 +636,8 @@ class Handshakes(Peers):
         self._partner_of = partners(self.topology, n, seed)
         self._partner, self._free = [-1] * n, [0.0] * n
         self._row_partners: list[int] = []
-        self._loses = self.absences is not None and self.weather.loses
+        # Whether an exchange may take time, or have to wait for a message.
+        self._at_once = self.at_once and not (self.absences is not None and self.weather.loses)
         # By an absent partner, the workers that wait for it.
         self._waiting: list[list[Worker]] = [[] for _ in range(n)]
         self._number = [0] * n  # computations of each worker
@@ -669,9 +650,7 @@ class Handshakes(Peers):
             self.computing[index] = True
         partner = self._partner[index] = self._partner_of(index, self._number[index])
         self._number[index] += 1
-        (self.apply_at if (self.at_once and not self._loses) or partner < 0 else self.resume_at)(
-            index, end
-        )
+        (self.apply_at if self._at_once or partner < 0 else self.resume_at)(index, end)
 
     def resume(self, worker: Worker) -> None:
         """Ask the partner for an exchange."""
@@ -682,7 +661,7 @@ class Handshakes(Peers):
         if partner < 0:
             self.apply_at(index, now)
             return
-        if self._loses and (loss := self.weather.loss(index)) is not None:
+        if self.absences is not None and (loss := self.weather.loss(index)) is not None:
             late = now + (loss.timeout or 0.0)
             if loss.resend:
                 self.resume_at(index, late)
@@ -690,14 +669,10 @@ class Handshakes(Peers):
                 self._partner[index] = -1
                 self.apply_at(index, late)
             return
-        begin = max(now, self._free[index], self._free[partner])
-        request, reply = self.latency(index, partner), self.latency(index, partner)
-        end = (
-            begin
-            + request
-            + reply
-            + (self.transfer(index, partner) + self.transfer(partner, index))
-        )
+        end = max(now, self._free[index], self._free[partner])
+        end += self.latency(index, partner)  # the request, then the reply
+        end += self.latency(index, partner)
+        end += self.transfer(index, partner) + self.transfer(partner, index)
         self._free[index] = self._free[partner] = end
         self.apply_at(index, end)
 
@@ -732,8 +707,7 @@ class Handshakes(Peers):
         return False
 
     def _exchange_now(self, worker: Worker) -> None:
-        at_once = self.at_once and not self._loses
-        (self.apply_at if at_once else self.resume_at)(worker.index, self.clock._now)
+        (self.apply_at if self._at_once else self.resume_at)(worker.index, self.clock._now)
 
     def _release(self, index: int) -> None:
         waiting, self._waiting[index] = self._waiting[index], []

@@ -76,10 +76,8 @@ class Slots:
         self._events = [Worker(clock, slot) for slot in range(count)]
         self._on_end: list[Callable[[Any], None]] = [self._finish]
         self._row_of = [-1] * count  # the row that each slot generates
-        self._done, self._since = (
-            [0.0] * count,
-            [0.0] * count,
-        )  # its progress (s), growing since (s)
+        self._done = [0.0] * count
+        self._since = [0.0] * count  # its progress (s), growing since (s)
         self._free = list(reversed(range(count)))
         self._crashes = [0] * count  # that keep each slot away
         # At the learner's site and at the other one: the newest version, and the arrivals of
@@ -178,14 +176,14 @@ class Slots:
             self._stop_samples()
         delay = self._transfer(0)
         if delay > 0:
-            self._after(delay, lambda: self._receive(version))
+            self._clock.after(delay, lambda: self._receive(version))
         else:
             self._receive(version)
 
     def _receive(self, version: int) -> None:
         """Give the slots a version, and release the samples that it was trained on."""
         if self._first_far < len(self._row_of):
-            self._after(self._far_latency(0), lambda: self._take_up(version, 1))
+            self._clock.after(self._far_latency(0), lambda: self._take_up(version, 1))
         self._take_up(version, 0)
         while self._in_transfer and self._in_transfer[0][0] <= version:
             self._window -= self._in_transfer.popleft()[1]
@@ -235,10 +233,8 @@ class Slots:
         if self._discarded > _MOST_DISCARDED:
             raise InputError(
                 f"rollouts: queue = {self._rollouts.queue}: {self._discarded:,} groups in a row "
-                "were "
-                "too stale, and no batch was complete; give a larger limit, fewer slots or a "
-                "larger "
-                "batch"
+                "were too stale, and no batch was complete; give a larger limit, fewer slots or a "
+                "larger batch"
             )
 
     def _lose(self, group: int, outcome: int) -> None:
@@ -315,7 +311,7 @@ class Slots:
         self._free.append(slot)
         if slot >= self._first_far:
             self._on_the_way.add(row)
-            self._after(self._far_latency(1), lambda: self._arrive(row))
+            self._clock.after(self._far_latency(1), lambda: self._arrive(row))
         else:
             self._count_finished(row)
         self._fill()
@@ -375,7 +371,7 @@ class Slots:
 
     def _schedule_crash(self, incidents: Incidents, number: int) -> None:
         begin, end = incidents.spells.at(number)
-        self._after(begin - self._clock._now, lambda: self._crash(incidents, number, end))
+        self._clock.after(begin - self._clock._now, lambda: self._crash(incidents, number, end))
 
     def _crash(self, incidents: Incidents, number: int, end: float) -> None:
         """Cancel the samples of some slots, which come back later."""
@@ -389,7 +385,7 @@ class Slots:
                 self._free.remove(slot)
         for row in cancelled:
             self._cancel(row)
-        self._after(end - self._clock._now, lambda: self._come_back(incidents, number))
+        self._clock.after(end - self._clock._now, lambda: self._come_back(incidents, number))
         self._fill()
 
     def _cancel(self, row: int) -> None:
@@ -425,10 +421,6 @@ class Slots:
         self._schedule_crash(incidents, number + 1)
         self._fill()
 
-    def _after(self, delay: float, action: Callable[[], None]) -> None:
-        timeout = self._clock.timeout(max(delay, 0.0))
-        timeout.callbacks.append(lambda _: action())
-
     # The record.
 
     def tables(self) -> RolloutTables:
@@ -456,9 +448,7 @@ class Slots:
         samples["staleness"] = samples["version"] - samples["read_version"]
         updates = np.array(self._updates, np.int64).reshape(-1, 2)
         return RolloutTables(
-            samples,
-            self._switch_table(samples),
-            pd.DataFrame(updates, columns=["open", "waiting"]),
+            samples, self._switch_table(samples), pd.DataFrame(updates, columns=["open", "waiting"])
         )
 
     def _switch_table(self, samples: pd.DataFrame) -> pd.DataFrame:

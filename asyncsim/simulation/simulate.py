@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from asyncsim.base.console import Progress, on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_memory
 from asyncsim.base.threads import require_wanted
-from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.workers import WORKER_BYTES
 from asyncsim.simulation.peers import simulate_without_server
 from asyncsim.simulation.world import World
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import simpy
 from simpy.events import EventPriority
 
 from asyncsim.base.errors import InputError
@@ -128,21 +127,14 @@ class World:
             report(stop)
 
     def present(self) -> dict[str, np.ndarray]:
-        """Return the visits at a server: worker, arrival, and with several servers the shard."""
-        tables = []
-        for number, shard in enumerate(self.shards):
-            station = shard.station
-            served = [] if station.serving is None else [station.serving]
-            worker = np.array(
-                sorted(worker.index for worker in [*station.waiting, *served]), np.int64
-            )
-            columns = {"worker": worker, "arrive_time": np.array(station.arrive_time)[worker]}
-            tables.append(
-                columns
-                if self._split is None
-                else {**columns, "shard": np.full(len(worker), number)}
-            )
-        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        """Return the visits that wait or are served: worker, arrival and shard."""
+        visits = [
+            (worker.index, shard.station.arrive_time[worker.index], number)
+            for number, shard in enumerate(self.shards)
+            for worker in sorted({*shard.station.waiting, shard.station.serving} - {None})
+        ]
+        names = ("worker", "arrive_time", "shard")
+        return dict(zip(names, np.array(visits).reshape(-1, len(names)).T, strict=True))
 
     # The cycle of a worker.
 
@@ -438,11 +430,8 @@ class World:
             version = self.gate.version
             self._continue(close(), version)
 
-        event = simpy.Event(self.clock)
-        event._ok, event._value = True, None
-        event.callbacks.append(lambda _: end_window())
         # Messages that are served at the last instant come before.
-        self.clock.schedule(event, _AFTER_VISITS, seconds)
+        self.clock.after(seconds, end_window, _AFTER_VISITS)
 
     def _continue(self, workers: Sequence[Worker], version: int) -> None:
         """Let workers continue where a version later than ``version`` was made without a message,

@@ -20,9 +20,9 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import folder_name, plain, require_plain, set_aside
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import WeakAttackWarning, parse_attack
-from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law
-from asyncsim.clusters.network import PerWorker, is_matrix
+from asyncsim.clusters.network import PerWorker, SlowLinkWarning, is_matrix
 from asyncsim.methods import Method, Timing
 from asyncsim.methods.method import OF_SIZES
 from asyncsim.methods.robust_gossip import note_few_replicas

@@ -28,9 +28,10 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.files import plain
 from asyncsim.base.units import BYTES, positive
-from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
+from asyncsim.clusters.network import SlowLinkWarning
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised, sha256

@@ -25,7 +25,8 @@ from asyncsim.base.errors import (
     require_switch,
 )
 from asyncsim.base.files import open_file, require_plain, write_whole
-from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
+from asyncsim.clusters.cluster import PROTOCOLS, Cluster
+from asyncsim.clusters.workers import as_workers
 from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
 from asyncsim.traces.rules import (
     require_order,
@@ -248,7 +249,6 @@ def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any
         made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
         raise InputError(
             f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; "
-            "this one reads "
-            f"formats {_READ[0]} to {FORMAT}: use that version, or simulate again"
+            f"this one reads formats {_READ[0]} to {FORMAT}: use that version, or simulate again"
         )
     return header

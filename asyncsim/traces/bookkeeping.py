@@ -55,10 +55,8 @@ def trace_of(
         With several servers, ``commits`` and ``reads`` of the parts of messages at each of them.
     """
     columns, read_columns = _consume(cluster, commits, reads)
-    steps, spells = (
-        table_of("steps", columns),
-        table_of("absences", absences or {}, None if absences else 0),
-    )
+    steps = table_of("steps", columns)
+    spells = table_of("absences", absences or {}, None if absences else 0)
     if shards:
         part_tables, read_tables, count = [], [read_columns], len(read_columns["worker"])
         for shard, record in enumerate(shards):
@@ -69,11 +67,9 @@ def trace_of(
         parts, read_columns = _joined(part_tables), _joined(read_tables)
         order = np.argsort(parts["commit_time"], kind="stable")
         parts = {name: values[order] for name, values in parts.items()}
-        messages, worker, job = (
-            _PerWorker(columns["worker"], cluster.workers),
-            parts["worker"],
-            parts["job"],
-        )
+        messages = _PerWorker(columns["worker"], cluster.workers)
+        worker = parts["worker"]
+        job = parts["job"]
         is_complete = job < messages.count[worker]
         parts["step"] = np.full(len(worker), -1)
         parts["step"][is_complete] = messages.find(worker[is_complete], job[is_complete])
@@ -200,20 +196,16 @@ def trace_without_server(
         The columns of `Trace.absences`.
     """
     worker, time = rows["worker"].astype(np.int64), np.asarray(rows["commit_time"])
-    jobs, commit, present = (
-        _PerWorker(worker, source.workers),
-        np.arange(len(worker)),
-        np.arange(source.workers),
-    )
+    jobs = _PerWorker(worker, source.workers)
+    commit = np.arange(len(worker))
+    present = np.arange(source.workers)
     if absences is None:
         last = np.full(source.workers, -1)
         last[worker] = commit
         before = np.concatenate([previous_rows(worker), last])
-        read_version, ready, is_applied = (
-            before + 1,
-            np.where(before < 0, 0.0, time[before]),
-            np.ones(len(worker), int),
-        )
+        read_version = before + 1
+        ready = np.where(before < 0, 0.0, time[before])
+        is_applied = np.ones(len(worker), int)
     else:
         present = np.flatnonzero(~open_reads["is_away"])
         read_version, ready = (

@@ -148,6 +148,12 @@ def table_of(name: str, columns: Mapping[str, Any], size: int | None = None) -> 
     return pd.DataFrame(table, copy=False)
 
 
+def arrays_of(table: pd.DataFrame, *names: str) -> list[np.ndarray]:
+    """Return columns of a table; of names, their positions."""
+    columns = (table[name] for name in names)
+    return [(c.cat.codes if c.dtype == "category" else c).to_numpy() for c in columns]
+
+
 @functools.cache
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that make traces."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.traces.columns import CANCELLED, GOSSIP
+from asyncsim.traces.columns import CANCELLED, GOSSIP, arrays_of
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
@@ -116,9 +116,8 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
         row = int(np.argmax(lost))
         raise InputError(
             f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a "
-            "trace can be calibrated "
-            "of which every message was applied, or went with its worker: record with an "
-            "asynchronous server"
+            "trace can be calibrated of which every message was applied, or went with its worker: "
+            "record with an asynchronous server"
         )
     failures = () if trace.cluster is None else trace.cluster.failures
     refused = [failure for failure in failures if failure.name != "crash"]
@@ -148,8 +147,8 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     follows = applied.groupby(frame["worker"], sort=False).shift(fill_value=True)
     observed = ((np.cumsum(applied) > warm_up) & (frame["job"] > 0) & follows).to_numpy()
     used = observed & applied.to_numpy()
-    starts, sent, arrived = (
-        frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time")
+    starts, sent, arrived, stopped = arrays_of(
+        frame, "start_time", "send_time", "arrive_time", "commit_time"
     )
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
@@ -169,7 +168,6 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     ends = sent if tells else arrived
     # A worker may also die after its computation, before its message sets off: that duration is
     # complete.
-    stopped = frame["commit_time"].to_numpy()
     died = observed & ~applied.to_numpy() & (stopped > starts)
     computed = used | (died & has_arrived & (ends < stopped))
     died &= ~computed
@@ -200,7 +198,7 @@ def attended(trace: Trace) -> Trace:
     service as well. A simulated trace stays as it is.
     """
     visits = _visits(trace)
-    arrive, serve, end = (visits[name].to_numpy() for name in ("arrive", "serve", "end"))
+    arrive, serve, end = arrays_of(visits, "arrive", "serve", "end")
     free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
     serve_times = np.empty(len(visits))
     serve_times[visits.index] = np.minimum(serve, np.maximum(arrive, free))
@@ -365,12 +363,11 @@ def _check_times(frame: pd.DataFrame) -> None:
 
 def _check_services(trace: Trace) -> None:
     visits = _visits(trace)
-    serve, end = visits["serve"].to_numpy(), visits["end"].to_numpy()
+    serve, end = arrays_of(visits, "serve", "end")
     overlaps = int(np.count_nonzero(serve[1:] < end[:-1]))
     if overlaps > _OVERLAPS * len(serve):
         raise InputError(
             f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, "
-            "and the server of a "
-            "Cluster serves one at a time; record as serve_time when the visit has the server for "
-            "itself"
+            "and the server of a Cluster serves one at a time; record as serve_time when the visit "
+            "has the server for itself"
         )

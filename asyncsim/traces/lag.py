@@ -96,8 +96,7 @@ class LagReport(NamedTuple):
         lines = [
             f"{trained:,} samples in {self.updates:,} updates, {self.untrained:,} never trained",
             f"staleness: mean {self.mean:.3f}, largest {self.law.index.max()}; of the oldest "
-            "sample "
-            f"of an update {self.oldest:.3f}",
+            f"sample of an update {self.oldest:.3f}",
             f"open samples per batch: {self.open:.3f}",
             self.limit,
         ]

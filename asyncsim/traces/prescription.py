@@ -7,8 +7,8 @@ import numpy as np
 
 from asyncsim.base.errors import InputError, require_choice, require_count, require_memory
 from asyncsim.base.streams import Streams
-from asyncsim.clusters.cluster import as_workers
 from asyncsim.clusters.laws import Constant, Law, as_law
+from asyncsim.clusters.workers import as_workers
 from asyncsim.traces.columns import TABLES, Source, table_of
 from asyncsim.traces.trace import Trace
 

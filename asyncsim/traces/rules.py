@@ -1,6 +1,6 @@
 """The rules of a trace: for the rows of its frame, its messages, and its tables' references."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from asyncsim.traces.columns import (
     PART_COLUMNS,
     TAKES_UP,
     Source,
+    arrays_of,
     previous_rows,
 )
 
@@ -70,12 +71,20 @@ def require_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> N
 
 
 def _require(argument: str, table: pd.DataFrame, rules: _Rules) -> None:
-    for column, holds, rule in rules:
-        if not np.all(holds):
-            row = int(np.argmin(holds))
-            raise InputError(
-                f"{argument}: {column} of row {row} is {table[column].iloc[row]}; it {rule}"
-            )
+    for rule in rules:
+        require_column(argument, table, *rule)
+
+
+def require_column(argument: str, table: pd.DataFrame, column: str, holds: Any, rule: str) -> None:
+    """Raise InputError for the first row with a value that breaks a rule.
+
+    Rows are counted from 0, or as the column ``row`` counts them.
+    """
+    if not np.all(holds):
+        first = int(np.argmin(holds))
+        row = table["row"].iloc[first] if "row" in table else first
+        value = table[column].iloc[first]
+        raise InputError(f"{argument}: {column} of row {row} is {value}; it {rule}")
 
 
 def require_spells(spells: pd.DataFrame, workers: int, rows: int) -> None:
@@ -152,55 +161,36 @@ def require_order(frame: pd.DataFrame) -> None:
         raise InputError("the jobs of a worker do not come one after the other")
 
 
-def _of_versions(column: dict[str, np.ndarray], before: np.ndarray) -> _Rules:
+def _of_versions(table: pd.DataFrame, before: pd.Series) -> _Rules:
     """List the rules of the versions that a message read; ``before`` is the version it meets."""
+    rule = "must be a version that there was before the commit"
+    staleness = before - table["read_version"]
     return [
         *(
-            (
-                name,
-                (column[name] >= 0) & (column[name] <= before),
-                "must be a version that there was before the commit",
-            )
+            (name, table[name].between(0, before), rule)
             for name in ("read_version", "push_version")
         ),
-        (
-            "staleness",
-            column["staleness"] == before - column["read_version"],
-            "must count the versions since the read",
-        ),
+        ("staleness", table["staleness"] == staleness, "must count the versions since the read"),
     ]
 
 
 def _of_rows(frame: pd.DataFrame, source: Source) -> _Rules:
     """List the rules of every row: the column, the mask of correct rows, and the rule in words."""
-    workers = source.workers
     between = "failed_by" in frame or source.policy.completes_between_messages
-    column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
-    last, is_applied = (
-        np.concatenate([[0], column["version"][:-1]]),
-        (frame["outcome"] == "applied").to_numpy(),
-    )
-    before = column["version"] - is_applied if between else last
-    time = column["commit_time"]
-    on_arrival = "must not be before 0, nor after its serve_time"
+    version, last = frame["version"], frame["version"].shift(fill_value=0)
+    is_applied = frame["outcome"] == "applied"
+    before = version - is_applied if between else last
+    time, serve_time, last_worker = frame["commit_time"], frame["serve_time"], source.workers - 1
     return [
-        ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
-        (
-            "worker",
-            (column["worker"] >= 0) & (column["worker"] < workers),
-            f"must be from 0 to {workers - 1}",
-        ),
+        ("commit", frame["commit"] == np.arange(len(frame)), "must count the rows from 0"),
+        ("worker", frame["worker"].between(0, last_worker), f"must be from 0 to {last_worker}"),
         (
             "version",
-            (column["version"] >= before) & (before >= last),
+            (version >= before) & (before >= last),
             "must not be less than the row before's",
         ),
-        (
-            "outcome",
-            (column["version"] == before) | is_applied,
-            "must be 'applied' where a version was made",
-        ),
-        *_of_versions(column, before),
+        ("outcome", (version == before) | is_applied, "must be 'applied' where a version was made"),
+        *_of_versions(frame, before),
         (
             "commit_time",
             np.diff(time, prepend=0.0) >= 0,
@@ -210,72 +200,51 @@ def _of_rows(frame: pd.DataFrame, source: Source) -> _Rules:
         # By the server's clock; those of workers may differ a little where a trace was recorded.
         (
             "arrive_time",
-            (column["arrive_time"] >= 0) & (column["arrive_time"] <= column["serve_time"]),
-            on_arrival,
+            frame["arrive_time"].between(0, serve_time),
+            "must not be before 0, nor after its serve_time",
         ),
-        ("serve_time", column["serve_time"] <= time, "must not be after its commit_time"),
-        (
-            "start_time",
-            ~(column["start_time"] > time[-1:]),
-            "must not be after the last commit",
-        ),  # or not recorded
+        ("serve_time", serve_time <= time, "must not be after its commit_time"),
+        # Or not recorded.
+        ("start_time", ~(frame["start_time"] > time.max()), "must not be after the last commit"),
     ]
 
 
 def _of_parts(parts: pd.DataFrame, frame: pd.DataFrame, source: Source) -> _Rules:
     """List the rules of all parts of messages."""
-    column = {name: parts[name].to_numpy() for name in PART_COLUMNS if name != "outcome"}
-    workers, servers = source.workers, source.servers
-    before = column["version"] - (parts["outcome"] == "applied").to_numpy()
-    last = parts.groupby("shard")["version"].shift(fill_value=0).to_numpy()
-    commit, is_complete = column["commit"], column["commit"] >= 0
-    is_last = parts.groupby("commit")["part"].transform("max").to_numpy() == column["part"]
-    is_repeated = parts.duplicated(["worker", "job", "shard"]).to_numpy()
+    before, commit = parts["version"] - (parts["outcome"] == "applied"), parts["commit"]
+    time, serve_time = parts["commit_time"], parts["serve_time"]
     of_row = {
-        name: ~is_complete | (column[name] == frame[name].to_numpy()[commit])
+        name: (commit < 0) | (parts[name] == frame[name].to_numpy()[commit])
         for name in ("worker", "job", "commit_time")
     }
+    is_last = parts.groupby("commit")["part"].transform("max") == parts["part"]
+    of_rows = "must be that of its row in frame"
+    last_worker, last_shard = source.workers - 1, source.servers - 1
     return [
-        ("part", column["part"] == np.arange(len(parts)), "must count the rows from 0"),
-        (
-            "worker",
-            (column["worker"] >= 0) & (column["worker"] < workers),
-            f"must be from 0 to {workers - 1}",
-        ),
+        ("part", parts["part"] == np.arange(len(parts)), "must count the rows from 0"),
+        ("worker", parts["worker"].between(0, last_worker), f"must be from 0 to {last_worker}"),
+        ("shard", parts["shard"].between(0, last_shard), f"must be from 0 to {last_shard}"),
+        *((name, of_row[name], of_rows) for name in ("worker", "job")),
         (
             "shard",
-            (column["shard"] >= 0) & (column["shard"] < servers),
-            f"must be from 0 to {servers - 1}",
+            ~parts.duplicated(["worker", "job", "shard"]),
+            "must be another one for each part of a job",
         ),
-        *((name, of_row[name], "must be that of its row in frame") for name in ("worker", "job")),
-        ("shard", ~is_repeated, "must be another one for each part of a job"),
         (
             "version",
-            before == last,
+            before == parts.groupby("shard")["version"].shift(fill_value=0),
             "must be the shard's version before, and one more where a part was applied",
         ),
-        *_of_versions(column, before),
-        (
-            "commit_time",
-            np.diff(column["commit_time"], prepend=0.0) >= 0,
-            "must not be before the row before's",
-        ),
+        *_of_versions(parts, before),
+        ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's"),
         (
             "commit_time",
             ~is_last | of_row["commit_time"],
             "must be that of the message's row in its last part",
         ),
-        ("arrive_time", column["arrive_time"] >= 0, "must not be before 0"),
-        (
-            "serve_time",
-            column["serve_time"] >= column["arrive_time"],
-            "must not be before arrive_time",
-        ),
-        (
-            "serve_time",
-            column["serve_time"] <= column["commit_time"],
-            "must not be after its commit_time",
-        ),
+        ("arrive_time", parts["arrive_time"] >= 0, "must not be before 0"),
+        ("serve_time", serve_time >= parts["arrive_time"], "must not be before arrive_time"),
+        ("serve_time", serve_time <= time, "must not be after its commit_time"),
     ]
 
 
@@ -290,11 +259,10 @@ def _of_messages(
         The messages in flight cannot be.
     """
     rows, workers = len(frame), source.workers
-    version, read_version = frame["version"].to_numpy(), frame["read_version"].to_numpy()
-    row, sent, weight = (taken_up[name].to_numpy() for name in taken_up)
-    worker, shares, time, partner = (
-        frame[name].to_numpy() for name in ("worker", "kept", "commit_time", "partner")
+    version, read_version, worker, shares, time, partner = arrays_of(
+        frame, "version", "read_version", "worker", "kept", "commit_time", "partner"
     )
+    row, sent, weight = arrays_of(taken_up, *taken_up)
     is_applied, has_failures = (frame["outcome"] == "applied").to_numpy(), "failed_by" in frame
     life = frame["incarnation"].to_numpy() if has_failures else np.zeros(rows, np.int64)
     previous, versions = previous_rows(worker, life), np.cumsum(is_applied)
@@ -312,15 +280,11 @@ def _of_messages(
     # A share that nobody takes up comes back to the life that sent it.
     comes_back = has_failures & (worker[at] == worker[row]) & (life[at] == life[row])
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
-    fly = {name: in_flight[name].to_numpy() for name in in_flight}
     flying_holds = (
-        (fly["row"] >= 0)
-        & (fly["row"] < rows)
-        & (fly["taker"] >= -has_failures)
-        & (fly["taker"] < workers)
-        & (fly["weight"] > 0)
-        & (fly["weight"] <= 1 + _ROUND_OFF)
-        & np.isfinite(fly["arrive_time"])
+        in_flight["row"].between(0, rows - 1)
+        & in_flight["taker"].between(-has_failures, workers - 1)
+        & in_flight["weight"].between(0, 1 + _ROUND_OFF, inclusive="right")
+        & np.isfinite(in_flight["arrive_time"])
     )
     if not flying_holds.all():
         message = in_flight.iloc[int(np.argmin(flying_holds))].to_dict()
@@ -328,10 +292,9 @@ def _of_messages(
             f"in_flight: {message}: must be of a row, to a worker, a share and the time of its "
             "arrival"
         )
-    total = 0.0 + np.bincount(
-        at, np.where(is_earlier & share, weight, 0.0), rows
-    )  # of none NumPy counts in integers
-    total += np.bincount(fly["row"], fly["weight"], rows)
+    # A sum of no weights would count in integers.
+    total = 0.0 + np.bincount(at, np.where(is_earlier & share, weight, 0.0), rows)
+    total += np.bincount(in_flight["row"], in_flight["weight"], rows)
     goes_on = (previous >= 0) & is_applied
     has_next = np.bincount(previous[goes_on], minlength=rows) > 0
     total += np.bincount(previous[goes_on], shares[goes_on], rows)
@@ -368,7 +331,7 @@ def _of_messages(
         ),
         ("sources", everywhere(in_time), "must be rows that were applied before they are taken up"),
         ("weights", everywhere(share), "must be above 0 and at most 1"),
-        ("kept", (shares >= 0) & (shares <= 1 + _ROUND_OFF), "must be from 0 to 1"),
+        ("kept", frame["kept"].between(0, 1 + _ROUND_OFF), "must be from 0 to 1"),
         ("kept", (shares == 1) | (previous >= 0), "must be 1 in the first row of a worker"),
         (
             "weights",
@@ -377,7 +340,7 @@ def _of_messages(
         ),
         (
             "partner",
-            (partner >= -1) & (partner < workers),
+            frame["partner"].between(-1, workers - 1),
             f"must be a worker from 0 to {workers - 1}, or -1 for none",
         ),
         ("partner", partner != worker, "must be another worker"),

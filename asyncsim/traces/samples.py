@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.errors import InputError, require_choice
+from asyncsim.base.errors import require_choice
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.rollouts import Rollouts
+from asyncsim.traces.rules import require_column
 
 #: The outcomes of a sample, or of an attempt at it.
 SAMPLE_OUTCOMES = ("trained", "dropped", "discarded", "cancelled", "open")
@@ -77,11 +78,7 @@ def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
         "staleness": samples["staleness"] == samples["version"] - samples["read_version"],
     }
     for name, holds in right.items():
-        if not holds.all():
-            row = int(np.argmin(holds))
-            raise InputError(
-                f"samples: {name} of row {row} is {samples[name].iloc[row]}; it cannot be"
-            )
+        require_column("samples", samples, name, holds, "cannot be")
     return RolloutTables(samples, columns["switches"], columns["updates"])
 
 
@@ -203,8 +200,7 @@ def limit_text(slots_busy: float, learner_busy: float) -> str:
     if (limit := binding_limit(slots_busy, learner_busy)) == "queue":
         return (
             f"the queue binds: slots are busy {slots_busy:.0%} of the time, the learner "
-            f"{learner_busy:.0%}; a "
-            "larger window or smaller batches would use both better"
+            f"{learner_busy:.0%}; a larger window or smaller batches would use both better"
         )
     return {
         "slots": f"the slots bind: they are busy {slots_busy:.0%} of the time",

@@ -22,6 +22,7 @@ from asyncsim.traces.columns import (
     READ_COLUMNS,
     TABLES,
     Source,
+    arrays_of,
     table_of,
 )
 from asyncsim.traces.rules import require_order, require_parts, require_rows, require_spells
@@ -49,7 +50,9 @@ def messages_to_server(
 
     ``present`` has ``worker`` and ``arrive_time`` of these.
     """
-    outcome, version = steps["outcome"].cat.codes.to_numpy(), steps["version"].to_numpy()
+    outcome, version, worker, arrive_time = arrays_of(
+        steps, "outcome", "version", "worker", "arrive_time"
+    )
     step, applied = np.flatnonzero(outcome <= BUFFERED), np.flatnonzero(outcome == APPLIED)
     completed_by = np.full(version.max(initial=0) + 2, -1)
     completed_by[version[applied]] = applied
@@ -57,27 +60,30 @@ def messages_to_server(
     # last message has completed it. A restore makes a version, too, without messages.
     last = np.r_[0, version][:-1]
     new_versions = version - (outcome == APPLIED) - last
-    rows = np.flatnonzero(new_versions > _restores(absences, len(steps)))
+    rows = np.flatnonzero(new_versions > _restore_counts(absences, len(steps)))
     completed_by[last[rows] + 1] = step[np.searchsorted(step, rows) - 1]
     by = completed_by[version[step] + (outcome[step] == BUFFERED)]
     nowhere = np.full(len(present["worker"]), -1)
     return table_of(
         "messages",
         {
-            "worker": np.concatenate([steps["worker"].to_numpy()[step], present["worker"]]),
+            "worker": np.concatenate([worker[step], present["worker"]]),
             "step": np.concatenate([step, nowhere]),
             "by": np.concatenate([by, nowhere]),
-            "arrive_time": np.concatenate(
-                [steps["arrive_time"].to_numpy()[step], present["arrive_time"]]
-            ),
+            "arrive_time": np.concatenate([arrive_time[step], present["arrive_time"]]),
         },
     )
 
 
-def _restores(absences: pd.DataFrame, rows: int) -> np.ndarray:
+def restores_of(absences: pd.DataFrame, rows: int) -> pd.DataFrame:
+    """Return the outages after which a checkpoint was restored before one of the rows."""
+    outages = absences[(absences["worker"] < 0) & (absences["to_row"] < rows)]
+    return outages.astype({"to_row": np.int64})
+
+
+def _restore_counts(absences: pd.DataFrame, rows: int) -> np.ndarray:
     """Return the number of restored checkpoints before each row, ``[rows]``."""
-    at = absences.loc[(absences["worker"] < 0) & (absences["version"] >= 0), "to_row"]
-    return np.bincount(at[at < rows].to_numpy(np.int64), minlength=rows)
+    return np.bincount(restores_of(absences, rows)["to_row"], minlength=rows)
 
 
 def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
@@ -87,12 +93,8 @@ def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
     ``arrive_time``.
     """
     table = table_of("messages", parts)
-    step, shard, version = (
-        table["step"].to_numpy(),
-        table["shard"].to_numpy(),
-        _versions_of_shards(table),
-    )
-    outcome = table["outcome"].cat.codes.to_numpy()
+    step, shard, outcome = arrays_of(table, "step", "shard", "outcome")
+    version = _versions_of_shards(table)
     completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
     is_applied = outcome == APPLIED
     completed_by[shard[is_applied], version[is_applied]] = step[is_applied]
@@ -102,13 +104,8 @@ def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
 
 def _versions_of_shards(parts: pd.DataFrame) -> np.ndarray:
     """Return the version of each part's shard after the part."""
-    return (
-        (parts["outcome"].cat.codes == APPLIED)
-        .astype(int)
-        .groupby(parts["shard"])
-        .cumsum()
-        .to_numpy()
-    )
+    is_applied = (parts["outcome"].cat.codes == APPLIED).astype(int)
+    return is_applied.groupby(parts["shard"]).cumsum().to_numpy()
 
 
 def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
@@ -133,14 +130,14 @@ def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns)
         columns = {name: np.asarray(values)[order] for name, values in columns.items()}
         tables.append(table_of("messages", columns, len(order)))
     messages = pd.concat(tables, ignore_index=True)
-    step, by, taker = (messages[name].to_numpy() for name in ("step", "by", "taker"))
+    step, by, taker = arrays_of(messages, "step", "by", "taker")
     return messages.assign(worker=worker[step], taker=np.where(by < 0, taker, worker[by]))
 
 
 def frame_of(trace: "Trace") -> pd.DataFrame:
     """Join the tables of a trace into one with a row per step; see `Trace.frame`."""
     steps = trace.steps
-    version, outcome = steps["version"].to_numpy(), steps["outcome"].cat.codes.to_numpy()
+    version, outcome = arrays_of(steps, "version", "outcome")
     between = trace.has_failures or trace.policy.completes_between_messages
     before = version - (outcome == APPLIED) if between else np.r_[0, version][:-1]
     counted = {"commit": np.arange(len(steps)), **_read_columns(steps, trace.reads, before)}
@@ -156,25 +153,22 @@ def frame_of(trace: "Trace") -> pd.DataFrame:
             columns[f"{name}s"] = [values[begin:end] for begin, end in bounds]
         columns |= {name: steps[name] for name in ("kept", "partner")}
     if trace.has_failures:
-        outages = trace.absences[
-            (trace.absences["worker"] < 0) & (trace.absences["to_row"] < len(steps))
-        ]
-        at, restored = outages["to_row"].to_numpy(np.int64), np.full(len(steps), -1)
-        restored[at] = outages["version"]
+        restores, restored = restores_of(trace.absences, len(steps)), np.full(len(steps), -1)
+        restored[restores["to_row"]] = restores["version"]
         columns |= {name: steps[name] for name in ("failed_by", "incarnation")}
-        columns |= {"restored": restored, "restores": _restores(trace.absences, len(steps))}
+        columns |= {"restored": restored, "restores": _restore_counts(trace.absences, len(steps))}
     return pd.DataFrame(columns, copy=False)
 
 
 def parts_of(trace: "Trace") -> pd.DataFrame:
     """Join the parts of messages with their reads; see `Trace.parts`."""
     parts = trace.messages[trace.messages["commit_time"].notna()].reset_index(drop=True)
-    version, outcome = _versions_of_shards(parts), parts["outcome"].cat.codes
+    version, (outcome,) = _versions_of_shards(parts), arrays_of(parts, "outcome")
     counted = {
         "part": np.arange(len(parts)),
         "commit": parts["step"],
         "job": trace.reads["job"].to_numpy()[parts["read"]],
-        **_read_columns(parts, trace.reads, version - (outcome == APPLIED).to_numpy()),
+        **_read_columns(parts, trace.reads, version - (outcome == APPLIED)),
         "version": version,
         "outcome": pd.Categorical.from_codes(outcome, OUTCOMES[:LOST]),
     }
@@ -183,18 +177,14 @@ def parts_of(trace: "Trace") -> pd.DataFrame:
 
 def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) -> Columns:
     """Compute the columns of steps or parts that follow from reads and earlier versions."""
-    read, push_read, outcome = (
-        table["read"].to_numpy(),
-        table["push_read"].to_numpy(),
-        table["outcome"].cat.codes,
-    )
+    read, push_read, outcome = arrays_of(table, "read", "push_read", "outcome")
     columns = {name: reads[column].to_numpy()[read] for column, name in READ_COLUMNS.items()}
     push_version, push_time = before, table["commit_time"]
     formed = np.flatnonzero((push_read >= 0) & (outcome < CANCELLED))
     if len(formed):
         push_version, push_time = before.copy(), push_time.to_numpy(copy=True)
-        push_version[formed], push_time[formed] = (
-            reads[name].to_numpy()[push_read[formed]] for name in ("version", "time")
+        push_version[formed], push_time[formed] = arrays_of(
+            reads.iloc[push_read[formed]], "version", "time"
         )
     staleness = before - columns["read_version"]
     return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
@@ -278,10 +268,8 @@ def _reads(
 ) -> tuple[pd.DataFrame, Any, Any]:
     """Return the reads of a frame; for each row, its read and its message's read."""
     key, parts = ["worker", "job", "shard"], [frame, open_reads]
-    following, pulls = (
-        frame[key].assign(job=frame["job"] + 1),
-        source.separate_reads and source.protocol == "read_then_write",
-    )
+    following = frame[key].assign(job=frame["job"] + 1)
+    pulls = source.separate_reads and source.protocol == "read_then_write"
     if pulls:  # of some of the reads that formed a message there is nothing else
         formed = frame["outcome"].isin(OUTCOMES[:CANCELLED])
         parts.insert(
@@ -314,21 +302,19 @@ def _absences(frame: pd.DataFrame, spells: pd.DataFrame, policy: Policy) -> pd.D
     absences = table_of("absences", spells, len(spells))
     if "failed_by" not in frame:
         return absences
-    restores, last = frame["restores"].to_numpy(), np.r_[0, frame["version"].to_numpy()[:-1]]
-    rows, outages = (
-        np.repeat(np.arange(len(frame)), restores),
-        np.flatnonzero(absences["kind"] == "outage"),
-    )
-    before = frame["version"].to_numpy() - (frame["outcome"] == "applied").to_numpy()
+    restores, restored, version = arrays_of(frame, "restores", "restored", "version")
+    rows = np.repeat(np.arange(len(frame)), restores)
+    outages = np.flatnonzero(absences["kind"] == "outage")
+    before = version - (frame["outcome"] == "applied").to_numpy()
     at = absences["from_row"].where(absences["kind"] != "outage")
-    by_death = np.flatnonzero(before - restores > last)
+    by_death = np.flatnonzero(before - restores > np.r_[0, version[:-1]])
     explained = policy.completes_between_messages or np.isin(by_death, at).all()
     if len(rows) > len(outages) or not explained:
         raise InputError(
             "spells: miss an outage or a death that made a version between rows; give all spells"
         )
-    to_row, version = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
+    to_row, checkpoint = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
     to_row[outages] = len(frame)
     to_row[outages[: len(rows)]] = rows
-    version[outages[: len(rows)]] = frame["restored"].to_numpy()[rows]
-    return absences.assign(to_row=to_row, version=version)
+    checkpoint[outages[: len(rows)]] = restored[rows]
+    return absences.assign(to_row=to_row, version=checkpoint)

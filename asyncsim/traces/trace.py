@@ -24,6 +24,7 @@ from asyncsim.traces.columns import (
     OUTCOMES,
     READ_COLUMNS,
     Source,
+    arrays_of,
 )
 from asyncsim.traces.rules import require_shards
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
@@ -482,17 +483,14 @@ class Trace:
         if self.source.shards > 1:
             of_shards = self.reads.loc[self.reads["shard"] >= 0, "version"].to_numpy()
             return of_shards.reshape(-1, self.source.shards)[self.steps["read"]]
-        column = {
-            name: self.frame[name].to_numpy()
-            for name in ("read_serve_time", "read_time", "read_version")
-        }
-        begin, end, last = (values[:, None] for values in column.values())
-        parts = np.arange(1, self.read_blocks + 1) / self.read_blocks
-        commits = np.searchsorted(
-            self.frame["commit_time"].to_numpy(), begin + parts * (end - begin), side="right"
+        begin, end, read_version, time, version = arrays_of(
+            self.frame, "read_serve_time", "read_time", "read_version", "commit_time", "version"
         )
-        versions = np.minimum(np.r_[0, self.frame["version"].to_numpy()][commits], last)
-        versions[:, -1] = column["read_version"]
+        parts = np.arange(1, self.read_blocks + 1) / self.read_blocks
+        times = begin[:, None] + parts * (end - begin)[:, None]
+        commits = np.searchsorted(time, times, side="right")
+        versions = np.minimum(np.r_[0, version][commits], read_version[:, None])
+        versions[:, -1] = read_version
         return versions
 
     @property

@@ -11,8 +11,7 @@ that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
 import bisect
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -26,9 +25,12 @@ from asyncsim.traces.columns import (
     LEAVE,
     LOSS,
     RESENT,
+    arrays_of,
     previous_rows,
 )
+from asyncsim.traces.phases import Phases, computations, phases
 from asyncsim.traces.samples import rollout_summary, trained_after
+from asyncsim.traces.tables import restores_of
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -263,15 +265,10 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
     warm_up = warm_up_of(trace, warm_up)
     parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
-    of_shard = parts.groupby(parts["shard"] if shards > 1 else np.zeros(len(parts), np.int64))[
-        "staleness"
-    ]
-    table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
-    table = (
-        table.reindex(pd.RangeIndex(shards, name="shard"))
-        .fillna({"commits": 0})
-        .astype({"commits": int})
-    )
+    shard = parts["shard"].to_numpy() if shards > 1 else np.zeros(len(parts), np.int64)
+    table = pd.DataFrame(index=pd.RangeIndex(shards, name="shard"))
+    table["commits"] = np.bincount(shard, minlength=shards)
+    table["mean_staleness"] = parts["staleness"].groupby(shard).mean()
     stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
     stations *= shards // len(stations)
     return table.join(pd.DataFrame(stations, table.index)).reset_index()
@@ -280,8 +277,7 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
 def kept_versions(trace: "Trace") -> int:
     """Return the number of versions that no restored checkpoint has undone."""
     rows = trace.frame["version"].to_numpy()
-    restores = trace.absences[trace.absences["worker"] < 0].sort_values("end")
-    restores = restores[restores["to_row"] < len(rows)]
+    restores = restores_of(trace.absences, len(rows)).sort_values("end")
     # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
     first, kept_at_first = [0], [0]
 
@@ -289,9 +285,9 @@ def kept_versions(trace: "Trace") -> int:
         place = bisect.bisect_right(first, version) - 1
         return kept_at_first[place] + version - first[place]
 
-    for row, checkpoint in zip(restores["to_row"].astype(int), restores["version"], strict=True):
+    for row, checkpoint in zip(restores["to_row"], restores["version"], strict=True):
         before = int(rows[row - 1]) if row else 0
-        of_copy = kept(int(checkpoint))
+        of_copy = kept(checkpoint)
         first.append(max(before, first[-1]) + 1)
         kept_at_first.append(of_copy)
     return kept(int(rows[-1]))
@@ -330,13 +326,11 @@ def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]
     """Measure the load and the waits of each server in an interval; nan without a server."""
     if trace.protocol == "prescribed":
         return [dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)]
-    visits, present = trace.visits, trace.present
+    tables = trace.visits, trace.present
     if trace.servers == 1:
-        return [_station(trace, visits, present, begin, end)]
+        return [_station(trace, *tables, begin, end)]
     return [
-        _station(
-            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
-        )
+        _station(trace, *(table[table["shard"] == shard] for table in tables), begin, end)
         for shard in range(trace.servers)
     ]
 
@@ -353,14 +347,12 @@ def _station(
     served = _overlap(served_at, ended_at, begin, end)
     if lock_free:
         served += _overlap(late, np.full(len(late), end), begin, end)
-    in_interval = ended_at > begin
+    waits = (served_at - arrived_at)[ended_at > begin]
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     return {
         "utilisation": _ratio(served, end - begin),
-        "wait_mean": float((served_at - arrived_at)[in_interval].mean())
-        if in_interval.any()
-        else np.nan,
+        "wait_mean": float(waits.mean()) if len(waits) else np.nan,
         "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
         "queue_max": int(waiting[last_before:].max()),
     }
@@ -375,10 +367,8 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
             [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],
             np.nan,
         )
-    capacity, rows = (
-        trace.workers * (end - begin),
-        computations(trace)[["worker", "start_time", "until"]],
-    )
+    capacity = trace.workers * (end - begin)
+    rows = computations(trace)[["worker", "start_time", "until"]]
 
     def share(table: pd.DataFrame) -> float:
         return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)
@@ -388,14 +378,10 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
         for phase, table in phases(trace, range(trace.workers))._asdict().items()
     }
     rows = rows.set_axis(["worker", "begin", "end"], axis=1)
-    outcome, failed_by = (
-        trace.steps[name].cat.codes.to_numpy() for name in ("outcome", "failed_by")
-    )
-    is_accepted, failed, restoring = (
-        outcome <= BUFFERED,
-        np.isin(failed_by, (CRASH, LEAVE, LOSS)),
-        undone(trace),
-    )
+    outcome, failed_by = arrays_of(trace.steps, "outcome", "failed_by")
+    is_accepted = outcome <= BUFFERED
+    failed = np.isin(failed_by, (CRASH, LEAVE, LOSS))
+    restoring = undone(trace)
     # The positions of discarded, failed and restoring, and one more for counted.
     fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
     # A resent message has the fate of the last one; going backwards, each row sees its successor's.
@@ -418,31 +404,25 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 
 def undone(trace: "Trace") -> np.ndarray:
     """Return whether each row's message went into a version undone by a restore, ``[rows]``."""
-    outages = trace.absences[(trace.absences["version"] >= 0) & (trace.absences["worker"] < 0)]
-    outages = outages[outages["to_row"] < len(trace)]
-    into = trace.steps["version"].to_numpy() + (trace.steps["outcome"] == "buffered").to_numpy()
+    restores = restores_of(trace.absences, len(trace))
+    version, outcome = arrays_of(trace.steps, "version", "outcome")
     # The checkpoint of the next restore is the oldest of all later ones.
-    following = np.searchsorted(outages["to_row"], np.arange(len(trace)), side="right")
-    return into > np.append(outages["version"], np.inf)[following]
+    following = np.searchsorted(restores["to_row"], np.arange(len(trace)), side="right")
+    return version + (outcome == BUFFERED) > np.append(restores["version"], np.inf)[following]
 
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
     """Summarize the workers' time and messages without a server."""
-    lost, times = (
-        trace.frame[trace.frame["outcome"] == "cancelled"],
-        phases(trace, range(trace.workers)),
-    )
+    lost = trace.frame[trace.frame["outcome"] == "cancelled"]
+    times = phases(trace, range(trace.workers))
     has_failures, trace = trace.has_failures, trace.accepted
-    row, sent = (trace.taken_up[name].to_numpy() for name in ("row", "source"))
+    row, sent = arrays_of(trace.taken_up, "row", "source")
     (departed, taken_times), in_flight = flights(trace), arriving(trace)
 
     def share(begins: Any, ends: Any) -> float:
         # The clocks of several machines may differ, so that the intervals of a worker overlap.
-        return float(
-            np.minimum(
-                _ratio(_overlap(begins, ends, begin, end), trace.workers * (end - begin)), 1.0
-            )
-        )
+        capacity = trace.workers * (end - begin)
+        return float(np.minimum(_ratio(_overlap(begins, ends, begin, end), capacity), 1.0))
 
     computed, away_share = (
         share(table["begin"], table["end"]) for table in (times.computing, times.away)
@@ -462,10 +442,8 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
     }
     if not has_failures:
         return numbers
-    in_vain, count = (
-        share(lost["start_time"], lost["send_time"]),
-        int((lost["commit_time"] > begin).sum()),
-    )
+    in_vain = share(lost["start_time"], lost["send_time"])
+    count = int((lost["commit_time"] > begin).sum())
     return numbers | {
         "away_share": away_share,
         "cancelled_share": count / (count + len(rows)),
@@ -482,11 +460,9 @@ def arriving(trace: "Trace") -> pd.DataFrame:
 
 def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
     """Return the time each message was sent, and taken up; those in flight are last."""
-    taken_up, times = trace.taken_up, trace.steps["commit_time"].to_numpy()
-    taken_times = trace.steps[
-        "start_time" if trace.takes_up == "read" else "commit_time"
-    ].to_numpy()[taken_up["row"]]
-    return times[np.append(taken_up["source"], arriving(trace)["row"])], taken_times
+    taken_up, (start, commit) = trace.taken_up, arrays_of(trace.steps, "start_time", "commit_time")
+    sent = commit[np.append(taken_up["source"], arriving(trace)["row"])]
+    return sent, (start if trace.takes_up == "read" else commit)[taken_up["row"]]
 
 
 def push_weights(trace: "Trace") -> np.ndarray:
@@ -498,7 +474,7 @@ def push_weights(trace: "Trace") -> np.ndarray:
     """
     frame, weights = trace.frame, np.ones(len(trace.frame))
     keeps = frame["kept"].to_numpy()
-    before = previous_rows(*(trace.steps[name].to_numpy() for name in ("worker", "incarnation")))
+    before = previous_rows(*arrays_of(trace.steps, "worker", "incarnation"))
     for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
         last = weights[before[row]] if before[row] >= 0 else 1.0
         weights[row] = keeps[row] * last + sum(
@@ -557,229 +533,3 @@ def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
 
 def _ratio(part: float, total: float) -> float:
     return part / total if total > 0 else np.nan
-
-
-class Phases(NamedTuple):
-    """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
-
-    computing: (
-        pd.DataFrame
-    )  #: until the message sets off; to its arrival where its departure is not recorded
-    #: A message travels to the server, or waits for a link; with separate read_then_write visits
-    #: the request to read, and after that visit both ways in between.
-    sending: pd.DataFrame
-    waiting: pd.DataFrame  #: at the server, and then served
-    served: pd.DataFrame
-    held: pd.DataFrame  #: after the service: a policy delays the reply
-    returning: pd.DataFrame  #: the reply travels to the worker
-    away: pd.DataFrame  #: crashed, or left, and no message of it travels or is at the server
-
-
-#: The phases in words.
-IN_WORDS = {
-    "computing": "computing",
-    "sending": "sending",
-    "waiting": "waiting at the server",
-    "served": "being served",
-    "held": "held by the policy",
-    "returning": "reply on its way",
-    "away": "away",
-}
-
-
-def phases(trace: "Trace", workers: Collection[int]) -> Phases:
-    """Return the phases of some workers up to the last commit of the trace.
-
-    Computations without a commit count, too: a worker that the server never serves waits to the
-    end. A trace does not record their begins; the reply is assumed to travel as long as the median
-    one. Nor does it record their ends; they are assumed to last to the end of the trace, or to the
-    arrival of the message, which also ends the reply. With several servers the times are those of a
-    message's last part.
-    """
-    if trace.servers > 1 and trace.source.separate_reads:
-        raise InputError(
-            f"servers = {trace.servers}: with reads in visits of their own a worker is at several "
-            "servers at once, and "
-            "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
-        )
-    last = float(trace.frame["commit_time"].iloc[-1])
-    frame, open_reads, present, reads = (
-        table[table["worker"].isin(workers)]
-        for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
-    )
-    present = present.groupby("worker", as_index=False)["arrive_time"].max()
-    worker, empty = frame["worker"], _table([])
-    # Without a server, a worker waits for others whenever it does not compute.
-    if trace.protocol == GOSSIP:
-        under_way = open_reads[open_reads["read_time"] <= last]
-        waits = [
-            (worker, frame["read_arrive_time"], frame["start_time"]),
-            (worker, frame["send_time"], frame["commit_time"]),
-            (
-                open_reads["worker"],
-                open_reads["read_arrive_time"],
-                open_reads["read_time"].fillna(last),
-            ),
-        ]
-        computing = [(worker, frame["start_time"], frame["send_time"])]
-        computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
-        absences = trace.spells[trace.spells["worker"].isin(workers)]
-        away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
-        return Phases(_table(computing), empty, empty, empty, _table(waits), empty, away)
-    # When the server let go of the worker before each computation.
-    ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
-    follows = (frame["job"] > 0).to_numpy()
-    way = (
-        float(np.median((frame["start_time"].to_numpy() - ready)[follows]))
-        if follows.any()
-        else 0.0
-    )
-    unfinished = _unfinished(frame, open_reads, present, way, last)
-    unserved = (present["worker"], present["arrive_time"], np.full(len(present), last))
-    all_are_served = trace.discipline == "lock_free"
-    gaps, away = _table(_let_wait(trace, frame, open_reads, present, last)), empty
-    if trace.has_failures:
-        gaps, away = _without_absences(trace, gaps[gaps["worker"].isin(workers)], last)
-    return Phases(
-        computing=_table([(worker, frame["start_time"], frame["until"]), unfinished["computing"]]),
-        sending=_table(
-            [
-                (worker, frame["until"], frame["asked"]),
-                (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
-                unfinished["sending"],
-            ]
-        ),
-        waiting=_table(
-            [
-                (worker, frame["arrive_time"], frame["serve_time"]),
-                (reads["worker"], reads["arrive_time"], reads["serve_time"]),
-                *([] if all_are_served else [unserved]),
-            ]
-        ),
-        served=_table(
-            [
-                (worker, frame["serve_time"], frame["commit_time"]),
-                (reads["worker"], reads["serve_time"], reads["time"]),
-                *([unserved] if all_are_served else []),
-            ]
-        ),
-        held=gaps,
-        returning=_table([(worker, ready, frame["start_time"]), unfinished["returning"]]),
-        away=away,
-    )
-
-
-def computations(trace: "Trace") -> pd.DataFrame:
-    """Return the frame with the end of each computation, ``until``, and the visits after it.
-
-    ``asked``: when its first message arrived, and the end of the computation if that is not
-    recorded. ``pulled``: the end of the read before its message was formed, if that is a separate
-    visit.
-    """
-    frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
-    if (push_read < 0).all():
-        pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
-    else:
-        arrive, pull_time = (
-            trace.reads[name].to_numpy()[push_read] for name in ("arrive_time", "time")
-        )
-        # The next read of a stopped computation comes after it.
-        unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
-        pull_time, request_time = (
-            np.where(unread, np.nan, pull_time),
-            frame["arrive_time"].where(unread, arrive),
-        )
-    return frame.assign(
-        pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time)
-    )
-
-
-def _let_wait(
-    trace: "Trace",
-    frame: pd.DataFrame,
-    open_reads: pd.DataFrame,
-    present: pd.DataFrame,
-    last: float,
-) -> list[tuple]:
-    """Return the intervals between a commit and the read that the policy delays."""
-    if not trace.policy.chooses_when_to_reply and not trace.has_failures:
-        return []
-    reads = trace.reads[trace.reads["shard"] < 0]
-    reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
-    served = frame.loc[
-        (trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]
-    ]
-    follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
-    # A worker without a next read waits to the end, or to the arrival of the visit that asks for
-    # it.
-    arrived = present.set_index("worker")["arrive_time"]
-    unanswered = served.groupby("worker")["commit_time"].last()
-    unanswered = unanswered[~unanswered.index.isin(open_reads["worker"])]
-    waits = [
-        (follows["worker"], follows["commit_time"], follows["answered"]),
-        (unanswered.index, unanswered, arrived.reindex(unanswered.index).fillna(last)),
-    ]
-    if trace.has_failures:  # until a worker joins; its first read may still wait at the server
-        first = (
-            reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
-        )
-        first = first.fillna(arrived).fillna(last)
-        waits.append((first.index, np.zeros(len(first)), first))
-    return waits
-
-
-def _without_absences(
-    trace: "Trace", gaps: pd.DataFrame, last: float
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the gaps between a worker's visits into waits for the policy and absences."""
-    absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
-    spells_of_worker = {
-        worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")
-    }
-    held_rows, away = [], []
-    for worker, begin, end in gaps.itertuples(index=False):
-        spells = spells_of_worker.get(worker, np.zeros((0, 2)))
-        for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
-            if spell_begin >= end:
-                break
-            if spell_end > begin:
-                held_rows.append((worker, begin, spell_begin))
-                away.append((worker, max(begin, spell_begin), min(end, spell_end)))
-                begin = min(end, spell_end)
-        held_rows.append((worker, begin, end))
-    tables = [
-        _table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held_rows, away)
-    ]
-    return tables[0], tables[1]
-
-
-def _unfinished(
-    frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
-) -> dict[str, tuple]:
-    """Return the last reply, computation and journey of workers with an open read."""
-    is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
-    reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
-    pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
-    ready = np.fmax(
-        reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker)
-    )
-    arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
-    # An earlier arrival belongs to another visit, a read that the worker asks for meanwhile.
-    end = np.where(arrived >= ready, arrived, last)
-    request_time = np.fmin(end, pulls["read_arrive_time"])
-    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), request_time)
-    return {
-        "returning": (worker, ready, begin),
-        "computing": (worker, begin, request_time),
-        "sending": (worker, pulls["read_time"], end),
-    }
-
-
-def _table(parts: list[tuple]) -> pd.DataFrame:
-    """Concatenate (worker, begin, end), without intervals of no duration."""
-    empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    worker, begin, end = (
-        np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3)
-    )
-    lasting = end > begin
-    return pd.DataFrame({"worker": worker[lasting], "begin": begin[lasting], "end": end[lasting]})

@@ -31,7 +31,7 @@ from asyncsim.traces.columns import (
     TAKES_UP,
     Source,
 )
-from asyncsim.traces.rules import require_rows
+from asyncsim.traces.rules import require_column, require_rows
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -163,9 +163,7 @@ def recorded(
     if commits.empty:
         raise InputError("visits: holds no row; record one for each commit")
     seed = require_count("seed", seed, minimum=0)
-    if begin is None:
-        begin = float(_numbers("visits", commits, "start_time").min())
-    begin = require_number("begin", begin)
+    begin = _begin_of(commits, begin)
     if workers is None:
         workers = _count_workers(_numbers("visits", commits, "worker"))
     # The form of a visit, not its duration.
@@ -173,11 +171,13 @@ def recorded(
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
     waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
     last = float(commits["commit_time"].max())
-    is_unique = ~waiting["worker"].duplicated().to_numpy()
-    _require("present", waiting, "worker", is_unique, "must be there once: no worker waits twice")
-    in_trace = (waiting["arrive_time"] <= last).to_numpy()
+    is_unique = ~waiting["worker"].duplicated()
+    require_column(
+        "present", waiting, "worker", is_unique, "must be there once: no worker waits twice"
+    )
+    in_trace = waiting["arrive_time"] <= last
     rule = f"must not be after the last commit, at {last:g} from the begin"
-    _require("present", waiting, "arrive_time", in_trace, rule)
+    require_column("present", waiting, "arrive_time", in_trace, rule)
     commit_columns = _columns(commits, COMMIT_RECORD)
     for name in optional:
         commit_columns.setdefault(name, np.full(len(commits), np.nan))
@@ -233,79 +233,97 @@ def _recorded_without_server(
     )
     if table.empty:
         raise InputError("visits: holds no row; record one for each gradient")
-    begin = (
-        float(_numbers("visits", table, "start_time").min())
-        if begin is None
-        else require_number("begin", begin)
-    )
-    count = (
-        _count_workers(_numbers("visits", table, "worker"))
-        if workers is None
-        else require_count("workers", workers)
-    )
-    rows = _in_order("visits", table, ("start_time", "send_time", "commit_time"), begin, count)
+    begin = _begin_of(table, begin)
+    if workers is None:
+        workers = _count_workers(_numbers("visits", table, "worker"))
+    source = Source(require_count("workers", workers), GOSSIP, window, seed=seed, takes_up=takes_up)
+    times = ("start_time", "send_time", "commit_time")
+    rows = _in_order("visits", table, times, begin, source.workers)
     for name in {"job", "kept", "partner"} & set(rows):
         rows[name] = _numbers("visits", rows, name)
     if "job" in rows:
         rows = rows.sort_values("job", kind="stable").reset_index(drop=True)
     job = rows.groupby("worker").cumcount()
     if "job" in rows:
-        _require(
-            "visits",
-            rows,
-            "job",
-            (rows["job"] == job).to_numpy(),
-            "must count a worker's gradients from 0",
-        )
-    worker, time = rows["worker"].tolist(), rows["commit_time"].tolist()
-    partner = rows["partner"].astype(int).tolist() if "partner" in rows else [-1] * len(rows)
-    named: dict[Any, int] = {
-        pair: row for row, pair in enumerate(zip(worker, job.tolist(), strict=True))
-    }
-    named |= {number: row for row, number in enumerate(rows["row"].tolist())}
+        rule = "must count a worker's gradients from 0"
+        require_column("visits", rows, "job", rows["job"] == job, rule)
+    rows = rows.assign(job=job, partner=rows.get("partner", pd.Series(-1, rows.index)).astype(int))
+    numbers = {pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))}
+    numbers |= {number: row for row, number in enumerate(rows["row"])}
 
     def row_of(argument: str, row: int, name: Any) -> int:
         """Return the row of a source, given as a pair (worker, job) or as a row's number."""
+        is_number = isinstance(name, int | np.integer)
         try:
-            return named[
-                name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)
-            ]
+            return numbers[name if is_number else tuple(int(part) for part in name)]
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{argument}: a source of row {row} is {name!r}; it must be a pair (worker, job), "
-                "or the number of a "
-                "row, that is there"
+                "or the number of a row, that is there"
             ) from None
 
     try:
-        sources = [
-            [(number, name) for name in names]
-            for number, names in zip(rows["row"], rows["sources"], strict=True)
-        ]
+        sources = [list(names) for names in rows["sources"]]
         weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
     except (TypeError, ValueError) as error:
         raise InputError(f"visits: sources and weights must be lists ({error})") from None
-    uneven = [row for row in range(len(time)) if len(sources[row]) != len(weights[row])]
-    if uneven:
-        raise InputError(
-            f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one "
-            "for each"
-        )
-    earlier = [[row_of("visits", number, name) for number, name in names] for names in sources]
-    # A row comes after its sources, and after the previous row that changed a replica it changes.
-    sorter, touched = graphlib.TopologicalSorter[int](), [-1] * count
-    order = (
-        sorted(range(len(time)), key=lambda row: (time[row], job[row]))
-        if max(partner) >= 0
-        else range(len(time))
+    for row, names, shares in zip(rows["row"], sources, weights, strict=True):
+        if len(names) != len(shares):
+            raise InputError(
+                f"visits: row {row} has not as many sources as weights; give one for each"
+            )
+    earlier = [
+        [row_of("visits", row, name) for name in names]
+        for row, names in zip(rows["row"], sources, strict=True)
+    ]
+    order = _order_of(rows, earlier, source.workers)
+    place = {row: number for number, row in enumerate(order)}
+    ordered = rows.loc[order].reset_index(drop=True)
+    ordered["commit_time"] = ordered["commit_time"].cummax()
+    ordered = ordered.assign(
+        send_time=ordered.get("send_time", np.nan),
+        local_steps=window,
+        kept=ordered["kept"].astype(float),
     )
-    for row in order:
-        replicas = {worker[row], *([partner[row]] if 0 <= partner[row] < count else [])}
-        sorter.add(
-            row, *earlier[row], *(touched[replica] for replica in replicas if touched[replica] >= 0)
-        )
-        for replica in replicas:
-            touched[replica] = row
+    messages = [
+        (place[sent], by, weight)
+        for by, row in enumerate(order)
+        for sent, weight in zip(earlier[row], weights[row], strict=True)
+    ]
+    names = ("step", "by", "weight")
+    taken_up = dict(zip(names, np.array(messages, float).reshape(-1, 3).T, strict=True))
+    names = ("source", "taker", "weight")
+    flying = _table(
+        "in_flight", dict.fromkeys(names, ()) if in_flight is None else in_flight, names
+    )
+    columns = {name: _numbers("in_flight", flying, name) for name in names[1:]}
+    arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
+    if "arrive_time" in flying:
+        arrives = _numbers("in_flight", flying, "arrive_time") - begin
+    sent = [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])]
+    trace = trace_without_server(
+        source,
+        {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD},
+        taken_up,
+        columns | {"step": sent, "arrive_time": arrives},
+        {"start_time": np.full(source.workers, np.nan)},
+    )
+    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+    return trace
+
+
+def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> list[int]:
+    """Order the gradients of workers by time, each after its sources, the ``earlier`` rows.
+
+    It also comes after the previous row that changed a replica which it changes.
+    """
+    worker, partner, time = (rows[name].tolist() for name in ("worker", "partner", "commit_time"))
+    sorter, last = graphlib.TopologicalSorter[int](), dict[int, int]()
+    averages, everyone = max(partner) >= 0, set(range(workers))
+    for row in rows.sort_values(["commit_time", "job"]).index if averages else rows.index:
+        replicas = {worker[row], partner[row]} & everyone
+        sorter.add(row, *earlier[row], *(last[replica] for replica in replicas if replica in last))
+        last |= dict.fromkeys(replicas, row)
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
@@ -315,50 +333,20 @@ def _recorded_without_server(
             "sources"
         ) from None
     ready: list[tuple[float, int, int]] = []
-    place: dict[int, int] = {}
+    order: list[int] = []
     while sorter.is_active():
         for row in sorter.get_ready():
             heapq.heappush(ready, (time[row], worker[row], row))
-        row = heapq.heappop(ready)[-1]
-        place[row] = len(place)
-        sorter.done(row)
-    ordered = rows.loc[list(place)].reset_index(drop=True)
-    ordered["commit_time"] = ordered["commit_time"].cummax()
-    if "send_time" not in ordered:
-        ordered["send_time"] = np.nan
-    ordered["local_steps"] = window
-    ordered["partner"] = [partner[row] for row in place]
-    ordered["kept"] = ordered["kept"].astype(float)
-    messages = [
-        (place[sent], by, weight)
-        for row, by in place.items()
-        for sent, weight in zip(earlier[row], weights[row], strict=True)
-    ]
-    source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
-    names = ("source", "taker", "weight")
-    flying = _table(
-        "in_flight", {name: [] for name in names} if in_flight is None else in_flight, names
-    )
-    arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
-    fly = {
-        "step": [
-            place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])
-        ],
-        "taker": _numbers("in_flight", flying, "taker").astype(int),
-        "weight": _numbers("in_flight", flying, "weight"),
-        "arrive_time": _numbers("in_flight", flying, "arrive_time") - begin
-        if "arrive_time" in flying
-        else arrives,
-    }
-    taken_up = dict(
-        zip(("step", "by", "weight"), np.array(messages, float).reshape(-1, 3).T, strict=True)
-    )
-    columns = {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD}
-    trace = trace_without_server(
-        source, columns, taken_up, fly, {"start_time": np.full(count, np.nan)}
-    )
-    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
-    return trace
+        order.append(heapq.heappop(ready)[-1])
+        sorter.done(order[-1])
+    return order
+
+
+def _begin_of(table: pd.DataFrame, begin: float | None) -> float:
+    """Return the clock's reading at the begin, by default the first ``start_time``."""
+    if begin is None:
+        return float(_numbers("visits", table, "start_time").min())
+    return require_number("begin", begin)
 
 
 def _count_workers(worker: np.ndarray) -> int:
@@ -368,8 +356,7 @@ def _count_workers(worker: np.ndarray) -> int:
     if missing:
         raise InputError(
             f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number "
-            "the workers from 0, "
-            f"or give workers = {count} if some are never served"
+            f"the workers from 0, or give workers = {count} if some are never served"
         )
     return count
 
@@ -407,15 +394,15 @@ def _in_order(
     table = table.assign(**{name: _numbers(argument, table, name) - begin for name in listed})
     worker = table["worker"]
     is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
-    _require(
+    require_column(
         argument,
         table,
         "worker",
-        is_valid.to_numpy(),
+        is_valid,
         f"must be a whole number from 0 to {workers - 1}",
     )
-    first = (table[listed[0]] >= 0).to_numpy()
-    _require(
+    first = table[listed[0]] >= 0
+    require_column(
         argument,
         table,
         listed[0],
@@ -424,7 +411,7 @@ def _in_order(
     )
     for earlier, later in itertools.pairwise(listed):
         rule = f"must not be before {earlier}; {_CLOCK}"
-        _require(argument, table, later, (table[later] >= table[earlier]).to_numpy(), rule)
+        require_column(argument, table, later, table[later] >= table[earlier], rule)
     return (
         table.astype({"worker": np.int64})
         .sort_values(listed[-1], kind="stable")
@@ -440,19 +427,11 @@ def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
     if table[name].dtype.kind in "mM":  # a date's number depends on its unit
         raise InputError(
             f"{argument}: {name} holds dates; give seconds, (dates - "
-            "dates.min()).dt.total_seconds() with one minimum "
-            "for all columns"
+            "dates.min()).dt.total_seconds() with one minimum for all columns"
         )
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    _require(argument, table, name, np.isfinite(values), "must be a finite number")
+    require_column(argument, table, name, np.isfinite(values), "must be a finite number")
     return values
-
-
-def _require(argument: str, table: pd.DataFrame, name: str, holds: np.ndarray, rule: str) -> None:
-    if not holds.all():
-        first = int(np.argmin(holds))
-        row, value = int(table["row"].iloc[first]), table[name].iloc[first]
-        raise InputError(f"{argument}: {name} of row {row} is {value!s}; it {rule}")
 
 
 def _applied(commits: pd.DataFrame) -> np.ndarray:
@@ -460,8 +439,8 @@ def _applied(commits: pd.DataFrame) -> np.ndarray:
     if "outcome" not in commits:
         return np.ones(len(commits), bool)
     outcome = commits["outcome"].astype(str)
-    is_known = outcome.isin(["applied", "cancelled"]).to_numpy()
-    _require("visits", commits, "outcome", is_known, "must be 'applied' or 'cancelled'")
+    is_known = outcome.isin(["applied", "cancelled"])
+    require_column("visits", commits, "outcome", is_known, "must be 'applied' or 'cancelled'")
     return (outcome == "applied").to_numpy()
 
 
@@ -491,7 +470,7 @@ def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) ->
         first = int(np.argmin(agrees))
         choices = " or ".join(map(str, dict.fromkeys((lowest[first], highest[first]))))
         rule = f"must be {choices}, the number of commits by read_time; correct it or leave it out"
-        _require("reads", reads, "read_version", agrees, rule)
+        require_column("reads", reads, "read_version", agrees, rule)
         counted = stated
     return counted.astype(np.float64)
 
@@ -511,25 +490,26 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
         index = int(np.argmax(wrong))
         raise InputError(
             f"reads: worker {index} has {reads[index]} for its {jobs[index]} computations; with "
-            "protocol "
-            f"{form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the first of "
-            "version 0 not counted"
+            f"protocol {form.protocol!r} it must have {lowest[index]} or {lowest[index] + 1}, the "
+            "first of version 0 not counted"
         )
 
 
 def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
     """Raise InputError for a computation before its read, or a column unlike the count."""
-    late = (frame["start_time"] >= frame["read_time"]).to_numpy()
+    late = frame["start_time"] >= frame["read_time"]
     rule = (
         f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
     )
-    _require("visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule)
+    require_column(
+        "visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule
+    )
     for name in _COUNTED:
         if name in visits:
             counted = frame[name].to_numpy()
-            agrees = (visits[name] == counted).to_numpy()
+            agrees = visits[name] == counted
             rule = (
                 f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or "
                 "leave it out"
             )
-            _require("visits", visits, name, agrees, rule)
+            require_column("visits", visits, name, agrees, rule)

@@ -1,0 +1,235 @@
+"""The phases of the workers of a trace: intervals of computing, travelling, waiting and absence."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.errors import InputError
+from asyncsim.traces.columns import GOSSIP, arrays_of
+
+if TYPE_CHECKING:
+    from asyncsim.traces.trace import Trace
+
+
+class Phases(NamedTuple):
+    """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
+
+    computing: (
+        pd.DataFrame
+    )  #: until the message sets off; to its arrival where its departure is not recorded
+    #: A message travels to the server, or waits for a link; with separate read_then_write visits
+    #: the request to read, and after that visit both ways in between.
+    sending: pd.DataFrame
+    waiting: pd.DataFrame  #: at the server, and then served
+    served: pd.DataFrame
+    held: pd.DataFrame  #: after the service: a policy delays the reply
+    returning: pd.DataFrame  #: the reply travels to the worker
+    away: pd.DataFrame  #: crashed, or left, and no message of it travels or is at the server
+
+
+#: The phases in words.
+IN_WORDS = {
+    "computing": "computing",
+    "sending": "sending",
+    "waiting": "waiting at the server",
+    "served": "being served",
+    "held": "held by the policy",
+    "returning": "reply on its way",
+    "away": "away",
+}
+
+
+def phases(trace: "Trace", workers: Collection[int]) -> Phases:
+    """Return the phases of some workers up to the last commit of the trace.
+
+    Computations without a commit count, too: a worker that the server never serves waits to the
+    end. A trace does not record their begins; the reply is assumed to travel as long as the median
+    one. Nor does it record their ends; they are assumed to last to the end of the trace, or to the
+    arrival of the message, which also ends the reply. With several servers the times are those of a
+    message's last part.
+    """
+    if trace.servers > 1 and trace.source.separate_reads:
+        raise InputError(
+            f"servers = {trace.servers}: with reads in visits of their own a worker is at several "
+            "servers at once, and "
+            "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
+        )
+    last = float(trace.frame["commit_time"].iloc[-1])
+    frame, open_reads, present, reads = (
+        table[table["worker"].isin(workers)]
+        for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
+    )
+    present = present.groupby("worker", as_index=False)["arrive_time"].max()
+    worker, empty = frame["worker"], _table([])
+    # Without a server, a worker waits for others whenever it does not compute.
+    if trace.protocol == GOSSIP:
+        under_way = open_reads[open_reads["read_time"] <= last]
+        waits = [
+            (worker, frame["read_arrive_time"], frame["start_time"]),
+            (worker, frame["send_time"], frame["commit_time"]),
+            (
+                open_reads["worker"],
+                open_reads["read_arrive_time"],
+                open_reads["read_time"].fillna(last),
+            ),
+        ]
+        computing = [(worker, frame["start_time"], frame["send_time"])]
+        computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
+        absences = trace.spells[trace.spells["worker"].isin(workers)]
+        away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
+        return Phases(_table(computing), empty, empty, empty, _table(waits), empty, away)
+    # When the server let go of the worker before each computation.
+    ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
+    follows = (frame["job"] > 0).to_numpy()
+    way = (
+        float(np.median((frame["start_time"].to_numpy() - ready)[follows]))
+        if follows.any()
+        else 0.0
+    )
+    unfinished = _unfinished(frame, open_reads, present, way, last)
+    unserved = (present["worker"], present["arrive_time"], np.full(len(present), last))
+    all_are_served = trace.discipline == "lock_free"
+    gaps, away = _table(_let_wait(trace, frame, open_reads, present, last)), empty
+    if trace.has_failures:
+        gaps, away = _without_absences(trace, gaps[gaps["worker"].isin(workers)], last)
+    return Phases(
+        computing=_table([(worker, frame["start_time"], frame["until"]), unfinished["computing"]]),
+        sending=_table(
+            [
+                (worker, frame["until"], frame["asked"]),
+                (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
+                unfinished["sending"],
+            ]
+        ),
+        waiting=_table(
+            [
+                (worker, frame["arrive_time"], frame["serve_time"]),
+                (reads["worker"], reads["arrive_time"], reads["serve_time"]),
+                *([] if all_are_served else [unserved]),
+            ]
+        ),
+        served=_table(
+            [
+                (worker, frame["serve_time"], frame["commit_time"]),
+                (reads["worker"], reads["serve_time"], reads["time"]),
+                *([unserved] if all_are_served else []),
+            ]
+        ),
+        held=gaps,
+        returning=_table([(worker, ready, frame["start_time"]), unfinished["returning"]]),
+        away=away,
+    )
+
+
+def computations(trace: "Trace") -> pd.DataFrame:
+    """Return the frame with the end of each computation, ``until``, and the visits after it.
+
+    ``asked``: when its first message arrived, and the end of the computation if that is not
+    recorded. ``pulled``: the end of the read before its message was formed, if that is a separate
+    visit.
+    """
+    frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
+    if (push_read < 0).all():
+        pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
+    else:
+        arrive, pull_time = arrays_of(trace.reads.iloc[push_read], "arrive_time", "time")
+        # The next read of a stopped computation comes after it.
+        unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
+        pull_time = np.where(unread, np.nan, pull_time)
+        request_time = frame["arrive_time"].where(unread, arrive)
+    return frame.assign(
+        pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time)
+    )
+
+
+def _let_wait(
+    trace: "Trace",
+    frame: pd.DataFrame,
+    open_reads: pd.DataFrame,
+    present: pd.DataFrame,
+    last: float,
+) -> list[tuple]:
+    """Return the intervals between a commit and the read that the policy delays."""
+    if not trace.policy.chooses_when_to_reply and not trace.has_failures:
+        return []
+    reads = trace.reads[trace.reads["shard"] < 0]
+    reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
+    served = frame.loc[
+        (trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]
+    ]
+    follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
+    # A worker without a next read waits to the end, or to the arrival of the visit that asks for
+    # it.
+    arrived = present.set_index("worker")["arrive_time"]
+    unanswered = served.groupby("worker")["commit_time"].last()
+    unanswered = unanswered[~unanswered.index.isin(open_reads["worker"])]
+    waits = [
+        (follows["worker"], follows["commit_time"], follows["answered"]),
+        (unanswered.index, unanswered, arrived.reindex(unanswered.index).fillna(last)),
+    ]
+    if trace.has_failures:  # until a worker joins; its first read may still wait at the server
+        first = (
+            reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
+        )
+        first = first.fillna(arrived).fillna(last)
+        waits.append((first.index, np.zeros(len(first)), first))
+    return waits
+
+
+def _without_absences(
+    trace: "Trace", gaps: pd.DataFrame, last: float
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split the gaps between a worker's visits into waits for the policy and absences."""
+    absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
+    spells_of_worker = {
+        worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")
+    }
+    held_rows, away = [], []
+    for worker, begin, end in gaps.itertuples(index=False):
+        spells = spells_of_worker.get(worker, np.zeros((0, 2)))
+        for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
+            if spell_begin >= end:
+                break
+            if spell_end > begin:
+                held_rows.append((worker, begin, spell_begin))
+                away.append((worker, max(begin, spell_begin), min(end, spell_end)))
+                begin = min(end, spell_end)
+        held_rows.append((worker, begin, end))
+    tables = [
+        _table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held_rows, away)
+    ]
+    return tables[0], tables[1]
+
+
+def _unfinished(
+    frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
+) -> dict[str, tuple]:
+    """Return the last reply, computation and journey of workers with an open read."""
+    is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
+    reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
+    pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
+    ready = np.fmax(
+        reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker)
+    )
+    arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
+    # An earlier arrival belongs to another visit, a read that the worker asks for meanwhile.
+    end = np.where(arrived >= ready, arrived, last)
+    request_time = np.fmin(end, pulls["read_arrive_time"])
+    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), request_time)
+    return {
+        "returning": (worker, ready, begin),
+        "computing": (worker, begin, request_time),
+        "sending": (worker, pulls["read_time"], end),
+    }
+
+
+def _table(parts: list[tuple]) -> pd.DataFrame:
+    """Concatenate (worker, begin, end), without intervals of no duration."""
+    empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+    worker, begin, end = (
+        np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3)
+    )
+    lasting = end > begin
+    return pd.DataFrame({"worker": worker[lasting], "begin": begin[lasting], "end": end[lasting]})
