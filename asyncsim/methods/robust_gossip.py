@@ -202,7 +202,7 @@ def robust_gossip(
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
         present = jnp.concatenate([jnp.ones(1, bool), inbox.weights > 0])
         return MixingWorker(
-            worker.replica, chosen.aggregate((), messages, present, visit.key).vector
+            worker.replica, chosen.combine((), messages, present, visit.key).vector
         )
 
     def message(worker, update, start, central, visit):
