@@ -221,9 +221,7 @@ def _measured(config: Config, case: Case, seeds: range, problem: Problem) -> Tab
                 learning_rate=config.learning_rate,
             )
             rows += [{**labels, **_ending(run)} for run in runs]
-        rows = [
-            row for row in rows if row["rule"] != PLAIN or row["effective_rate"] in config.tune
-        ]
+        rows = [row for row in rows if row["rule"] != PLAIN or row["effective_rate"] in config.tune]
         measured = limits(config, case, seeds[0]) if 0 in seeds else []
         return {results.SUMMARY: rows, LIMITS: [{**labels, "seed": 0, **row} for row in measured]}
 

@@ -21,7 +21,24 @@ _GLUE = "\u2007"
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads options; raises InputError where argparse would end the program."""
+    """Reads options; raises InputError where argparse would end the program.
+
+    ``Parser.latest`` is the parser of the present command.
+    """
+
+    latest: "Parser"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        Parser.latest = self
+
+    def hint(self, message: str) -> str:
+        """Explain the option that an error message begins with; of another, name the help."""
+        name = re.split(r"\W", message, maxsplit=1)[0]
+        for action in self._actions:
+            if action.dest == name and action.option_strings and action.help:
+                return f"{action.option_strings[0]}: {action.help}"
+        return f"{self.prog} --help explains the options"
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError with argparse's message and a hint."""
@@ -155,8 +172,9 @@ VERDICT = "verdict: "
 #: The colours of printed lines, as codes of ANSI terminals, by the begins of the lines.
 _COLOURS = {VERDICT: "1;32", "error: ": "31", "hint: ": "36"}
 _COLOURED = re.compile(f"({'|'.join(_COLOURS)}).*", re.DOTALL)
-#: The begin of a line, up to its last column if it is a row of several.
-_UP_TO_LAST_COLUMN = re.compile(r"(?:.*\S {2,}|\s*)(?=\S)")
+#: The begin of a line, up to its last column if it is a row of several; and its longest part of a
+#: terminal's width to which further lines are indented.
+_UP_TO_LAST_COLUMN, _FURTHEST_INDENT = re.compile(r"(?:.*\S {2,}|\s*)(?=\S)"), 0.75
 
 
 def _for_terminal(text: str) -> str:
@@ -183,7 +201,7 @@ def _broken(line: str, width: int) -> str:
     start = _UP_TO_LAST_COLUMN.match(line[:width])
     if len(line) <= width or start is None:
         return line
-    indent = " " * (start.end() if start.end() <= width / 2 else 0)
+    indent = " " * (start.end() if start.end() <= _FURTHEST_INDENT * width else 0)
     parts = textwrap.wrap(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -201,9 +201,7 @@ def robust_gossip(
     def mix(worker, inbox, visit):
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
         present = jnp.concatenate([jnp.ones(1, bool), inbox.weights > 0])
-        return MixingWorker(
-            worker.replica, chosen.combine((), messages, present, visit.key).vector
-        )
+        return MixingWorker(worker.replica, chosen.combine((), messages, present, visit.key).vector)
 
     def message(worker, update, start, central, visit):
         x = worker.mixed + update

@@ -122,7 +122,7 @@ def require_additive(recorders: Sequence[Recorder], servers: int) -> None:
     ]
     if refused:
         raise InputError(
-            f"record: {', '.join(refused)}: would look at all parameters at one instant, and with "
+            f"record: {', '.join(refused)}: all parameters are needed at one instant, and with "
             f"servers = {servers} each commits its shard at another time; leave these recorders "
             "out, or give servers = 1"
         )

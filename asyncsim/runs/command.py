@@ -36,7 +36,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command](arguments)
     except InputError as error:
-        tell_error(error, f"asyncsim {command} --help explains the options")
+        tell_error(error, Parser.latest.hint(str(error)))
         return 2
 
 

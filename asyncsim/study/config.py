@@ -357,6 +357,14 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             )
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         require_count("directions_every", self.directions_every, minimum=0)
+        if self.servers > 1:
+            for name in ("directions_every", "animate"):
+                if value := getattr(self, name):
+                    raise InputError(
+                        f"{name} = {value}: needs all parameters at one instant, and with "
+                        f"servers = {self.servers} each commits its shard at another time; leave "
+                        "it out, or give servers = 1"
+                    )
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
         require_count("steps", self.steps, minimum=self.fewest_steps)
