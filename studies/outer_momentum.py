@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
@@ -36,7 +35,7 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
 from asyncsim.study.finished import present, read
-from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.outcome import ends
 from asyncsim.study.ranking import at_the_edge, paired_interval
 from asyncsim.study.sweep import check_values, sweep
@@ -57,7 +56,7 @@ EQUAL_RATE, EQUAL_EFFECTIVE, TUNED, QUEUE_RATE = (
     "equal rate of the queue",
 )
 #: Commits of a trace that measures a limit, parts of its last half, and rates.
-_LIMIT_COMMITS, _LIMIT_PARTS, _LIMIT_RANGE = 2000, 10, np.geomspace(0.02, 64, 40)
+_LIMIT_COMMITS, _LIMIT_PARTS, _LIMIT_RANGE = 2000, 10, np.geomspace(0.02, 64, 80)
 #: Growth per commit of a loss that has underflowed.
 _ROUND_OFF = 1e-12
 #: Share of the harm at the equal rate that is attributed to one cause alone.
@@ -132,6 +131,16 @@ class Case(NamedTuple):
     delay: int | None  #: None: a queue
     trace: Callable[[int, int], Trace]  #: of a number of commits and a seed
 
+    def jobs(self, config: Config, problem: Problem) -> list[Job]:
+        """Return a job for all seeds of a fixed delay, which share a trace, or one for each."""
+        name, seeds = self.name, range(config.seeds)
+        if self.delay is not None:
+            return [_job(f"{name}, {counted(len(seeds), 'seed')}", config, self, seeds, problem)]
+        return [
+            _job(f"{name}, seed {seed}", config, self, seeds[seed : seed + 1], problem, seed=seed)
+            for seed in seeds
+        ]
+
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
@@ -141,16 +150,7 @@ def run(config: Config) -> Result:
         (cell,) = sweep(config, [{}])
         method = outer(config.tune[0], config.server_momentum[0], MOMENTA[0], config.learning_rate)
         record = {"study": "outer_momentum", **config.record([method], cell.problem)}
-        jobs = [
-            measurement(
-                f"{case.name}, seed {seed}",
-                _measured,
-                *(config, case, seed, cell.problem),
-                labels={"case": case.name, "seed": seed},
-            )
-            for seed in range(config.seeds)
-            for case in cases(config, cell)
-        ]
+        jobs = [job for case in cases(config, cell) for job in case.jobs(config, cell.problem)]
         executor = executor_of(config, [(cell.problem, config.workers)])
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
@@ -192,38 +192,52 @@ def outer(effective_rate: float, server_momentum: float, rule: str, learning_rat
     return method._replace(name=rule, hyperparameters={**values, "learning_rate": learning_rate})
 
 
-def _measured(config: Config, case: Case, seed: int, problem: Problem) -> Tables:
-    """Train at all rates on the trace of a case and a seed, and measure the linear limits."""
+def _job(
+    name: str, config: Config, case: Case, seeds: range, problem: Problem, **labels: int
+) -> Job:
+    arguments = config, case, seeds, problem
+    return measurement(name, _measured, *arguments, labels={"case": case.name, **labels})
+
+
+def _measured(config: Config, case: Case, seeds: range, problem: Problem) -> Tables:
+    """Train at all rates on the trace of a case and its seeds, and measure the linear limits."""
     with config.computing_device():
-        trace = case.trace(config.commits, seed)
-        labels = {"case": case.name, "seed": seed}
-        labels["staleness_mean"] = trace.frame["staleness"].mean()
+        trace = case.trace(config.commits, seeds[0])
+        labels = {"case": case.name, "staleness_mean": trace.frame["staleness"].mean()}
         scales = (1, *(1 / (1 - momentum) for momentum in config.server_momentum))
         rates = sorted({rate * scale for rate in config.tune for scale in scales})
         rows = []
-        for rule in (PLAIN, *MOMENTA):
+        for rule in MOMENTA:
             runs = replay_ensemble(
                 trace,
                 outer,
                 problem,
-                seeds=[seed],
+                seeds=seeds,
                 precision=config.precision,
                 evaluate_every=len(trace),
                 progress=False,
-                effective_rate=list(config.tune) if rule == PLAIN else rates,
-                server_momentum=[0.0] if rule == PLAIN else list(config.server_momentum),
+                effective_rate=rates,
+                server_momentum=_with_plain(rule, config.server_momentum),
                 rule=rule,
                 learning_rate=config.learning_rate,
             )
             rows += [{**labels, **_rates(run), **ends(run)} for run in runs]
-        measured = limits(config, case, seed) if seed == 0 else []
-        return {results.SUMMARY: rows, LIMITS: [{**labels, **row} for row in measured]}
+        rows = [row for row in rows if row["rule"] != PLAIN or row["effective_rate"] in config.tune]
+        measured = limits(config, case, seeds[0]) if 0 in seeds else []
+        return {results.SUMMARY: rows, LIMITS: [{**labels, "seed": 0, **row} for row in measured]}
+
+
+def _with_plain(rule: str, momenta: Sequence[float]) -> list[float]:
+    """Return the momenta of a rule; the first rule's with 0, of plain steps, in its program."""
+    return [*([0.0] if rule == MOMENTA[0] else []), *momenta]
 
 
 def _rates(run: Run) -> dict[str, Any]:
     values = run.config["hyperparameters"]
     return {
-        **{name: values[name] for name in ("rule", "server_momentum", "effective_rate")},
+        "seed": run.config["seed"],
+        "rule": values["rule"] if values["server_momentum"] else PLAIN,
+        **{name: values[name] for name in ("server_momentum", "effective_rate")},
         "server_rate": values["effective_rate"] * (1 - values["server_momentum"]),
     }
 
@@ -232,17 +246,15 @@ def limits(config: Config, case: Case, seed: int) -> list[dict[str, Any]]:
     """Measure the largest stable effective rate of each rule and momentum on a quadratic."""
     trace = case.trace(_LIMIT_COMMITS, seed)
     rows = []
-    for rule in (PLAIN, *MOMENTA):
-        momenta = config.server_momentum if rule != PLAIN else (0.0,)
+    for rule in MOMENTA:
+        momenta = _with_plain(rule, config.server_momentum)
         for momentum, limit in measured_limits(trace, rule, momenta).items():
             theory = np.nan
             if case.delay is not None:
-                theory = momentum_stable_rate(
-                    momentum, case.delay, rule if momentum else MOMENTA[0]
-                )
+                theory = momentum_stable_rate(momentum, case.delay, rule)
             rows.append(
                 {
-                    "rule": rule,
+                    "rule": rule if momentum else PLAIN,
                     "server_momentum": momentum,
                     "measured": limit,
                     "theory": theory,
@@ -255,31 +267,31 @@ def measured_limits(trace: Trace, rule: str, momenta: Sequence[float]) -> dict[f
     """Measure, by momentum, the effective rate at which replays of ``x**2 / 2`` neither grow nor
     shrink.
 
-    A local rate of 1 sends ``-x`` for any window. The second search is between two rates of the
-    first.
+    A local rate of 1 sends ``-x`` for any window. Between the last rate that shrinks and the first
+    that grows, the growth is interpolated over the logarithm of the rate. NaN if no rate grows, or
+    all do.
     """
-    low, ratios = np.ones(len(momenta)), _LIMIT_RANGE
-    for _ in range(2):
-
-        def method(ratio: Any, server_momentum: Any, low: np.ndarray = low) -> Method:
-            rate = ratio * jnp.interp(server_momentum, jnp.array(momenta), jnp.array(low))
-            return outer(rate, server_momentum, rule, 1.0)
-
-        runs = replay_ensemble(
-            trace,
-            method,
-            quadratic([1.0]),
-            precision="float64",
-            evaluate_every=len(trace),
-            progress=False,
-            ratio=ratios.tolist(),
-            server_momentum=list(momenta),
+    runs = replay_ensemble(
+        trace,
+        outer,
+        quadratic([1.0]),
+        precision="float64",
+        evaluate_every=len(trace),
+        progress=False,
+        effective_rate=_LIMIT_RANGE.tolist(),
+        server_momentum=list(momenta),
+        rule=rule,
+        learning_rate=1.0,
+    )
+    growths = np.reshape([_growth(run) for run in runs], (len(_LIMIT_RANGE), len(momenta)))
+    logs, limits = np.log(_LIMIT_RANGE), {}
+    for momentum, growth in zip(momenta, growths.T, strict=True):
+        above = int(np.argmax(growth > _ROUND_OFF))
+        ends = slice(above - 1, above + 1)
+        limits[momentum] = (
+            float(np.exp(np.interp(0, growth[ends], logs[ends]))) if above else np.nan
         )
-        growths = np.reshape([_growth(run) for run in runs], (len(ratios), len(momenta)))
-        above = np.argmax(growths > _ROUND_OFF, axis=0)
-        low = np.where(above, low * ratios[above - 1], np.nan)
-        ratios = np.geomspace(1, ratios[1] / ratios[0], len(ratios))
-    return dict(zip(momenta, (low * np.sqrt(ratios[1])).tolist(), strict=True))
+    return limits
 
 
 def _growth(run: Run) -> float:

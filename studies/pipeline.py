@@ -75,15 +75,18 @@ class Config(JobOptions):
         stages = len(self.groups) or self.stages
         if stages < 2:
             raise InputError(f"stages = {stages}: one stage has nothing to compare; give 2 or more")
-        if 2 * self.staleness % (stages - 1):
-            raise InputError(
-                f"staleness = {self.staleness}: with {stages} stages the pipeline's has no whole "
-                f"numbers of versions; give a multiple of {(stages - 1) // (1 + stages % 2)}"
-            )
 
 
 def profiles(stages: int, staleness: int) -> dict[str, list[int]]:
-    """Return the staleness of each stage in all cases, by name; the mean is ``staleness``."""
+    """Return the staleness of each stage in all cases, by name; the mean is ``staleness``.
+
+    Raises InputError for a mean with which the pipeline's would not be whole numbers.
+    """
+    if 2 * staleness % (stages - 1):
+        raise InputError(
+            f"staleness = {staleness}: with {stages} stages the pipeline's has no whole numbers of "
+            f"versions; give a multiple of {(stages - 1) // (1 + stages % 2)}"
+        )
     falling = [2 * staleness * (stages - 1 - stage) // (stages - 1) for stage in range(stages)]
     in_one = {
         f"stage {stage}": [stages * staleness * (stage == other) for other in range(stages)]

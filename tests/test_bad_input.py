@@ -123,6 +123,10 @@ staleness --failures crash(3,1,site=1) | site = 1: the cluster has no sites; giv
 staleness --failures loss(1,2) | failure loss: probability = 1: must be below one
 staleness --failures leave(3) | failures: all workers leave; keep one, or let one join later
 staleness --failures outage(3,1) outage(4,1) | failures: two outages of one server
+staleness --servers 4 --animate | animate = True: needs all parameters at one instant, and with servers = 4
+checkpoint --saving 2h | saving = '2h': is as long as every = '30 min'
+pipeline --stages 9 | stages = 9: must be from 1 to 4, as the problem has 4 layers
+pipeline --staleness 5 | staleness = 5: with 4 stages the pipeline's has no whole numbers
 failures --deaths 0 0 | deaths = 0.0, 0.0: one comes twice
 failures --detect -1 | detect = -1.0: must be zero or above
 policies --methods rennala | methods = rennala: requires a certain timing, but this study compares policies
@@ -149,6 +153,7 @@ scaling --nodes 0 | nodes = 0: must be at least 1
 scaling --nodes 4 1000000000001 | nodes = 1000000000001: must be at most 1,000,000,000,000
 failures --workers 3000000000 | workers = 3000000000: a cluster of so many needs at least 2.79e+03 GiB of memory
 gossip --workers 3000000000 | workers = 3000000000: a cluster of so many needs at least 2.79e+03 GiB of memory
+scaling --bucket -3MB | bucket = -3000000.0: must be above zero (bytes)
 scaling --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
 scaling --overlap 2 | overlap = 2: is a part; give at most 1
 plan --gradients 9 --hours 1 | gradients and hours: there is one horizon; give one of versions, gradients and hours

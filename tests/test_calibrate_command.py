@@ -62,6 +62,27 @@ def test_eight_workers_predict_sixteen(capsys):
     assert {"fit.png", "fit.pdf"} <= {path.name for path in Path("log-calibrated").iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("unit", "options", "noted"),
+    [
+        (1e3, [], True),
+        (1e3, ["--unit", "ms"], False),
+        (1e3, ["--unit", "s"], False),
+        (1, [], False),
+    ],
+)
+def test_seconds_that_do_not_look_like_seconds_are_noted(unit, options, noted, capsys):
+    log = record(3, 100, seed=1)
+    times = log.columns.drop("worker")
+    log[times] = (log[times] * unit).round(0 if unit > 1 else 9)
+    log.to_csv("log.csv", index=False)
+    for folder in ("log-calibrated", "log-calibrated-2"):
+        assert main(["calibrate", "log.csv", "--runs", "2", *options]) == 0
+        assert Path(folder, "prediction.csv").exists()
+    note = "note: times taken as seconds: half of the computations take"
+    assert (note in capsys.readouterr().err) == noted
+
+
 def test_units_and_saved_traces():
     log = record(3, 100, seed=1)
     seconds = recorded(log)
@@ -113,6 +134,8 @@ def spoilt(row, column, value):
         (record(3, 100, 1), ["--unit", "h"], "unit = 'h': unknown; choose from s, ms, us, ns"),
         (record(3, 100, 1), ["--law", "gama"], "law = 'gama': unknown; did you mean 'gamma'?"),
         (record(3, 100, 1), ["--out", "."], "out = '.': exists already; give another"),
+        (record(3, 100, 1), ["--out", ".", "--runs", "1"], "runs = 1: must be at least 2; --runs"),
+        (record(3, 8, 1), [], "has 5 ways down, from a commit_time to its worker's next start_t"),
     ],
 )
 def test_a_bad_log_or_option_is_named(log, options, message, capsys):

@@ -93,6 +93,28 @@ def test_blocks_begin_with_the_columns_that_identify_rows(terminal, capsys):
         assert last[0][0] == "method" and last[0][1].startswith("column")
 
 
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("words " * 10, [("words " * 6).strip(), ("words " * 4).strip()]),
+        ("  note: " + "words " * 6, ["  note: " + "words " * 4 + "words", "  words"]),
+        (
+            "a mean  1.00   " + "words " * 5,
+            ["a mean  1.00   " + "words " * 3 + "words", " " * 15 + "words"],
+        ),
+        ("x" * 50, ["x" * 50]),
+    ],
+)
+def test_lines_break_between_words_at_the_width_of_a_terminal(line, lines, terminal, capsys):
+    with heard() as copy:
+        print(line)
+    note(line)
+    out, err = capsys.readouterr()
+    assert copy.getvalue() == f"{line}\n"
+    assert all(len(text) <= 40 or " " not in text for text in err.splitlines())
+    assert [text.rstrip() for text in out.splitlines()] == [text.rstrip() for text in lines]
+
+
 def colours(capsys):
     """The coloured lines on standard output and standard error; the copy has none."""
     with heard() as copy:

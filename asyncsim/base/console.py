@@ -21,7 +21,24 @@ _GLUE = "\u2007"
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads options; raises InputError where argparse would end the program."""
+    """Reads options; raises InputError where argparse would end the program.
+
+    ``Parser.latest`` is the parser of the present command.
+    """
+
+    latest: "Parser"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        Parser.latest = self
+
+    def hint(self, message: str) -> str:
+        """Explain the option that an error message begins with; of another, name the help."""
+        name = re.split(r"\W", message, maxsplit=1)[0]
+        for action in self._actions:
+            if action.dest == name and action.option_strings and action.help:
+                return f"{action.option_strings[0]}: {action.help}"
+        return f"{self.prog} --help explains the options"
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError with argparse's message and a hint."""
@@ -154,16 +171,41 @@ def _in_blocks(table: Any, digits: int, width: int) -> str:
 VERDICT = "verdict: "
 #: The colours of printed lines, as codes of ANSI terminals, by the begins of the lines.
 _COLOURS = {VERDICT: "1;32", "error: ": "31", "hint: ": "36"}
-_COLOURED = re.compile(f"^({'|'.join(_COLOURS)}).*", re.MULTILINE)
+_COLOURED = re.compile(f"({'|'.join(_COLOURS)}).*", re.DOTALL)
+#: The begin of a line, up to its last column if it is a row of several; and its longest part of a
+#: terminal's width to which further lines are indented.
+_UP_TO_LAST_COLUMN, _FURTHEST_INDENT = re.compile(r"(?:.*\S {2,}|\s*)(?=\S)"), 0.75
 
 
-def _coloured(text: str) -> str:
-    """Colour the verdicts, errors and hints of a text for a terminal, unless the environment has
-    NO_COLOR (https://no-color.org) or TERM=dumb.
+def _for_terminal(text: str) -> str:
+    """Fit a text to a terminal, with tables and lines of its width, and colours.
+
+    Environment variables without colours: NO_COLOR (https://no-color.org) or TERM=dumb.
     """
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return _COLOURED.sub(lambda line: f"\033[{_COLOURS[line[1]]}m{line[0]}\033[0m", text)
+    for wide in sorted(_NARROW, key=len, reverse=True):
+        text = text.replace(wide, _NARROW[wide])
+    width = shutil.get_terminal_size().columns
+    lines = [_broken(line, width) for line in text.split("\n")]
+    if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        lines = [
+            _COLOURED.sub(lambda part: f"\033[{_COLOURS[part[1]]}m{part[0]}\033[0m", line)
+            if line.startswith(tuple(_COLOURS))
+            else line
+            for line in lines
+        ]
+    return "\n".join(lines)
+
+
+def _broken(line: str, width: int) -> str:
+    """Break a line at spaces; further lines are indented like its last column."""
+    start = _UP_TO_LAST_COLUMN.match(line[:width])
+    if len(line) <= width or start is None:
+        return line
+    indent = " " * (start.end() if start.end() <= _FURTHEST_INDENT * width else 0)
+    parts = textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(parts)
 
 
 #: The printed notes, inside `each_note_once`.
@@ -179,7 +221,7 @@ def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     text = printable(text)
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
-        print(_coloured(text) if on_a_terminal() else text, file=sys.stderr, flush=True)
+        print(_for_terminal(text) if on_a_terminal() else text, file=sys.stderr, flush=True)
 
 
 def tell_error(error: object, hint: str = "") -> None:
@@ -239,7 +281,7 @@ def show_compilation(is_running: bool) -> None:
 class _Output:
     """Standard output without control characters, in any encoding; optionally with a copy.
 
-    A terminal gets tables of its width, and colours; the copy does not.
+    A terminal gets tables and lines of its width, and colours; the copy does not.
     """
 
     def __init__(self, stream: Any, copy: io.StringIO | None = None):
@@ -251,9 +293,7 @@ class _Output:
         if self._copy is not None:
             self._copy.write(text)
         if not isinstance(self.stream, _Output) and self.stream.isatty():
-            for wide in sorted(_NARROW, key=len, reverse=True):
-                text = text.replace(wide, _NARROW[wide])
-            text = _coloured(text)
+            text = _for_terminal(text)
         encoding = self.stream.encoding or "utf-8"
         try:
             text.encode(encoding)

@@ -248,6 +248,12 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
 
 
+def free_folder(stem: str) -> Path:
+    """Return the first path of ``stem``, ``stem-2``, ``stem-3``, ... at which nothing exists."""
+    numbers = (Path(stem if number == 1 else f"{stem}-{number}") for number in itertools.count(1))
+    return next(path for path in numbers if not os.path.lexists(path))
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Create a folder as a whole: yield a hidden folder, which gets the name at the end.

@@ -31,6 +31,7 @@ from asyncsim.base.errors import (
     require_positive,
     require_switch,
 )
+from asyncsim.base.tracing import naming_failures, tree_text
 
 #: Coordinates from which a coordinate-wise rule estimates the messages' shares.
 _SHARE_COORDINATES = 1000
@@ -96,7 +97,20 @@ class Rule(NamedTuple):
         messages = jnp.asarray(messages)
         self.require(len(messages) if mask is None else int(np.sum(np.asarray(mask))))
         mask = None if mask is None else jnp.asarray(mask)
-        return self.aggregate(self.init(messages[0]), messages, mask, key).vector
+        return self.combine(self.init(messages[0]), messages, mask, key).vector
+
+    def combine(self, state: State, messages: Array, mask: Array | None, key: Any) -> Aggregated:
+        """Aggregate messages; raise InputError, while traced, for a result of a wrong form."""
+        call = f"rule = {self.text!r}: aggregate(state, messages, mask, key)"
+        with naming_failures(call):
+            result = self.aggregate(state, messages, mask, key)
+        expected = tree_text(Aggregated(messages[0], messages[:, 0], state))
+        if tree_text(result) != expected:
+            raise InputError(
+                f"{call} of messages {tree_text(messages)} returned {tree_text(result)}; must "
+                f"return asyncsim.aggregation.{expected}"
+            )
+        return result
 
     def require(self, n: int) -> None:
         """Raise InputError if the rule's ``f`` is too large for ``n`` messages."""
@@ -573,7 +587,7 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
         weights = _equal_shares(near, count, messages)
         mixed = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
         spoilt = jnp.any(near & ~usable, axis=1)
-        aggregated = rule.aggregate(state, jnp.where(spoilt[:, None], jnp.inf, mixed), mask, key)
+        aggregated = rule.combine(state, jnp.where(spoilt[:, None], jnp.inf, mixed), mask, key)
         return aggregated._replace(share=aggregated.share @ weights)
 
     def largest(n: Number) -> Number:
@@ -611,7 +625,7 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
         weights = _equal_shares(inside, jnp.maximum(count, 1)[:, None], messages)
         means = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
         means = jnp.where(jnp.any(inside & ~usable, axis=1)[:, None], jnp.inf, means)
-        aggregated = rule.aggregate(state, means, None if mask is None else count > 0, key)
+        aggregated = rule.combine(state, means, None if mask is None else count > 0, key)
         return aggregated._replace(share=aggregated.share @ weights)
 
     def largest(n: Number) -> Number:
@@ -630,7 +644,7 @@ def clipping(rule: Rule | str, radius: float = 1.0) -> Rule:
         norms = jnp.sqrt(_squares(messages))
         shortened = messages * jnp.minimum(1, radius / jnp.maximum(norms, 1e-30))[:, None]
         # Of a message whose norm overflows the direction is unknown.
-        return rule.aggregate(
+        return rule.combine(
             state, jnp.where(jnp.isfinite(norms)[:, None], shortened, jnp.inf), mask, key
         )
 

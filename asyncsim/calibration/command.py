@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from asyncsim.base.errors import require_count, require_free
-from asyncsim.base.files import whole_folder, write_csv, write_json
+from asyncsim.base.errors import require_choice, require_count, require_free
+from asyncsim.base.files import free_folder, whole_folder, write_csv, write_json
+from asyncsim.calibration.fitting import FAMILIES, KINDS
 from asyncsim.calibration.log import read_visits
 from asyncsim.calibration.prediction import forecast
 
@@ -11,7 +12,7 @@ from asyncsim.calibration.prediction import forecast
 def report(
     path: str,
     workers: int | None,
-    unit: str = "s",
+    unit: str | None = None,
     law: str = "best",
     runs: int = 199,
     seed: int = 0,
@@ -19,17 +20,22 @@ def report(
 ) -> Path:
     """Print the fit and the prediction, and write them into a new folder; return the folder.
 
-    The arguments are the options of ``asyncsim calibrate``.
+    The arguments are the options of ``asyncsim calibrate``. ``out``: by default the first free
+    folder of ``NAME-calibrated``, ``NAME-calibrated-2``, ...
 
     Raises
     ------
     InputError
         See `read_visits` and `asyncsim.calibrate`; the folder exists; a number is out of range.
     """
-    target = require_free("out", out or f"{Path(path).stem}-calibrated")
     if workers is not None:
         require_count("workers", workers)
+    require_count("runs", runs, minimum=2)
+    require_count("seed", seed, minimum=0)
+    require_choice("law", law, (*KINDS, *FAMILIES))
     trace = read_visits(path, unit)
+    # Last, because a mistake in the arguments may be why the folder exists.
+    target = require_free("out", out or free_folder(f"{Path(path).stem}-calibrated"))
     predicted = forecast(trace, workers or trace.workers, seed, runs=runs, law=law)
     with whole_folder(target) as partial:
         write_json(partial / "cluster.json", predicted.cluster.to_dict())

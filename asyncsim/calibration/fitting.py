@@ -54,6 +54,13 @@ _TOO_FAR = 0.1
 _CHANCE = 1.63
 #: Standard errors above which a difference is no chance.
 ERRORS = 4.0
+#: The durations of each part of a visit, in the words of a log.
+_TIMES = {
+    "compute": "computations",
+    "service": "services, from serve_time to commit_time,",
+    "latency up": "ways up, from send_time to arrive_time,",
+    "latency down": "ways down, from a commit_time to its worker's next start_time,",
+}
 #: Search intervals for the shapes of gamma and Weibull laws.
 _GAMMA_SHAPES, _WEIBULL_SHAPES = (1e-5, 1e15), (0.05, 1e4)
 #: Search interval for the power by which durations are scaled to a given spread.
@@ -123,10 +130,10 @@ def fitted(
     """Fit a law to durations, from a named family or by the rules of `calibrate`."""
     completed = len(values) if censored is None else int(np.count_nonzero(~censored))
     if completed < FEWEST:
+        meaning = next((text for part, text in _TIMES.items() if name.startswith(part)), name)
         raise InputError(
-            f"trace: {completed} durations for the law of {name} after the warm-up; record at "
-            f"least {FEWEST}, and "
-            "some hundred for a reliable law"
+            f"trace: has {completed} {meaning} after the first of each worker; record at least "
+            f"{FEWEST}, and some hundred for a reliable law"
         )
     return Part(name, values, fit(values, law, steps, censored), steps, censored)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, require_path
 from asyncsim.traces.lag import log_table, row_text
 from asyncsim.traces.trace import Trace
@@ -26,16 +27,20 @@ TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: Medians of a computation (s) outside which its unit is taken for a mistake.
 _SHORTEST, _LONGEST = 1e-6, 86_400.0
+#: Medians of a computation (s) above which a unit that was not given is doubted: of times in whole
+#: numbers, and of others.
+_LONG_WHOLE, _LONG = 10.0, 1000.0
 
 
-def read_visits(path: str | Path, unit: str = "s") -> Trace:
+def read_visits(path: str | Path, unit: str | None = None) -> Trace:
     """Read a log of visits, parquet or CSV, or a trace that `Trace.save` wrote.
 
     Parameters
     ----------
     path : str or Path
-    unit : {"s", "ms", "us", "ns"}
-        Unit of the times in the log.
+    unit : {"s", "ms", "us", "ns"}, optional
+        Unit of the times in the log. By default seconds, with a note if half of the computations
+        are longer than 1,000 of them, or than 10 where all times are whole numbers.
 
     Raises
     ------
@@ -44,7 +49,7 @@ def read_visits(path: str | Path, unit: str = "s") -> Trace:
         row, at its worker or at the server; or the median computation is shorter than a microsecond
         or longer than a day, as in another unit. The error names column, row (from 0) and line.
     """
-    require_choice("unit", unit, UNITS)
+    is_stated, unit = unit is not None, require_choice("unit", unit or "s", UNITS)
     file = require_path("path", path)
     if file.suffix == ".parquet" and file.is_file():
         columns = pd.read_parquet(file).columns
@@ -82,6 +87,12 @@ def read_visits(path: str | Path, unit: str = "s") -> Trace:
         raise InputError(
             f"{row_text(file, row)}: {names[1]} is {seconds:.3g} s after start_time, as in half of "
             f"the rows, with unit = {unit!r}; give the unit of the times: {', '.join(UNITS)}"
+        )
+    longest = _LONG_WHOLE if (log[names] % 1 == 0).all(axis=None) else _LONG
+    if not is_stated and seconds > longest:
+        note(
+            f"times taken as seconds: half of the computations take {seconds:.3g} s or more; give "
+            "--unit ms if they are milliseconds, --unit s if they are seconds"
         )
     return recorded(log[["worker", *names]])
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, table_text
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine, panels
@@ -104,10 +104,6 @@ class Prediction:
     @property
     def text(self) -> str:
         """The table and the reasons, for printing."""
-        with pd.option_context("display.width", 200):
-            table = self.table.round(12).to_string(
-                index=False, float_format="{:.4g}".format, na_rep="-"
-            )
         verdict = "holds" if self.holds else "fails"
         band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
         judged = "judged by the throughput and by the distance of the staleness"
@@ -117,7 +113,7 @@ class Prediction:
                 f"{self.title}: {verdict}",
                 f"simulated: {describe(self.cluster)}",
                 f"{band}; {judged}",
-                table,
+                table_text(self.table.round(12), digits=4),
                 *reasons,
             ]
         )
@@ -242,18 +238,14 @@ class Forecast:
     @property
     def text(self) -> str:
         """The fit, the table and the notes, for printing."""
-        tables = [
-            table.to_string(index=False, float_format="{:.4g}".format, na_rep="-")
-            for table in (self.calibration.table, self.table)
-        ]
         return "\n".join(
             [
-                tables[0],
+                table_text(self.calibration.table, digits=4),
                 *(f"  note: {note}" for note in self.calibration.notes),
                 f"\n{self.title}; low to high: 95 % of {len(self.runs)} runs with laws fitted to "
                 "resampled times",
                 f"simulated: {describe(self.cluster)}",
-                tables[1],
+                table_text(self.table, digits=4),
                 "the workers are taken to share nothing but the server: processors or links that "
                 "they contend for make it slower",
             ]

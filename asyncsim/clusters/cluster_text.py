@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from asyncsim.base.calls import write
 from asyncsim.base.console import counted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
@@ -145,4 +146,9 @@ def _failure(failure: Failure) -> str:
     text = str(failure)
     for law in (failure.every, failure.lasts):
         text = text if law is None else text.replace(str(law), brief(law))
+    for name in ("checkpoint", "saving"):
+        seconds = getattr(failure, name)
+        if isinstance(seconds, float):
+            rounded = float(f"{seconds:.3g}")
+            text = text.replace(f"{name}={write(seconds)}", f"{name}={rounded:g} s")
     return text

@@ -65,7 +65,7 @@ def basgd(
 
     def combine(server, central, messages, visits):
         means, _ = group_means(messages, present(messages, visits), visits.worker % count, count)
-        aggregated = parsed.aggregate(server, means, None, visits.key)
+        aggregated = parsed.combine(server, means, None, visits.key)
         return Applied(
             central - rate_at(learning_rate, completing(visits), central) * aggregated.vector,
             aggregated.state,

@@ -179,7 +179,8 @@ def easgd(
     Both moves use the old replicas and the old central variable, as the paper prints them for a
     window of one; with a longer window the exchange comes at its start. On a trace without a
     barrier the springs of a version are added when it is complete, so that each version still has
-    one central variable.
+    one central variable. The default policy is the paper's barrier; `aeasgd` and `lsgd` have no
+    default, and take up messages as the trace's policy does.
 
     `asyncsim.theory.elastic_stable_beta` has the limit of stability.
 

@@ -89,8 +89,9 @@ def lsgd(
     earlier position.
 
     The paper's trigger counts the local steps of all workers, and pulls all of them at once; in the
-    authors' program they wait for each other at that point. Here workers do not wait: each is
-    pulled at its own visits, to replicas as old as their workers' last visits. A loss is the mean
+    authors' program they wait for each other at that point. Here workers do not wait, unless the
+    trace's policy says so (`easgd` and `lgd` have a barrier by default): each is pulled at its own
+    visits, to replicas as old as their workers' last visits. A loss is the mean
     of the minibatch losses of the window before the visit: the running mean of the authors' runs,
     which is as long as their window (by default it has 10 losses). The authors' program keeps a
     worker's optimizer state over its pulls; so does this. After a test, its pulls of every step go

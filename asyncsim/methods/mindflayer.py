@@ -1,13 +1,12 @@
 """MindFlayer SGD: the mean of the trials of a round that ended in time."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_choice, require_list, require_number
+from asyncsim.base.errors import InputError, require_choice, require_list, require_share
 from asyncsim.clusters.laws import Law, as_law
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import sum_messages
@@ -86,14 +85,17 @@ def mindflayer(
     for name, value in lists.items():
         if len(value) != workers:
             raise InputError(
-                f"{name}: has {len(value)} entries, and another list has {workers}; give as many: "
-                "one per worker"
+                f"{name} = {value!r}: has length {len(value)}, and {next(iter(lists))} has length "
+                f"{workers}; give each an entry per worker"
             )
     entries, trial_times = (
         lists.get(name, [value] * (workers or 1))
         for name, value in (("success", success), ("time", times))
     )
-    values = [_probability(*pair) for pair in zip(entries, trial_times, strict=True)]
+    values = [
+        _probability(f"success[{worker}]" if "success" in lists else "success", entry, time)
+        for worker, (entry, time) in enumerate(zip(entries, trial_times, strict=True))
+    ]
     probability = values[0] if workers is None else np.array(values)
 
     def over_workers(of_worker, visit, dtype):
@@ -128,28 +130,26 @@ def mindflayer(
     )
 
 
-def _probability(success: Any, time: float | None) -> Any:
+def _probability(argument: str, success: Any, time: float | None) -> Any:
     """Check a probability, or compute that of a duration of at most ``time`` under a law."""
     if isinstance(success, str | Law):
         if time is None:
             raise InputError(
-                f"success = {success}: a law needs the times of trials; give policy, or a number"
+                f"{argument} = {success}: a law needs the times of trials; give policy, or a number"
             )
         try:
-            number = float(as_law("success", success).cdf(time))
+            number = float(as_law(argument, success).cdf(time))
         except InputError as error:
-            reason = str(error).removeprefix(f"success: {success!r}: ")
-            raise InputError(f"success = {success!r}: {reason}") from None
+            reason = str(error).removeprefix(f"{argument}: ").removeprefix(f"{success!r}: ")
+            raise InputError(f"{argument} = {success!r}: {reason}") from None
         if not number:
             raise InputError(
-                f"success = {success!r}: no computation ends within {time:g} s; give longer trials"
+                f"{argument} = {success!r}: no computation ends within {time:g} s; give longer "
+                "trials"
             )
         return number
     if isinstance(success, int | float) and not isinstance(success, bool):
-        number = require_number("success", success)
-        if not (0 < number <= 1 and math.isfinite(number)):
-            raise InputError(f"success = {success!r}: must be above zero and at most one")
-        return number
+        return require_share(argument, success)
     if hasattr(success, "aval"):  # traced, in a program for several numbers
         return success
-    raise InputError(f"success = {success!r}: must be a probability, a law, or a list of them")
+    raise InputError(f"{argument} = {success!r}: must be a probability, a law, or a list of them")

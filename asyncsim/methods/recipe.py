@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
+from asyncsim.base.calls import Call, bind
 from asyncsim.base.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.methods.named import NamedOptimizer, named_optimizer
@@ -45,6 +46,8 @@ def shares_programs(factory: Factory) -> Factory:
     Floating-point arguments become arguments of the program if the factory uses them in arithmetic
     only. Counts, choices and numbers that Python compares remain constants.
 
+    The made function raises InputError for a hyper-parameter that the factory lacks.
+
     Examples
     --------
     >>> from asyncsim.methods import Method, gradient_steps, shares_programs
@@ -63,6 +66,7 @@ def shares_programs(factory: Factory) -> Factory:
 
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> Method:
+        bind(Call(factory.__name__, args, tuple(kwargs.items())), factory, factory.__name__)
         method = factory(*args, **kwargs)._replace(recipe=None)
         arguments = signature.bind(*args, **kwargs)
         arguments.apply_defaults()

@@ -128,8 +128,8 @@ def robust(
             # Usually all messages are present, and masks cost time.
             aggregated = jax.lax.cond(
                 jnp.all(nonempty),
-                lambda: chosen.aggregate(server.rule, messages, None, visits.key),
-                lambda: chosen.aggregate(server.rule, messages, nonempty, visits.key),
+                lambda: chosen.combine(server.rule, messages, None, visits.key),
+                lambda: chosen.combine(server.rule, messages, nonempty, visits.key),
             )
             v = (
                 aggregated.vector + server_momentum * server.momentum

@@ -200,9 +200,7 @@ def robust_gossip(
     def mix(worker, inbox, visit):
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
         present = jnp.concatenate([jnp.ones(1, bool), inbox.weights > 0])
-        return MixingWorker(
-            worker.replica, chosen.aggregate((), messages, present, visit.key).vector
-        )
+        return MixingWorker(worker.replica, chosen.combine((), messages, present, visit.key).vector)
 
     if chosen.averaging or jax.tree.leaves(
         jax.eval_shape(chosen.init, jax.ShapeDtypeStruct((1,), np.float32))

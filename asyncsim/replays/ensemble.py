@@ -124,7 +124,7 @@ def replay_ensemble(
         return replay_each()
     attack, learnt = parse_attack(attack), problem
     config = {"precision": precision, "attack": attack and attack.text, **jax_settings()}
-    recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
+    recorders = check_replay(trace, grid.methods[0], problem, record)
     if batched and trace.servers > 1:
         raise InputError(
             f"batched = True: replays of several servers ({trace.servers}) run one by one; leave "
@@ -133,6 +133,8 @@ def replay_ensemble(
     if batched is None and trace.servers == 1:
         batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
     if not batched:
+        for method in grid.methods[1:]:  # members of a batch differ in numbers alone
+            check_replay(trace, method, problem, record)
         return replay_each()
     grid.numbers(jnp.float32)  # first, for an error that names the values that are no numbers
     if not grid.can_be_batched(problem):
@@ -151,9 +153,7 @@ def replay_ensemble(
             grid = grid.changed(
                 lambda method: under_attack(method, learnt, attack, trace.workers)[0]
             )
-            recorders, *_ = [
-                check_replay(trace, method, problem, record) for method in grid.methods
-            ]
+            recorders = check_replay(trace, grid.methods[0], problem, record)
         accepted = trace.accepted
         grid = grid.changed(lambda method: among_the_living(method, accepted, attack))
         forget_other_precision()

@@ -34,10 +34,7 @@ def observe(
 
 def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, Sequence[Any]]:
     """Call a recorder; raise InputError, while it is traced, for results of a wrong form."""
-    call = (
-        "record: observe(state, commit) of "
-        f"{', '.join(recorder.columns) or 'a recorder without columns'}"
-    )
+    call = f"record: observe(state, commit) of {recorder.title}"
     with naming_failures(call):
         returned = recorder.observe(state, commit)
     if not (
@@ -65,14 +62,15 @@ def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, 
 def require_vectors(recorder: Recorder, state: State, commit: Commit) -> Mapping[str, Array]:
     """Return a recorder's vectors of a commit; raise InputError, while traced, if it has others."""
     assert recorder.look is not None
-    with naming_failures("record: look(state, commit)"):
+    call = f"record: look(state, commit) of {recorder.title}"
+    with naming_failures(call):
         vectors = recorder.look(state, commit)
     vector = jnp.shape(commit.central)
     if not isinstance(vectors, Mapping) or any(
         jnp.shape(value) != vector for value in vectors.values()
     ):
         raise InputError(
-            f"record: look(state, commit) returned {tree_text(vectors)}: must return a dict of "
+            f"{call} returned {tree_text(vectors)}: must return a dict of "
             f"vectors like the central variable, {tree_text(commit.central)}"
         )
     return vectors
@@ -117,14 +115,17 @@ def require_recorders(record: Any) -> tuple[Recorder, ...]:
 
 def require_additive(recorders: Sequence[Recorder], servers: int) -> None:
     """Raise InputError unless the numbers of a message are sums over its parts at all servers."""
-    for recorder in recorders:
-        if recorder.look is not None or (recorder.columns and not recorder.additive):
-            name = "looks at weights" if recorder.look is not None else repr(recorder.columns[0])
-            raise InputError(
-                f"record: {name} need all parameters at one instant, and with servers = {servers} "
-                "each commits its shard at another time; leave the recorder out, or give "
-                "servers = 1"
-            )
+    refused = [
+        recorder.title
+        for recorder in recorders
+        if recorder.look is not None or (recorder.columns and not recorder.additive)
+    ]
+    if refused:
+        raise InputError(
+            f"record: {', '.join(refused)}: all parameters are needed at one instant, and with "
+            f"servers = {servers} each commits its shard at another time; leave these recorders "
+            "out, or give servers = 1"
+        )
 
 
 def columns(recorders: Sequence[Recorder]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_count, require_fraction
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
@@ -119,6 +120,8 @@ class Recorder(NamedTuple):
         Whether each number is a sum over parameters. Then it is also recorded where servers commit
         the parts of a message at different times: ``observe`` sees each part, with states of its
         shard, and the numbers of a message are the sums over its parts.
+    name : str
+        Its call, for error messages; by default its columns.
 
     Notes
     -----
@@ -132,6 +135,12 @@ class Recorder(NamedTuple):
     look: Callable[[State, Commit], Mapping[str, Array]] | None = None
     every: int = 5
     additive: bool = False
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, or else the columns."""
+        return self.name or ", ".join(self.columns) or "a recorder without columns"
 
 
 def half_square(vector: Array) -> Array:
@@ -194,6 +203,7 @@ def _energy(mu: float, tensors: int) -> Recorder:
         look=look if tensors else None,
         every=max(tensors, 1),
         additive=True,
+        name=f"energy(tensors={tensors})" if tensors else "energy()",
     )
 
 
@@ -221,7 +231,10 @@ def _observe_chosen(state: State, commit: Commit) -> tuple[State, Sequence[Array
 
 
 _CHOSEN = Recorder(
-    ("byzantine_share", "byzantine_messages", "not_finite"), _observe_chosen, init=_chosen_state
+    ("byzantine_share", "byzantine_messages", "not_finite"),
+    _observe_chosen,
+    init=_chosen_state,
+    name="chosen()",
 )
 
 
@@ -238,7 +251,7 @@ def diagnostics(every: int = 5) -> Recorder:
 
 @functools.cache
 def _diagnostics(every: int) -> Recorder:
-    return Recorder(look=show_diagnostics, every=every)
+    return Recorder(look=show_diagnostics, every=every, name="diagnostics()")
 
 
 def show_diagnostics(state: State, commit: Commit) -> Mapping[str, Array]:
@@ -314,10 +327,17 @@ def directions(problem: Problem, target: Any = None, every: int = 5) -> Recorder
         )
         return commit.step, list(numbers)
 
+    def init(method: Method, central: Array) -> Array:
+        if central.size != problem.parameter_count:
+            raise InputError(
+                f"record: directions(problem): the problem {problem.name!r} has "
+                f"{counted(problem.parameter_count, 'parameter')}, and that of the replay "
+                f"{central.size:,}; give the recorder the problem of the replay"
+            )
+        return jnp.zeros_like(central)
+
     # Shared states are updated commit by commit, which keeps the conditional one.
-    return Recorder(
-        tuple(names), observe, lambda method, central: jnp.zeros_like(central), shared=True
-    )
+    return Recorder(tuple(names), observe, init, shared=True, name="directions()")
 
 
 #: Prefix of the columns of `positions`.
@@ -359,5 +379,9 @@ def _positions(dimensions: int) -> Recorder:
         return state, list(sketch(commit.central, signs) - start)
 
     return Recorder(
-        tuple(f"{POSITION}{place}" for place in range(dimensions)), observe, init, shared=True
+        tuple(f"{POSITION}{place}" for place in range(dimensions)),
+        observe,
+        init,
+        shared=True,
+        name="positions()",
     )

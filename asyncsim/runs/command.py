@@ -36,7 +36,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command](arguments)
     except InputError as error:
-        tell_error(error, f"asyncsim {command} --help explains the options")
+        tell_error(error, Parser.latest.hint(str(error)))
         return 2
 
 
@@ -228,7 +228,7 @@ def export(arguments: Sequence[str]) -> int:
     parser = _parser(export)
     parser.add_argument("name", metavar="FOLDER", help="a tag, or a folder of results")
     parser.add_argument("--csv", action="store_true", required=True, help="the only format so far")
-    parser.add_argument("--out", help="a new folder for the tables; by default NAME-csv")
+    parser.add_argument("--out", help="a new folder; by default NAME-csv, NAME-csv-2, ...")
     options = parser.parse_args(arguments)
     from asyncsim.runs.export import write_tables  # loads JAX
 
@@ -248,11 +248,13 @@ def calibrate(arguments: Sequence[str]) -> int:
     parser = _parser(calibrate)
     parser.add_argument("path", metavar="FILE", help="the log")
     parser.add_argument("--workers", type=int, help="workers to predict; by default the log's")
-    parser.add_argument("--unit", default="s", help="of the times in the log: s, ms, us or ns")
+    parser.add_argument("--unit", help="of the log's times: s, which is the default, ms, us or ns")
     parser.add_argument("--law", default="best", help="best, empirical, or a family such as gamma")
     parser.add_argument("--runs", type=int, default=199, help="simulated runs of the prediction")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulated runs")
-    parser.add_argument("--out", help="a new folder; by default NAME-calibrated")
+    parser.add_argument(
+        "--out", help="a new folder; by default NAME-calibrated, NAME-calibrated-2, ..."
+    )
     from asyncsim.calibration.command import report  # which loads SciPy and matplotlib
 
     report(**vars(parser.parse_args(arguments)))

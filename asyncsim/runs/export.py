@@ -10,7 +10,7 @@ import pandas as pd
 
 from asyncsim.base.console import note
 from asyncsim.base.errors import reading_results, require_free
-from asyncsim.base.files import read_table, whole_folder, write_csv
+from asyncsim.base.files import free_folder, read_table, whole_folder, write_csv
 from asyncsim.runs.index import find
 from asyncsim.study.finished import read, study_of
 from asyncsim.study.results import SUMMARY, cell_options
@@ -22,7 +22,8 @@ _UNFIT = {ord(","): ";", ord("\n"): " ", ord("\r"): " ", ord('"'): "'", ord("%")
 def write_tables(name: str, out: str | None = None) -> list[Path]:
     """Write the tables of a study into a new folder; return their paths.
 
-    ``name``: a tag or a folder of results. ``out``: by default ``NAME-csv`` in the working folder.
+    ``name``: a tag or a folder of results. ``out``: by default the first free
+    folder of ``NAME-csv``, ``NAME-csv-2``, ... in the working folder.
 
     Raises
     ------
@@ -30,7 +31,7 @@ def write_tables(name: str, out: str | None = None) -> list[Path]:
         There are no results, they are damaged, or the folder exists.
     """
     folder = Path(name) if Path(name).is_dir() else find(name).folder
-    target = require_free("out", out or f"{folder.resolve().name}-csv")
+    target = require_free("out", out or free_folder(f"{folder.resolve().name}-csv"))
     with reading_results(folder):
         tables = _tables(folder)
     with whole_folder(target) as partial:

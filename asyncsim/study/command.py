@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -44,6 +45,7 @@ from asyncsim.study.loading import (
 )
 from asyncsim.study.options import (
     NEGATIVE,
+    options_of,
     read_options,
     refuse_unknown_names,
     split_numbers,
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
         return code
     except InputError as error:
-        tell_error(error, f"asyncsim study {arguments[0]} --help explains the options")
+        tell_error(error, _hint(arguments[0], str(error)))
         return 2
     except KeyboardInterrupt as interruption:
         tell(": ".join(["interrupted", *map(str, interruption.args)]))
@@ -122,6 +124,16 @@ def _run(name: str, *options: str, keep_compiled: bool) -> int:
         study, config = configure(name, options, check=True)
         result = study.run(config)
     return INCOMPLETE if results.lacks_runs(getattr(result, "folder", None)) else 0
+
+
+def _hint(name: str, message: str) -> str:
+    """Explain the option that an error message begins with; of another message, name the help."""
+    with contextlib.suppress(InputError):
+        options = options_of(load(name, options_alone=True).Config)
+        option = options.get(re.split(r"\W", message, maxsplit=1)[0])
+        if option is not None and option.text:
+            return f"{option.form}: {option.text.partition('. ')[0].removesuffix('.')}"
+    return f"asyncsim study {name} --help explains the options"
 
 
 def set_up_jax(keep_compiled: bool = True) -> None:

@@ -103,13 +103,11 @@ class JobOptions:
     out: Path | None = None
     """Folder for the results, new or empty. By default results/STUDY, results/STUDY-2, ..."""
     resume: Path | None = None
-    """Folder of an unfinished study to complete. Its options need not be given again; seeds and
-    methods may be added.
-    """
+    """Folder of a study to complete, with its options; seeds and methods may be added."""
     executor: Literal["local", "ray"] = "local"
-    """Where to compute runs: in this process, or on a Ray cluster."""
+    """Runs in this process, or on a Ray cluster."""
     address: str | None = None
-    """Ray cluster to join: auto or HOST:PORT. By default a new one."""
+    """Ray cluster to join: auto, HOST:PORT; else a new one."""
     cpus_per_run: int = 1
     """Cores that each run reserves (ray)."""
     accelerators_per_run: float = 0.0
@@ -247,12 +245,12 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])";
     your own: FILE.py:FUNCTION."""
     seeds: int = 3
-    """Number of seeds; the methods share one trace per seed."""
+    """Number of seeds; methods share a trace per seed."""
 
     compute: LawLike = "gamma(mean=1, cv=0.2)"
     """Law of a local step's time (s). A law per worker: "[1]*90 + [3]*10"."""
     service: LawLike = "constant(0.005)"
-    """Law of the server's time per visit (s)."""
+    """Law of a visit's service time (s)."""
     latency: LawLike = "constant(0)"
     """Law of a message's time one way (s). Also "40 ms", "[up, down]", "per_worker([...])"."""
     bandwidth: BandwidthLike | None = None
@@ -278,12 +276,12 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     window: int = 1
     """Local steps per communication."""
     dynamic_window: bool = False
-    """Slower workers take fewer local steps, in proportion to their speed."""
+    """Local steps in proportion to a worker's speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """Order of a visit. exchange: the update is applied, then read; read_then_write: the read
     misses the update; write_then_read: two visits."""
     exclusive: bool = True
-    """With read_then_write, no other visit comes between a read and its write."""
+    """read_then_write in one visit, not in two."""
     discipline: Discipline = "fifo"
     """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
     servers: int = 1
@@ -292,7 +290,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
 
     policy: PolicyLike = "asynchronous"
-    """When versions are made and workers continue."""
+    """When versions are made and who waits."""
 
     failures: tuple[FailureLike, ...] = ()
     """Failures, such as "loss(0.01, timeout=2)"."""
@@ -312,17 +310,17 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """
 
     attack: AttackLike | None = None
-    """False messages of some workers; your own as FILE.py:FUNCTION."""
+    """False messages of some workers, or FILE.py:FUNCTION."""
 
     evaluate_every: int | None = None
-    """Worker steps between evaluations on all data. By default 20 evaluations in all."""
+    """Worker steps between evaluations; else 20 in all."""
     diagnose_every: int = 5
-    """Worker steps between costly diagnostics; 0 for none."""
+    """Worker steps between diagnostics; 0: none."""
     diagnose_energy: bool = False
-    """Record the energy of each tensor and its ratio's distribution."""
+    """Record the energies of each tensor and their ratio."""
     directions_every: int = 0
-    """Worker steps between cosines of updates with the full gradient, the previous step and the way
-    to the run's end, which takes a second replay; 0 for none.
+    """Worker steps between cosines of updates with the full gradient, the last step and the way to
+    the end (a second replay); 0: none.
     """
     animate: bool = False
     """Record distances of reads, for animations."""
@@ -360,6 +358,14 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
             )
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         require_count("directions_every", self.directions_every, minimum=0)
+        if self.servers > 1:
+            for name in ("directions_every", "animate"):
+                if value := getattr(self, name):
+                    raise InputError(
+                        f"{name} = {value}: needs all parameters at one instant, and with "
+                        f"servers = {self.servers} each commits its shard at another time; leave "
+                        "it out, or give servers = 1"
+                    )
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
         require_count("steps", self.steps, minimum=self.fewest_steps)

@@ -19,7 +19,7 @@ from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, nearest, require_choice, require_path, shown
 
 #: A value that begins with a minus, unlike an option.
-NEGATIVE = re.compile(r"-(?:[\d.][\d.e+-]*|inf|nan)")
+NEGATIVE = re.compile(r"-(?:[\d.].*|inf|nan)")
 #: Numbers with commas between them, with or without the option's name.
 _NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
 _HIDDEN = object()

@@ -88,7 +88,7 @@ def prescribed(
     groups: tuple[str, ...] | int = 1
     stated: list[tuple[str, str, Staleness]]
     if isinstance(staleness, Mapping):
-        groups = _require_groups("staleness", [*staleness])
+        groups = _require_groups("staleness", staleness)
         stated = [(f"staleness[{name!r}]", f" {name}", value) for name, value in staleness.items()]
     else:
         stated = [("staleness", "", staleness)]
@@ -185,14 +185,18 @@ def _is_number(value: Any) -> bool:
 
 def _require_groups(argument: str, groups: Any) -> tuple[str, ...]:
     """Return the names of groups of tensors; raise InputError unless they are texts, and differ."""
+    example = '{"0": 4, "1,2": 0}' if isinstance(groups, Mapping) else '["0", "1,2"]'
     for group in groups:
         if not isinstance(group, str) or not group.strip():
             raise InputError(
-                f"{argument}: {group!r} names no group of tensors; names are texts such as '0'"
+                f"{argument}: {group!r} names no group of tensors; give texts, such as {example}"
             )
-    if not groups or len(set(groups)) < len(groups):
+        if sum(group == name for name in groups) > 1:
+            raise InputError(f"{argument}: the group {group!r} comes twice; give each once")
+    if not groups:
         raise InputError(
-            f"{argument} = {groups!r}: must name one group of tensors or several, each once"
+            f"{argument} = {groups!r}: names no group of tensors; give one or several, such as "
+            f"{example}"
         )
     return tuple(groups)
 
