@@ -36,9 +36,7 @@ def _parts(lines: Sequence[str]) -> list[dict[str, Any]]:
     columns = _columns(lines[start:stop])
     if len(columns) < 2:
         return [{"text": line, "aligned": bool(re.search(_COLUMNS, line))} for line in lines]
-    head, *rows = (
-        [" ".join(line[part].split()) for part in columns] for line in lines[start:stop]
-    )
+    head, *rows = ([" ".join(line[part].split()) for part in columns] for line in lines[start:stop])
     return [*_parts(lines[:start]), {"columns": head, "rows": rows}, *_parts(lines[stop:])]
 
 

@@ -26,9 +26,12 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
 
     Times are in ticks of ``end / ticks`` seconds. ``columns`` has, for each phase (sorted by worker
     and begin), lane, begin and length; for commits worker, time, the read's age, the version and
-    the versions since the read, and staleness; without a server also the distance between the
-    commit's replica and the mean, in units of ``largest_distance / ticks``, where the run recorded
-    energies, and for messages sender, receiver, time of sending and journey. With rollouts a lane is a slot, and a commit a trained sample.
+    the versions since the read, and staleness. With rollouts a lane is a slot, and a commit a
+    trained sample.
+
+    Without a server there are also messages (sender, receiver, time of sending and journey) and, if
+    the run has the recorder `energy`, the distance between the replica that a commit was computed
+    at and the replicas' mean, in units of ``largest_distance / ticks``.
     """
     if trace.rollouts is not None:
         commits, intervals = _samples(trace)
