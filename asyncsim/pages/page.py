@@ -230,7 +230,8 @@ def _places(film: Film, bend: float, largest: float) -> dict[str, Any]:
 
 
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
-    """Return the titled runs that a study's page animates: of the worst and the best method.
+    """Return the titled runs that a study's page animates: of the worst and the best method with
+    several workers.
 
     The study's table `results.RANKING` has the order of the methods and the rate of each; the run
     is the method's first at this rate. In a study without that table the runs are on the study's
@@ -244,6 +245,8 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
             for row in read_rows(folder / results.SUMMARY)
             if row.get("run_folder") and row.get("trace_file")
         ]
+        # One worker alone has no staleness: it is shown only if no run has several.
+        rows = [row for row in rows if row.get("trace.workers") != "1"] or rows
         best: dict[str, tuple[float, dict[str, str]]] = {}
         for row in rows:
             loss = float(row.get("train_loss") or "nan")
