@@ -309,13 +309,21 @@ def test_a_page_holds_no_infinity(animated, tmp_path):
 
 @browser
 @pytest.mark.parametrize("dark", [False, True])
-def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
+@pytest.mark.parametrize("width", [1400, 500])  # 500 is the least of Chromium
+def test_a_page_fits_its_window(width, dark, animated, tmp_path):
+    """Sentences wrap; only parts that scroll are wider than the page."""
     shutil.copytree(animated, tmp_path / "mine")
     (tmp_path / "mine" / "report.txt").write_text(
         "a  table  of\nmany  columns  here\n" + "A long sentence. " * 40
     )
     path = page.write_page(tmp_path / "mine")
     script = """
+      const right = document.body.getBoundingClientRect().right;
+      const scrolls = (node) => node.closest(".scroll, pre, .hidden") !== null;
+      result.width = innerWidth;
+      const beyond = (node) => !scrolls(node) && node.getBoundingClientRect().right > right + 1;
+      const clipped = [...document.body.querySelectorAll("*")].filter(beyond);
+      result.clipped = clipped.map((node) => node.outerHTML.slice(0, 90));
       const said = document.querySelector("pre.sentences");
       const rows = document.querySelector("#answer pre:not(.sentences)");
       result.dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
@@ -324,8 +332,10 @@ def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
       result.rows = getComputedStyle(rows).whiteSpace;
     """
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    found, errors = in_a_browser(path, script, tmp_path, *options)
-    assert errors == "" and found == {"failed": [], "dark": dark, "wraps": True, "rows": "pre"}
+    found, errors = in_a_browser(path, script, tmp_path, f"--window-size={width},900", *options)
+    assert errors == ""
+    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True, "rows": "pre"}
+    assert found == {"failed": [], **expected}
 
 
 @browser
