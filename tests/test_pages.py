@@ -11,14 +11,17 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from test_study import TOY
 
 from asyncsim import Gamma, Rollouts, Run, methods, problems, recorders, replay, simulate, study
 from asyncsim.__main__ import main
+from asyncsim.base.console import table_text
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.pages import page
+from asyncsim.pages.answer import split
 from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.pages.timeline import timeline
 from asyncsim.runs import index
@@ -94,12 +97,14 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     text, data = path.read_text(), data_of(path)
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text)
     assert text.count("://") == 1  # in the comment of the library
-    assert data["title"] == "compare: quadratic" and data["question"].startswith(
-        "Which method is best"
-    )
-    assert "downpour" in data["answer"] and data["command"].startswith(
-        "asyncsim study compare --workers=2"
-    )
+    assert data["title"] == "compare: quadratic"
+    assert data["question"][0].startswith("Which method is best")
+    (table,) = [part for part in data["answer"] if "rows" in part]
+    assert {row[table["columns"].index("method")].split()[-1] for row in table["rows"]} == {
+        "downpour",
+        "gem",
+    }
+    assert data["command"].startswith("asyncsim study compare --workers=2")
     assert [name for name, _, _ in data["figures"]] == ["curves"]
     summary = data["tables"][-1]
     assert summary["name"] == "summary.csv"
@@ -114,6 +119,35 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     assert (
         page.write_page(animated).read_text().count("<svg") == 0
     )  # figures are images, apart from the page
+
+
+def test_printed_tables_become_tables_of_the_page():
+    """A sentence of the same length precedes the table; a cell contains spaces."""
+    frame = pd.DataFrame(
+        {
+            "": ["1", "~2"],
+            "method": ["sgd", "downpour"],
+            "time (s)": ["42.0 ± 7.1", "9.0 ± 1.1"],
+            "reached": ["2 of 2", "0 of 2"],
+            "training loss": [0.0745, 0.568],
+        }
+    )
+    text = table_text(frame)
+    width = len(text.splitlines()[0])
+    lines = [f"{'a sentence ' * 9}"[: width - 1] + ".", text, "verdict: sgd is best", "so  that"]
+    verdict, parts = split("\n".join(lines))
+    assert verdict == "sgd is best"
+    assert parts == [
+        {"text": lines[0], "aligned": False},
+        {
+            "columns": ["method", "time (s)", "reached", "training loss"],
+            "rows": [
+                ["1 sgd", "42.0 ± 7.1", "2 of 2", "0.0745"],
+                ["~2 downpour", "9.0 ± 1.1", "0 of 2", "0.568"],
+            ],
+        },
+        {"text": "so  that", "aligned": True},
+    ]
 
 
 def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
@@ -275,13 +309,21 @@ def test_a_page_holds_no_infinity(animated, tmp_path):
 
 @browser
 @pytest.mark.parametrize("dark", [False, True])
-def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
+@pytest.mark.parametrize("width", [1400, 500])  # 500 is the least of Chromium
+def test_a_page_fits_its_window(width, dark, animated, tmp_path):
+    """Sentences wrap; only parts that scroll are wider than the page."""
     shutil.copytree(animated, tmp_path / "mine")
     (tmp_path / "mine" / "report.txt").write_text(
         "a  table  of\nmany  columns  here\n" + "A long sentence. " * 40
     )
     path = page.write_page(tmp_path / "mine")
     script = """
+      const right = document.body.getBoundingClientRect().right;
+      const scrolls = (node) => node.closest(".scroll, pre, .hidden") !== null;
+      result.width = innerWidth;
+      const beyond = (node) => !scrolls(node) && node.getBoundingClientRect().right > right + 1;
+      const clipped = [...document.body.querySelectorAll("*")].filter(beyond);
+      result.clipped = clipped.map((node) => node.outerHTML.slice(0, 90));
       const said = document.querySelector("pre.sentences");
       const rows = document.querySelector("#answer pre:not(.sentences)");
       result.dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
@@ -290,8 +332,10 @@ def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
       result.rows = getComputedStyle(rows).whiteSpace;
     """
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    found, errors = in_a_browser(path, script, tmp_path, *options)
-    assert errors == "" and found == {"failed": [], "dark": dark, "wraps": True, "rows": "pre"}
+    found, errors = in_a_browser(path, script, tmp_path, f"--window-size={width},900", *options)
+    assert errors == ""
+    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True, "rows": "pre"}
+    assert found == {"failed": [], **expected}
 
 
 @browser
@@ -385,6 +429,25 @@ def test_a_timeline_shows_the_read_and_staleness_of_each_commit():
             lane = np.cumsum(columns[f"lane{number}"])
             packed = np.bincount(lane, columns[f"length{number}"] * tick, 5)
             np.testing.assert_allclose(packed, duration, atol=1e-3)
+
+
+def test_without_a_server_a_timeline_shows_distances_from_the_mean():
+    """The replica before the last commit is that of a run with one commit fewer."""
+    cluster = Cluster(
+        4, Gamma(1.0, 0.3), latency=0.1, topology="ring", policy='neighbours(mix="beside")'
+    )
+    problem, method = problems.quadratic([1.0, 0.3], noise=0.5), methods.dpsgd(0.2)
+    traces = [simulate(cluster, commits=commits) for commits in (40, 41)]
+    before, run = (
+        replay(trace, method, problem, record=[recorders.energy()], progress=False)
+        for trace in traces
+    )
+    data = timeline("gossip", traces[1], run)
+    distances = unpacked(data["columns"])["distance"] * data["largest_distance"] / data["ticks"]
+    worker = traces[1].frame["worker"].iloc[-1]
+    np.testing.assert_allclose(
+        distances[-1], np.linalg.norm(before.replicas[worker] - run.params), rtol=1e-4
+    )
 
 
 def places_of(path: Path) -> dict:

@@ -167,7 +167,7 @@ def test_seeds_that_do_not_reach_it_bound_the_time_from_below():
 
 
 def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there():
-    assert "one seed cannot show how certain this order is" in said(
+    assert "one seed, which cannot show how certain this order is" in said(
         judged(summary({"a": [1.0], "b": [9.0]}))
     )
     table = judged(

@@ -321,7 +321,7 @@ async function animate(show, traces, place) {
   };
   window.addEventListener("hashchange", follow);
   window.addEventListener("resize", resize);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+  onColors(render);
   explain();
   now = show.start;
   resize();

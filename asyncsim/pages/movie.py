@@ -93,7 +93,11 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
                 color = colors[film.phase[frame][is_drawn]]
                 dots.set_offsets(at)
                 dots.set_facecolor(color)
-                lines.set_segments(list(np.stack([np.zeros_like(at), at], axis=1)))
+                leader = film.leader[frame]
+                # Workers are pulled to the present leader, else to the central variable.
+                centre = place[frame][leader] if leader >= 0 and is_drawn[leader] else np.zeros(2)
+                ends = np.broadcast_to(centre, at.shape), at
+                lines.set_segments(list(np.stack(ends, axis=1)))
                 lines.set_color(color)
                 cursor.set_xdata([times[frame]] * 2)
                 ended = film.ended is not None and times[frame] > film.ended

@@ -24,14 +24,14 @@ function element(tag, text, parent, classes) {
   return node;
 }
 
+/** Return the number at the begin of a text, such as "0.3 ± 0.1"; NaN without one. */
 function number(text) {
-  return text === "" ? NaN : Number(text.replace("inf", "Infinity"));
+  return parseFloat(text.replaceAll(",", "").replace("inf", "Infinity"));
 }
 
 function rounded(text) {
-  const value = number(text);
-  if (!Number.isFinite(value) || Number.isInteger(value)) return text;
-  return String(Number(value.toPrecision(4)));
+  const value = Number(text);
+  return Number.isFinite(value) && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : text;
 }
 
 function round(value) {
@@ -44,26 +44,26 @@ function lossAt(film, time) {
   return last;
 }
 
-/** Draw a table whose columns sort, a link to it as CSV, and the meaning of its columns. */
-function table(parent, { name, columns, words, rows, count }) {
-  const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-  const paragraph = element("p", null, parent, "faint"), link = element("a", `${name} as a file`, paragraph);
-  link.download = name.split(" ")[0];
-  link.href = `data:text/csv;charset=utf-8,${encodeURIComponent([columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n"))}`;
-  if (rows.length < count) paragraph.append(`: the first ${rows.length} of ${count} rows`);
+/** Draw a table whose columns sort. Wide ones are printed as a paragraph for each row. */
+function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
   const scroll = element("div", null, parent, "scroll");
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", name);
-  const node = element("table", null, scroll);
+  const longest = columns.map((_, i) => Math.max(words[i].length, ...rows.map((row) => shown(row[i]).length)));
+  const node = element("table", null, scroll, longest.reduce((sum, length) => sum + length + 2, 0) > 110 ? "wide" : "");
   const head = element("tr", null, element("thead", null, node)), body = element("tbody", null, node);
-  const numeric = columns.map((_, i) => rows.every((row) => row[i] === "" || row[i] === "nan" || !Number.isNaN(number(row[i]))));
+  const numeric = columns.map((_, i) => rows.every((row) => ["", "-", "nan"].includes(row[i]) || !Number.isNaN(number(row[i]))));
   let by = -1, up = true;
   function fill() {
     body.replaceChildren();
     for (const row of rows) {
       const line = element("tr", null, body);
-      row.forEach((cell, i) => element(i ? "td" : "th", rounded(cell), line, numeric[i] ? "" : "text").title = cell);
+      row.forEach((cell, i) => {
+        const entry = element(i ? "td" : "th", shown(cell), line, numeric[i] ? "" : "text");
+        entry.title = cell;
+        entry.dataset.column = words[i];
+      });
       line.firstChild.scope = "row";
     }
   }
@@ -89,6 +89,16 @@ function table(parent, { name, columns, words, rows, count }) {
     button.onclick = () => sort(i);
   });
   fill();
+}
+
+/** Draw a table of a file: a link to it, and the meaning of its columns. */
+function file(parent, { name, columns, words, rows, count }) {
+  const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+  const paragraph = element("p", null, parent, "faint"), link = element("a", `${name} as a file`, paragraph);
+  link.download = name.split(" ")[0];
+  link.href = `data:text/csv;charset=utf-8,${encodeURIComponent([columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n"))}`;
+  if (rows.length < count) paragraph.append(`: the first ${rows.length} of ${count} rows`);
+  table(parent, { name, columns, words, rows }, rounded);
   const differ = columns.map((column, i) => [column, words[i]]).filter(([column, word]) => column.replaceAll("_", " ") !== word);
   if (!differ.length) return;
   const list = element("dl", null, element("details", null, parent));
@@ -103,19 +113,20 @@ document.title = data.title;
 $("origin").textContent = data.origin;
 // The answer is the first line; a page without one has its title there.
 $("title").textContent = data.verdict ?? data.title;
-$("question").textContent = data.verdict ? `${data.title}. ${data.question}` : data.question;
-// Rows of tables stay as they are; sentences are wrapped.
-let block = null;
-for (const line of data.answer.split("\n")) {
-  const tabular = /\S {2,}\S/.test(line);
-  if (block === null || block.tabular !== tabular) {
-    block = element("pre", "", $("answer"), tabular ? "" : "sentences");
-    block.tabular = tabular;
-    if (tabular) block.tabIndex = 0;
-  }
-  block.textContent += `${line}\n`;
+const [question, ...rest] = data.question;
+$("question").textContent = [data.verdict ? data.title : null, question].filter(Boolean).join(". ");
+if (rest.length) {
+  const about = element("details");
+  $("question").after(about);
+  element("summary", "about this study", about);
+  for (const text of rest) element(text.includes("\n") ? "pre" : "p", text, about);
 }
-if (!data.answer.trim()) $("results").remove();
+data.answer.forEach(({ text, aligned, columns, rows }, i) => {
+  if (columns) return table($("answer"), { name: `results, part ${i + 1}`, columns, words: columns, rows });
+  const block = element("pre", text, $("answer"), aligned ? "" : "sentences");
+  if (aligned) block.tabIndex = 0;
+});
+if (!data.answer.length) $("results").remove();
 if (data.command) $("command").textContent = data.command;
 else $("made").remove();
 for (const [name, source, caption] of data.figures) {
@@ -129,9 +140,8 @@ for (const [name, source, caption] of data.figures) {
 if (!data.figures.length) $("figures").remove();
 for (const each of data.tables) {
   const part = element("details", null, $("tables"));
-  part.open = each.open;
   element("summary", `${each.name}: ${each.count} ${each.count === 1 ? "row" : "rows"}`, part);
-  table(part, each);
+  file(part, each);
 }
 if (!data.tables.length) $("tables").remove();
 if (data.config) $("config").textContent = JSON.stringify(data.config, null, 1);

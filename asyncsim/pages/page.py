@@ -8,16 +8,18 @@ import io
 import json
 import math
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asyncsim.base.console import VERDICT, counted, heard, number_text
+from asyncsim.base.console import counted, heard, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
+from asyncsim.pages.answer import split
 from asyncsim.pages.film import (
     DISTANCE,
     MOST_WORKERS,
@@ -51,8 +53,6 @@ _ASSETS = {
 #: Largest numbers: rows of a table, frames of the animation in a study's page, and frames of an
 #: animation page.
 _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
-#: Largest number of rows of a table that is open at first.
-_OPEN_ROWS = 30
 #: Largest size of the films in an animation, in bytes: with many workers there are fewer frames.
 _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
@@ -90,14 +90,13 @@ def write_page(
     unfinished = results.unfinished(folder)
     of = f" ({unfinished})" if unfinished else ""
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
-    text = read_text(printed).strip("\n") if printed.exists() else ""
-    verdict = _verdict(text)
+    verdict, answer = split(read_text(printed) if printed.exists() else "")
     page = {
         "title": f"{title}{of}",
         "origin": _origin(folder, config),
-        "verdict": verdict and (f"{unfinished}; {verdict}" if unfinished else verdict),
+        "verdict": "; ".join(filter(None, [unfinished, verdict])) or None,
         "question": _question(study),
-        "answer": text,
+        "answer": answer,
         "command": None
         if typed is None
         else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
@@ -125,8 +124,8 @@ def write_animation(
     empty: dict[str, Any] = {
         "origin": "asyncsim",
         "verdict": None,
-        "question": "",
-        "answer": "",
+        "question": [],
+        "answer": [],
         "command": None,
         "figures": [],
         "tables": [],
@@ -231,7 +230,8 @@ def _places(film: Film, bend: float, largest: float) -> dict[str, Any]:
 
 
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
-    """Return the titled runs that a study's page animates: of the worst and the best method.
+    """Return the titled runs that a study's page animates: of the worst and the best method with
+    several workers.
 
     The study's table `results.RANKING` has the order of the methods and the rate of each; the run
     is the method's first at this rate. In a study without that table the runs are on the study's
@@ -245,6 +245,8 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
             for row in read_rows(folder / results.SUMMARY)
             if row.get("run_folder") and row.get("trace_file")
         ]
+        # One worker alone has no staleness: it is shown only if no run has several.
+        rows = [row for row in rows if row.get("trace.workers") != "1"] or rows
         best: dict[str, tuple[float, dict[str, str]]] = {}
         for row in rows:
             loss = float(row.get("train_loss") or "nan")
@@ -284,13 +286,6 @@ def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dic
     return [runs[rank] for rank in ranks if rank in runs]
 
 
-def _verdict(text: str) -> str | None:
-    """Return the sentences of a study's verdict, from its printed text; None without one."""
-    mark = VERDICT
-    verdicts = [line.removeprefix(mark) for line in text.splitlines() if line.startswith(mark)]
-    return "; ".join(verdicts) or None
-
-
 def _origin(folder: Path, config: Mapping[str, Any]) -> str:
     """Return the version that a study was run with, and the day on which it began."""
     versions, origin = config.get("versions"), results.json_table(folder / results.ORIGIN)
@@ -299,14 +294,18 @@ def _origin(folder: Path, config: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *([str(origin["date"])[:10]] if "date" in origin else [])])
 
 
-def _question(study: str) -> str:
-    """Return the docstring of a study on one line; empty if it cannot be read."""
+def _question(study: str) -> list[str]:
+    """Return the paragraphs of a study's docstring, with lines if code; none if unreadable."""
     path = studies().get(study)
     try:
         docstring = ast.get_docstring(ast.parse(path.read_bytes())) if path else None
     except (OSError, SyntaxError, ValueError):
-        return ""
-    return " ".join((docstring or "").split())
+        return []
+    paragraphs = (docstring or "").replace("``", "").replace("::", ":").split("\n\n")
+    return [
+        textwrap.dedent(text) if text.startswith(" ") else " ".join(text.split())
+        for text in paragraphs
+    ]
 
 
 def _table(file: Path) -> dict[str, Any]:
@@ -323,8 +322,6 @@ def _table(file: Path) -> dict[str, Any]:
         "columns": columns,
         "words": words,
         "rows": rows[:_MOST_ROWS],
-        # A table of single runs is long and wide; tables of means answer the question.
-        "open": file.name != results.SUMMARY and len(rows) <= _OPEN_ROWS,
     }
 
 

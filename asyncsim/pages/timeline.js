@@ -46,6 +46,7 @@ async function prepare(show) {
   };
   commits.readTime = commits.time.map((time, i) => time - columns.age[i] * second);
   commits.read = commits.version.map((version, i) => version - columns.read[i]);
+  if (columns.distance) commits.distance = Float64Array.from(columns.distance, (value) => (value * show.largest_distance) / show.ticks);
   const ofLane = Array.from({ length: show.lanes }, () => []);
   commits.worker.forEach((worker, i) => ofLane[worker].push(i));
   const phases = show.phases.map(([name, color], k) => {
@@ -80,6 +81,17 @@ function counts(rises, falls) {
   return [times, values];
 }
 
+/** Call a function when the page's colours change, and for printing, on white paper. */
+function onColors(draw) {
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  for (const event of ["beforeprint", "afterprint"]) {
+    window.addEventListener(event, () => {
+      document.documentElement.classList.toggle("paper", event === "beforeprint");
+      draw();
+    });
+  }
+}
+
 function joined(arrays) {
   return arrays.flatMap((array) => Array.from(array));
 }
@@ -91,7 +103,8 @@ function timeline(show, trace, place) {
   const number = (value) => value.toLocaleString("en");
   const part = show.commits < show.total ? `the first ${number(show.commits)} of ${number(show.total)}` : number(show.total);
   const item = show.noun === "slot" ? "trained samples" : "commits";
-  const lanesShown = show.lanes < show.workers ? `the first ${number(show.lanes)} of ${number(show.workers)} ${show.noun}s` : `${number(show.workers)} ${show.noun}s`;
+  const plural = `${number(show.workers)} ${show.noun}${show.workers === 1 ? "" : "s"}`;
+  const lanesShown = show.lanes < show.workers ? `the first ${number(show.lanes)} of ${plural}` : plural;
   element("p", `${show.title}: ${lanesShown}, ${part} ${item}. Drag to zoom, shift and drag to move, double-click for the whole; ` +
     `click a lane to follow its ${show.noun}; the arrow keys go from commit to commit.`, place, "faint");
   const legend = element("div", null, place, "legend");
@@ -111,7 +124,7 @@ function timeline(show, trace, place) {
   const panel = element("div", null, place, "timeline");
   panel.tabIndex = 0;
   panel.setAttribute("role", "group");
-  panel.setAttribute("aria-label", `timeline of ${number(show.workers)} ${show.noun}s`);
+  panel.setAttribute("aria-label", `timeline of ${plural}`);
   const status = element("p", "Point at a commit for its read and staleness.", place, "status");
   status.setAttribute("role", "status");
   status.id = "timeline-status";
@@ -267,8 +280,9 @@ function timeline(show, trace, place) {
     const completes = commits.version[i] > (i ? commits.version[i - 1] : 0);
     const use = show.noun === "slot" ? `was trained on at version ${number(commits.version[i])}`
       : completes ? `made version ${number(commits.version[i])}` : `waits for version ${number(commits.version[i] + 1)}`;
+    const distance = commits.distance ? `, distance from the mean ${round(commits.distance[i])}` : "";
     return `${name} at ${seconds(commits.time[i])}: read version ${number(commits.read[i])} at ${seconds(commits.readTime[i])}, ` +
-      `${use}; staleness ${number(commits.staleness[i])}.${by}`;
+      `${use}; staleness ${number(commits.staleness[i])}${distance}.${by}`;
   }
   function choose(i) {
     if (i === chosen) return;
@@ -300,8 +314,10 @@ function timeline(show, trace, place) {
 
   const heightOfLanes = Math.min(460, Math.max(150, 9 * show.lanes));
   const axis = (extra) => ({ stroke: () => css("--faint"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, font: "11px system-ui, sans-serif", ...extra });
+  // A browser that takes a picture of the page may report a window of one pixel meanwhile.
+  const width = () => Math.max(200, panel.clientWidth);
   const base = (height, label, isLast) => ({
-    width: panel.clientWidth,
+    width: width(),
     height: height + (isLast ? 46 : 6),
     padding: [10, 12, isLast ? 0 : 6, 0],
     legend: { show: false },
@@ -318,6 +334,7 @@ function timeline(show, trace, place) {
 
   const curves = [];
   if (commits.time.length) curves.push({ label: "staleness", data: [commits.time, commits.staleness], marks: true });
+  if (commits.distance) curves.push({ label: "distance", data: [commits.time, commits.distance], marks: true });
   const at = (name) => phases.find((phase) => phase.name === name);
   const [waiting, served, queued] = [at("waiting at the server"), at("being served"), at("in the queue")];
   if (waiting?.begin.length || served?.begin.length) {
@@ -331,12 +348,13 @@ function timeline(show, trace, place) {
 
   /** Draw commits as squares, at most one for each two pixels; only the followed worker's, if any. */
   function squares(plot, series, from, to) {
+    const values = plot.data[series];
     const fill = new Path2D(), { left, top, width, height } = plot.bbox, { x, y } = plot.scales;
     const seen = new Uint8Array((Math.ceil(width / 2) + 1) * (Math.ceil(height / 2) + 1));
     for (let i = from; i <= to; i++) {
       if (followed >= 0 && commits.worker[i] !== followed) continue;
       const across = Math.floor(((commits.time[i] - x.min) / (x.max - x.min)) * (width / 2));
-      const down = Math.floor(((y.max - commits.staleness[i]) / (y.max - y.min)) * (height / 2));
+      const down = Math.floor(((y.max - values[i]) / (y.max - y.min)) * (height / 2));
       const cell = down * (Math.ceil(width / 2) + 1) + across;
       if (seen[cell]) continue;
       seen[cell] = 1;
@@ -359,7 +377,7 @@ function timeline(show, trace, place) {
   plots.push(new uPlot(lanes, [[0, show.end], [null, null]], panel));
   curves.forEach(({ label, data, marks, steps, log }, k) => {
     const options = base(90, label, k === curves.length - 1);
-    options.scales.y = log ? { distr: 3 } : marks || steps ? { range: (_, low, high) => [0, Math.max(1, 1.1 * high)] } : {};
+    options.scales.y = log ? { distr: 3 } : marks || steps ? { range: (_, low, high) => [0, 1.1 * (high || 1)] } : {};
     if (log) options.axes[1].grid = options.axes[1].ticks = { show: false };
     const series = { stroke: () => css("--accent"), width: 1.5, points: { show: false } };
     if (marks) Object.assign(series, { paths: squares, fill: () => css("--accent"), width: 0 });
@@ -414,9 +432,9 @@ function timeline(show, trace, place) {
     event.preventDefault();
   });
   filter.onchange = arrange;
-  const resize = () => plots.forEach((plot) => plot.setSize({ width: panel.clientWidth, height: plot.height }));
+  const resize = () => plots.forEach((plot) => plot.setSize({ width: width(), height: plot.height }));
   window.addEventListener("resize", resize);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach((plot) => plot.redraw(false)));
+  onColors(() => plots.forEach((plot) => plot.redraw(false)));
   // For measurements: pans through the whole timeline and returns the number of frames a second.
   window.panTimeline = async (frames = 60, share = 0.2) => {
     const begun = performance.now();

@@ -26,8 +26,12 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
 
     Times are in ticks of ``end / ticks`` seconds. ``columns`` has, for each phase (sorted by worker
     and begin), lane, begin and length; for commits worker, time, the read's age, the version and
-    the versions since the read, and staleness; without a server, for messages sender, receiver,
-    time of sending and journey. With rollouts a lane is a slot, and a commit a trained sample.
+    the versions since the read, and staleness. With rollouts a lane is a slot, and a commit a
+    trained sample.
+
+    Without a server there are also messages (sender, receiver, time of sending and journey) and, if
+    the run has the recorder `energy`, the distance between the replica that a commit was computed
+    at and the replicas' mean, in units of ``largest_distance / ticks``.
     """
     if trace.rollouts is not None:
         commits, intervals = _samples(trace)
@@ -40,6 +44,12 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
         words = IN_WORDS | ({"held": "waiting for others"} if trace.protocol == GOSSIP else {})
         colors = {words[name]: PHASES[name] for name in names._fields}
     total = len(commits)
+    largest = None
+    if trace.protocol == GOSSIP and run is not None and "central_energy" in run.commits:
+        # The energy is half the square of this distance; a diverged run has fewer commits.
+        distance = np.sqrt(2 * run.commits["central_energy"].replace(np.inf, np.nan))
+        largest = float(distance.max()) or 1.0
+        commits = commits.reset_index(drop=True).assign(distance=distance)
     commits = commits.iloc[:MOST_COMMITS]
     commits = commits[commits["worker"] < MOST_LANES]
     end = float(commits["time"].max()) if len(commits) else 1.0
@@ -60,14 +70,19 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
         "phases": list(colors.items()),
         "rounds": bool(trace.rollouts is None and trace.policy.chooses_when_to_reply),
         "gossip": trace.protocol == GOSSIP,
+        "largest_distance": largest,
         "marks": marks[:MOST_COMMITS],
         "curves": _curves(run, end),
-        "columns": pack(_columns(trace, commits, intervals, end)),
+        "columns": pack(_columns(trace, commits, intervals, end, largest)),
     }
 
 
 def _columns(
-    trace: Trace, commits: pd.DataFrame, intervals: Sequence[pd.DataFrame], end: float
+    trace: Trace,
+    commits: pd.DataFrame,
+    intervals: Sequence[pd.DataFrame],
+    end: float,
+    largest: float | None,
 ) -> dict[str, np.ndarray]:
     """Return the columns of integers of `timeline`."""
     ticks = _TICKS / end if end > 0 else 1.0
@@ -83,6 +98,8 @@ def _columns(
         "read": commits["version"] - commits["read_version"],
         "staleness": commits["staleness"],
     }
+    if largest is not None:
+        columns["distance"] = (commits["distance"].fillna(0) / largest * _TICKS).round()
     for number, table in enumerate(intervals):
         table = table[(table["begin"] < end) & (table["worker"] < MOST_LANES)]
         table = table.sort_values(["worker", "begin"], kind="stable")

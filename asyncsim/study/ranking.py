@@ -375,7 +375,10 @@ def verdict(
     if not rest:
         return f"{best} is the only {what}: there is nothing to compare it with"
     if seeds < 2:
-        return "one seed cannot show how certain this order is; give --seeds 3 or more"
+        return (
+            f"{best} is first with one seed, which cannot show how certain this order is; give "
+            "--seeds 3 or more"
+        )
     lines = [_best_of(rows, measure, what, seeds)]
     for (above, _), (name, row) in itertools.pairwise(rows):
         if row["same_as_above"]:
