@@ -140,10 +140,11 @@ def path(results: Finished) -> Figure:
     for window, shade in look.shades(paths).items():
         points = paths[window]
         length = np.linalg.norm(np.diff(points, axis=0), axis=1).sum()
+        share = np.linalg.norm(points[-1]) / length
         axes.plot(
             *directions[:2] @ points.T,
             color=shade.color,
-            label=f"\u03bb = {window}: distance {np.linalg.norm(points[-1]) / length:.3f} of length",
+            label=f"\u03bb = {window}: distance {share:.3f} of length",
         )
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel("first main direction, from the start")
