@@ -129,9 +129,9 @@ def _off_at(curve: Curve, theirs: pd.Series, stretch: float) -> np.ndarray:
     """
     known = np.isfinite(curve.mean)
     time, loss = stretch * curve.time[known], np.log10(curve.mean[known])
-    # Beyond our end the last value would count; the first published points come before ours.
-    times = np.clip(theirs.index.to_numpy(np.float64), time[0], time[-1])
-    return np.interp(times, time, loss) - np.log10(theirs.to_numpy(np.float64))
+    theirs = theirs[theirs.index <= time[-1]]
+    # The first published points come before ours, which are means.
+    return np.interp(theirs.index, time, loss) - np.log10(theirs.to_numpy(np.float64))
 
 
 def times_to_target(results: Finished) -> Figure:
@@ -266,12 +266,17 @@ def measure_generalization(results: Finished) -> list[Deviation]:
     _, per_gradient = _epochs(results)
     for name, n in itertools.product(methods_of(results), values_of(results, "workers")):
         rows = results._replace(summary=results.rows(method=name, workers=n))
+        if rows.summary.empty:  # a study that was interrupted
+            continue
         for column in _PARTS:
-            theirs = _published_epochs(results, name, column)
-            if theirs.empty or rows.summary.empty:
-                continue
             ours = _evaluated(rows).groupby("gradients")[column].mean().dropna()
-            at = np.interp(theirs.index, ours.index * per_gradient, ours)
+            epochs = ours.index * per_gradient
+            theirs = _published_epochs(results, name, column)
+            # The last epoch is rounded to whole visits of all workers.
+            theirs = theirs[theirs.index <= 1.01 * epochs[-1]]
+            if theirs.empty:
+                continue
+            at = np.interp(theirs.index, epochs, ours)
             off = float(np.sqrt(np.mean(np.log10(at / theirs) ** 2)))
             series = f"{_EPOCHS[name]} {_PUBLISHED_PARTS[column]}"
             deviations.append(curve_row("5", series, f"workers={n}", off, np.nan, rows.summary))
