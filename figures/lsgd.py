@@ -4,7 +4,7 @@ runs.
 Drawn from the results of the study ``leaders``, which draws them itself. To draw them again::
 
     python -m figures lsgd                                   # in a clone
-    asyncsim figures lsgd --results results        # installed
+    asyncsim figures lsgd --results results                  # installed
 
 The paper's curves are not available as numbers, so the figures show only ours.
 """
@@ -129,10 +129,7 @@ def periods(finished: Finished) -> Figure:
 
 def leaderships(finished: Finished) -> Figure:
     """Draw each worker's share of LSGD's elections, at each period; means over the seeds."""
-    table = finished.table("leaders.csv")
-    rows = table[table["method"] == "lsgd"]
-    if rows.empty:
-        raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
+    rows = _elections(finished)
     workers = sorted(rows["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(workers))
     shades = look.shades(sorted(rows["window"].unique()))
@@ -163,7 +160,7 @@ def leaderships(finished: Finished) -> Figure:
         axes.legend()
     panels[0].set_ylabel("share of elections")
     remark = (
-        f"{finished.config['problem']}; {over_seeds(_seeds(table), 'means over')}; dotted: 1/n; "
+        f"{finished.config['problem']}; {over_seeds(_seeds(rows), 'means over')}; dotted: 1/n; "
         "kept: the leader stays"
     )
     layout.title(figure, f"LSGD's one leader; {remark}")
@@ -172,10 +169,7 @@ def leaderships(finished: Finished) -> Figure:
 
 def identities(finished: Finished) -> Figure:
     """Draw LSGD's single leader over time, of the first seed, by workers and period."""
-    table = finished.table("leaders.csv")
-    rows = table[table["method"] == "lsgd"]
-    if rows.empty:
-        raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
+    rows = _elections(finished)
     counts, windows = (sorted(rows[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.7 + 1.5 * len(counts))
     figure, panels = look.new_figure(*size, len(windows), len(counts))
@@ -197,6 +191,15 @@ def identities(finished: Finished) -> Figure:
         axes.set_ylabel("leader")
     layout.title(figure, f"LSGD's one leader over time; {finished.config['problem']}, first seed")
     return figure
+
+
+def _elections(finished: Finished) -> pd.DataFrame:
+    """Return the rows of LSGD with a single leader; raise InputError if there are none."""
+    table = finished.table("leaders.csv")
+    rows = table[table["method"] == "lsgd"]
+    if rows.empty:
+        raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
+    return rows
 
 
 def _looks(table: pd.DataFrame) -> dict[str, Look]:
@@ -263,6 +266,7 @@ FIGURES = {
     "periods": Drawing("leaders", "error at the end by communication period", periods),
     "leaders": Drawing("leaders", "how often each worker led", leaderships),
     "identity": Drawing("leaders", "which worker led, over time", identities),
+    "completion": Drawing("completion", "loss of completing a matrix over time", over_time),
 }
 
 PAPER = Paper(
@@ -271,7 +275,14 @@ PAPER = Paper(
     {
         "leaders": Study(
             "leaders", "on two cores about 5 min with small; paper is an accelerator's work"
-        )
+        ),
+        "completion": Study(
+            "leaders",
+            "less than 1 min",
+            '--problem "matrix_completion" --workers 8 --window 1 --learning-rate 0.3 '
+            '--methods "lgd(pull=0.1)" "easgd(beta=0.9)" --gradients 200 --target 0.01 --seeds 3 '
+            "--evaluate-every 2 --x64",
+        ),
     },
     FIGURES,
 )

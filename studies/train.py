@@ -87,6 +87,7 @@ def run(config: Config) -> Result:
                     *(place, config, method, problem, seed),
                     place=f"{place}/row",
                     labels={"method": method.name, "seed": seed},
+                    say=_ending,
                     in_folder=True,
                 )
             )
@@ -111,6 +112,14 @@ def _trained(
         "folder": place,
     }
     return {results.SUMMARY: [plain(row)]}
+
+
+def _ending(tables: Tables) -> str:
+    (row,) = tables[results.SUMMARY]
+    names = {"test_loss": "validation loss", "test_accuracy": "accuracy"}
+    if "test_loss" not in row:  # a problem without validation data
+        names = {"train_loss": "loss", "train_accuracy": "accuracy"}
+    return ", ".join(f"{label} {row[name]:.3g}" for name, label in names.items() if name in row)
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from gem_results import make_run
 from matplotlib.text import Text
 
 from asyncsim import InputError, methods, problems, study
@@ -293,7 +294,29 @@ def write_windows(folder):
 
 
 #: The figures that read runs or recorders, which the hand-made folder lacks.
-OF_RUNS = ("time", "updates", "factor")
+OF_RUNS = ("time", "updates", "factor", "path")
+
+
+def test_paths_are_measured_against_straight_lines(tmp_path):
+    rows = []
+    for window, corners in ((15, [(0, 1), (1, 1)]), (500, [(1, 1), (2, 2)])):
+        run = make_run("gem", 2, steps=1)
+        positions = {f"position_{k}": values for k, values in enumerate(zip(*corners, strict=True))}
+        dataclasses.replace(run, commits=run.commits.assign(**positions)).save(
+            tmp_path / str(window)
+        )
+        rows.append({"method": "agn", "workers": 2, "window": window, "seed": 0})
+        rows[-1] |= {"status": "finished", "run_folder": str(window)}
+    pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+    (tmp_path / "config.json").write_text('{"study": "leaders", "problem": "quadratic"}')
+    figure = agn.FIGURES["path"].draw(read(tmp_path, "leaders"))
+    lines = figure.axes[0].lines
+    assert [line.get_label().split(": ")[1] for line in lines] == [
+        "distance 0.707 of length",
+        "distance 1.000 of length",
+    ]
+    # The directions are orthonormal: they keep lengths.
+    assert np.hypot(*np.diff(lines[0].get_xydata(), axis=0).T) == pytest.approx([1, 1])
 
 
 def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):

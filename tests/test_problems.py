@@ -11,7 +11,15 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, InputError, methods, replay, simulate
-from asyncsim.problems import characters, custom, digits, least_squares, logistic, quadratic
+from asyncsim.problems import (
+    characters,
+    custom,
+    digits,
+    least_squares,
+    logistic,
+    matrix_completion,
+    quadratic,
+)
 from asyncsim.problems.problem import BatchIndices, dirichlet_shards, mean_in_pieces
 
 KEY = jax.random.key(3)
@@ -83,6 +91,7 @@ def with_state():
 CASES = {
     "quadratic": lambda: quadratic([0.1, 1.0, 3.0], noise=0.5, start=[1.0, 2.0, -1.0]),
     "quadratic, noiseless": lambda: quadratic([1.0, 2.0]),
+    "matrix_completion": lambda: matrix_completion(6, 2, observed=0.5),
     "digits": lambda: digits(batch_size=5),
     "digits, linear": lambda: digits(hidden=()),
     "mnist": tiny_mnist,
@@ -196,6 +205,31 @@ def test_parameter_counts():
     assert tiny_cifar10("small").parameter_count == 122_570
     assert tiny_cifar10("resnet20").parameter_count == 269_722
     assert tiny_cifar10("alexnet").parameter_count == 1_026_666
+
+
+# Matrix completion
+
+
+def test_matrix_completion_ignores_rotations_and_unobserved_entries():
+    problem = matrix_completion(12, 2, observed=0.5)
+    x = np.asarray(problem.init(KEY))
+    turn = np.array([[0.6, -0.8], [0.8, 0.6]])
+    height = float(problem.evaluate(x, None, None)["loss"])
+    assert problem.evaluate(x @ turn, None, None)["loss"] == pytest.approx(height, rel=1e-12)
+    assert height < matrix_completion(12, 2).evaluate(x, None, None)["loss"]
+    assert not np.array_equal(problem.init_replica(KEY, 1), x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 51}, "rank = 51: must not exceed dimension = 50"),
+        ({"observed": 0}, "observed = 0: must be above zero"),
+    ],
+)
+def test_matrix_completion_refuses_sizes(options, message):
+    with pytest.raises(InputError, match=message):
+        matrix_completion(**options)
 
 
 # The quadratic

@@ -32,7 +32,7 @@ from asyncsim import (
 )
 from asyncsim.base.files import write_json
 from asyncsim.real import Processes, load, record
-from asyncsim.real.agreement import agreement
+from asyncsim.real.agreement import agreement, evaluate
 from asyncsim.real.recording import HEADER, LOG, Header, Log
 from asyncsim.real.server import RealWorker, Server, ServerActor
 from asyncsim.real.supervisor import _prepare
@@ -154,6 +154,13 @@ def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protoc
     assert (
         loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
     )
+
+
+def test_training_without_data_ends_with_a_loss(tmp_path):
+    method, task = methods.downpour(0.1), problems.quadratic([1.0, 2.0])
+    server, _ = in_threads(tmp_path, method, Processes(2), 20, task)
+    loss = np.array([1.0, 2.0]) @ central_of(server) ** 2 / 2
+    assert evaluate(load(tmp_path), method, task) == {"train_loss": pytest.approx(loss, rel=1e-12)}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links of POSIX")

@@ -15,6 +15,7 @@ from asyncsim.problems.cifar10 import cifar10
 from asyncsim.problems.convex import least_squares, logistic
 from asyncsim.problems.custom import custom
 from asyncsim.problems.digits import digits
+from asyncsim.problems.matrix_completion import matrix_completion
 from asyncsim.problems.mnist import mnist
 from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem
@@ -32,6 +33,7 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "least_squares": least_squares,
     "logistic": logistic,
     "wells": wells,
+    "matrix_completion": matrix_completion,
 }
 
 #: The problems of `policy_gradient`, on clusters with rollouts.
@@ -52,6 +54,7 @@ __all__ = [
     "digits",
     "least_squares",
     "logistic",
+    "matrix_completion",
     "mnist",
     "quadratic",
     "token_bandit",

@@ -220,7 +220,9 @@ def _download(
             if digest is None:  # or pooch would reuse it for the next mirror
                 Path(folder, file).unlink(missing_ok=True)
     name = file.removesuffix(".gz") if digest is None else file
-    raise InputError(f"{name}: not in the cache, and no download ({'; '.join(failures)}); {remedy}")
+    raise InputError(
+        f"{name}: not in the cache, and no download ({' and '.join(failures)}); {remedy}"
+    )
 
 
 @contextlib.contextmanager

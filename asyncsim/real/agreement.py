@@ -186,7 +186,7 @@ def evaluate(recorded: Recorded, method: Method, problem: Problem) -> dict[str, 
         dtype = jnp.dtype(header.precision)
         values: dict[str, float] = {}
         for part, examples in data.items():
-            if examples is not None:
+            if part == "train" or examples is not None:  # without data there is a loss, too
                 of_part = problem.evaluate(params, own_state, as_data(examples, dtype))
                 values |= {f"{part}_{name}": float(value) for name, value in of_part.items()}
     return values

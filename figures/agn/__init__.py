@@ -4,8 +4,9 @@ our own runs.
 Drawn from folders of results; for the thesis' task, MNIST with its perceptron, its printed numbers
 (``published.csv``) are drawn beside ours::
 
-    python -m figures agn # in a clone: all that there are results for python -m figures agn --only
-    collapse --results results asyncsim figures agn # installed
+    python -m figures agn                                    # in a clone: all available results
+    python -m figures agn --only collapse --results results
+    asyncsim figures agn                                     # installed
 """
 
 import functools
@@ -18,7 +19,16 @@ from . import collapse, grid, progress
 _GRID = "on two cores about 3 min with small; paper is an accelerator's work, a day on two cores"
 
 #: The studies by the folders of their results.
-STUDIES = {"windows": Study("windows", _GRID)}
+STUDIES = {
+    "windows": Study("windows", _GRID),
+    # A window of 500 ends at the minimum: the thesis' unbounded window.
+    "path": Study(
+        "leaders",
+        "less than 1 min",
+        '--methods agn --problem "quadratic(curvature=[1, 0.1], noise=0)" --workers 4 '
+        "--window 15 500 --learning-rate 0.1 --gradients 600000 --seeds 1 --x64 --animate",
+    ),
+}
 
 #: The figures by their names.
 FIGURES = {
@@ -38,6 +48,7 @@ FIGURES = {
     "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", collapse.collapse),
     "time": Drawing("windows", "AGN's accuracy over time, by workers and window", progress.time),
     "updates": Drawing("windows", "size and direction of updates by window", progress.updates),
+    "path": Drawing("path", "path of AGN's central variable by window", progress.path),
     "factor": Drawing("windows", "ADAG's factor over time", progress.factor),
 }
 

@@ -2,11 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
+from asyncsim.replays.recorders import POSITION
 from asyncsim.study.finished import Finished
 
 from .tables import setting
@@ -118,6 +120,37 @@ def factor(results: Finished) -> Figure:
     panels[0].set_ylabel("median factor")
     panels[0].legend(fontsize=6)
     layout.title(figure, setting(results, "ADAG's factor over time, first seed"))
+    return figure
+
+
+def path(results: Finished) -> Figure:
+    """Draw the path of AGN's central variable by window, in the two main directions of all
+    paths.
+    """
+    paths = {}
+    for row in _rows_of(results, "agn").sort_values(["window", "workers"]).itertuples():
+        positions = results.run(row.run_folder).commits.filter(like=POSITION).to_numpy()
+        if not positions.size:
+            raise InputError(
+                f"folder = {str(results.folder)!r}: has no positions; run the study with --animate"
+            )
+        paths[row.window] = np.vstack([np.zeros(positions.shape[1]), positions])
+    _, _, directions = np.linalg.svd(np.vstack([*paths.values()]), full_matrices=False)
+    figure, (axes,) = look.new_figure(look.SINGLE, 2.4)
+    for window, shade in look.shades(paths).items():
+        points = paths[window]
+        length = np.linalg.norm(np.diff(points, axis=0), axis=1).sum()
+        share = np.linalg.norm(points[-1]) / length
+        axes.plot(
+            *directions[:2] @ points.T,
+            color=shade.color,
+            label=f"\u03bb = {window}: distance {share:.3f} of length",
+        )
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xlabel("first main direction, from the start")
+    axes.set_ylabel("second main direction")
+    figure.legend(loc="outside lower center")
+    layout.title(figure, setting(results, "path of AGN's central variable"))
     return figure
 
 

@@ -4,8 +4,9 @@ runs.
 Drawn from folders of results, one for each study; for the paper's task, MNIST with its network,
 known published curves are drawn in grey::
 
-    python -m figures gem # in a clone: all that there are results for python -m figures gem --only
-    1a,3 --results results asyncsim figures gem # installed
+    python -m figures gem                                    # in a clone: all available results
+    python -m figures gem --only 1a,3 --results results
+    asyncsim figures gem                                     # installed
 
 ``deviations.csv`` has the numerical deviations from the published curves.
 """

@@ -26,7 +26,6 @@ from .panels import (
     chosen,
     diverged_of,
     draw_family,
-    draw_published,
     finish,
     is_paper,
     log_axis,
@@ -214,11 +213,12 @@ def _draw_curves(
     appearance: look.Look,
     fitted_on: set[int],
 ) -> None:
-    looks = look.shades(curves)
     log_axis(axes, [*curves.values(), *theirs.values()], LOSS, limit=MOST_LOSS)
-    draw_published(axes, theirs, looks)
-    labels = {n: workers_label(n) + ("" if n in fitted_on else " (held out)") for n in curves}
-    draw_family(axes, curves, labels, appearance.line, looks=looks)
+
+    def label(n: int) -> str:
+        return workers_label(n) + ("" if n in fitted_on else " (held out)")
+
+    draw_family(axes, curves, label, appearance.line, theirs=theirs)
     axes.set_xlabel("")
 
 

@@ -3,7 +3,7 @@
 The paper names no number of workers; its curve of kappa = 1 is nearest to figure 1a's of 5 workers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -22,7 +22,6 @@ from .panels import (
     at_rate,
     chosen,
     draw_family,
-    draw_published,
     family,
     finish,
     log_axis,
@@ -41,7 +40,7 @@ _SERIES = "gem kappa={:g}"
 
 def losses(results: Finished) -> Figure:
     """Draw the loss for each kappa, of the most workers: figure 8a."""
-    results = one_cluster(at_rate(_of_gem(results)))
+    results = _of_gem(results)
     curves = family(results, "method.kappa")
     theirs = published_curves(results, "8a", _SERIES, curves)
     figure, (axes,) = look.new_figure(*PANEL)
@@ -52,7 +51,7 @@ def losses(results: Finished) -> Figure:
 
 def factors(results: Finished) -> Figure:
     """Draw the median factor for each kappa, of the most workers: figure 8b."""
-    results = one_cluster(at_rate(_of_gem(results)))
+    results = _of_gem(results)
     curves = family(results, "method.kappa", median_pi)
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_ylim(0, 5.05)
@@ -65,14 +64,14 @@ def factors(results: Finished) -> Figure:
 
 def measure_losses(results: Finished) -> list[Deviation]:
     """Compute the deviations of the losses from figure 8a."""
-    return curve_deviations(one_cluster(at_rate(_of_gem(results))), "8a", _SERIES, "method.kappa")
+    return curve_deviations(_of_gem(results), "8a", _SERIES, "method.kappa")
 
 
 def measure_factors(results: Finished) -> list[Deviation]:
     """Compute the deviations of the median factors over the last tenth of the run from figure
     8b.
     """
-    return factor_deviations(one_cluster(at_rate(_of_gem(results))), "8b", _SERIES, "method.kappa")
+    return factor_deviations(_of_gem(results), "8b", _SERIES, "method.kappa")
 
 
 def _draw(
@@ -83,22 +82,13 @@ def _draw(
     theirs: Mapping[float, pd.Series],
 ) -> None:
     """Draw our curves and the published ones, and finish the figure."""
-    looks = look.shades(curves)
-    draw_published(axes, theirs, looks)
-    draw_family(axes, curves, _labels(curves), looks=looks)
-    finish(figure, axes, _setting(results), published_handles(figure, axes), columns=4)
+    draw_family(axes, curves, "\u03ba = {:g}".format, theirs=theirs)
+    (n,) = values_of(results, "workers")
+    text = setting(results, f"GEM, {counted(n, 'worker')}: energy of the proxy \u00d7 \u03ba")
+    finish(figure, axes, text, published_handles(figure, axes), columns=4)
 
 
 def _of_gem(results: Finished) -> Finished:
-    """Return the rows of GEM, whatever its kappa."""
+    """Return the rows of GEM with the most workers, whatever its kappa."""
     of_gem = results.summary["method"].str.partition("(")[0] == "gem"
-    return chosen(results._replace(summary=results.summary[of_gem]))
-
-
-def _labels(curves: Iterable[float]) -> dict[float, str]:
-    return {kappa: f"\u03ba = {kappa:g}" for kappa in curves}
-
-
-def _setting(results: Finished) -> str:
-    (n,) = values_of(results, "workers")
-    return setting(results, f"GEM, {counted(n, 'worker')}: energy of the proxy \u00d7 \u03ba")
+    return one_cluster(at_rate(chosen(results._replace(summary=results.summary[of_gem]))))

@@ -22,14 +22,12 @@ from asyncsim.study.outcome import FINAL_SHARE
 
 from . import published
 from .panels import (
-    LOSS,
     MOST_LOSS,
     PANEL,
     at_rate,
     chosen,
     diverged_of,
     draw_family,
-    draw_published,
     family,
     finish,
     is_paper,
@@ -44,7 +42,6 @@ from .panels import (
     setting,
     values_of,
     with_all_workers,
-    workers_label,
 )
 from .published import Deviation
 
@@ -163,7 +160,7 @@ def hundred(results: Finished) -> Figure:
     )
     figure, (axes,) = look.new_figure(look.DOUBLE, 2.6)
     log_axis(axes, [curve, theirs])
-    draw_family(axes, {n: times}, {n: f"GEM, n = {n}"}, against="time")
+    draw_family(axes, {n: times}, "GEM, n = {}".format, against="time")
     reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
     handles = []
     if len(theirs):
@@ -187,10 +184,8 @@ def factors(results: Finished) -> Figure:
     results = at_rate(chosen(results, method="gem"))
     figure, (axes,) = look.new_figure(*PANEL)
     curves = family(results, "workers", median_pi)
-    looks = look.shades(curves)
-    draw_published(axes, published_curves(results, "3", "gem n={:g}", curves), looks)
     axes.set_ylim(0, 1.1 * max(1.0, *(_highest(curve) for curve in curves.values())))
-    draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
+    draw_family(axes, curves, theirs=published_curves(results, "3", "gem n={:g}", curves))
     axes.set_ylabel("median \u03c0 over the weights")
     text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
     finish(figure, axes, text, published_handles(figure, axes))
@@ -242,9 +237,7 @@ def measure_final(results: Finished) -> list[Deviation]:
         theirs = points["y"].set_axis(points["x"].round().astype(int))
         off = np.log10(ours / theirs.reindex(ours.index)).dropna()
         deviation = float(np.sqrt((off**2).mean()))
-        deviations.append(
-            curve_row("1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows)
-        )
+        deviations.append(curve_row("1d", method, _rate_text(results), deviation, np.nan, rows))
     return deviations
 
 
@@ -255,7 +248,7 @@ def measure_hundred(results: Finished) -> list[Deviation]:
     results = results._replace(summary=results.rows(method="gem", workers=100))
     if results.summary.empty:
         return []
-    rows, name, rate = results.summary, "gem n=100", f"learning_rate={rates(results)[0]:g}"
+    rows, name, rate = results.summary, "gem n=100", _rate_text(results)
     curve = loss(results.runs(), int(rows["workers"].iloc[0]), published.BIN_STEPS)
     deviation = published.log_deviation(curve, published.binned("2", name))
     reached = float(rows["test_accuracy"].mean())
@@ -313,14 +306,10 @@ def _rate_text(results: Finished) -> str:
 
 def _loss_panel(axes: Axes, results: Finished, method: str, appearance: look.Look) -> None:
     curves = family(results, "workers")
-    looks = look.shades(curves)
     panels = [panel for panel, published_method in METHODS.items() if published_method == method]
     theirs = published_curves(results, panels[0], f"{method} n={{:g}}", curves) if panels else {}
     log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
-    draw_published(axes, theirs, looks)
-    labels = {n: workers_label(n) for n in curves}
-    draw_family(axes, curves, labels, appearance.line, looks=looks)
-    axes.set_ylabel(LOSS)
+    draw_family(axes, curves, line=appearance.line, theirs=theirs)
 
 
 def _points(results: Finished) -> str:

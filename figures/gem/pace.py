@@ -19,13 +19,11 @@ from asyncsim.study.finished import Finished
 from . import published
 from .losses import curve_deviations, curve_row
 from .panels import (
-    LOSS,
     MOST_LOSS,
     PANEL,
     PUBLISHED,
     chosen,
     draw_family,
-    draw_published,
     family,
     finish,
     is_paper,
@@ -52,6 +50,8 @@ _PARTS = {_MINIBATCH: ("minibatches", "-"), "test_loss": ("test", (0, (3, 1)))}
 #: The published names of figure 5's curves.
 _PUBLISHED_PARTS = {_MINIBATCH: "training", "test_loss": "validation"}
 _EPOCHS = {"gem": "gem", "sgd": "momentum_sgd"}
+#: The panels of figure 6 by their methods.
+_MISSPECIFIED = {"6a": "gem", "6b": "downpour"}
 #: The published series of one worker in figure 6a; it has no number of workers.
 _SEQUENTIAL = "momentum_sgd"
 #: Examples of the workers' batches in figure 4, and factors on our times to try.
@@ -67,10 +67,8 @@ def speedup(results: Finished) -> Figure:
         stretch = _stretch(curves, theirs)
         curves = {n: curve._replace(time=curve.time * stretch) for n, curve in curves.items()}
     figure, (axes,) = look.new_figure(*PANEL)
-    looks = look.shades(curves)
     log_axis(axes, [*curves.values(), *theirs.values()])
-    draw_published(axes, theirs, looks)
-    draw_family(axes, curves, {n: workers_label(n) for n in curves}, against="time", looks=looks)
+    draw_family(axes, curves, against="time", theirs=theirs)
     if theirs:
         axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, which fits best")
     text = setting(
@@ -129,9 +127,9 @@ def _off_at(curve: Curve, theirs: pd.Series, stretch: float) -> np.ndarray:
     """
     known = np.isfinite(curve.mean)
     time, loss = stretch * curve.time[known], np.log10(curve.mean[known])
-    # Beyond our end the last value would count; the first published points come before ours.
-    times = np.clip(theirs.index.to_numpy(np.float64), time[0], time[-1])
-    return np.interp(times, time, loss) - np.log10(theirs.to_numpy(np.float64))
+    theirs = theirs[theirs.index <= time[-1]]
+    # The first published points come before ours, which are means.
+    return np.interp(theirs.index, time, loss) - np.log10(theirs.to_numpy(np.float64))
 
 
 def times_to_target(results: Finished) -> Figure:
@@ -266,12 +264,17 @@ def measure_generalization(results: Finished) -> list[Deviation]:
     _, per_gradient = _epochs(results)
     for name, n in itertools.product(methods_of(results), values_of(results, "workers")):
         rows = results._replace(summary=results.rows(method=name, workers=n))
+        if rows.summary.empty:  # a study that was interrupted
+            continue
         for column in _PARTS:
-            theirs = _published_epochs(results, name, column)
-            if theirs.empty or rows.summary.empty:
-                continue
             ours = _evaluated(rows).groupby("gradients")[column].mean().dropna()
-            at = np.interp(theirs.index, ours.index * per_gradient, ours)
+            epochs = ours.index * per_gradient
+            theirs = _published_epochs(results, name, column)
+            # The last epoch is rounded to whole visits of all workers.
+            theirs = theirs[theirs.index <= 1.01 * epochs[-1]]
+            if theirs.empty:
+                continue
+            at = np.interp(theirs.index, epochs, ours)
             off = float(np.sqrt(np.mean(np.log10(at / theirs) ** 2)))
             series = f"{_EPOCHS[name]} {_PUBLISHED_PARTS[column]}"
             deviations.append(curve_row("5", series, f"workers={n}", off, np.nan, rows.summary))
@@ -299,25 +302,23 @@ def misspecified(results: Finished, panel: str) -> Figure:
     """Draw the losses at too high a learning rate: GEM and momentum SGD (figure 6a), or DOWNPOUR
     (6b).
     """
-    method = {"6a": "gem", "6b": "downpour"}[panel]
+    method = _MISSPECIFIED[panel]
     results = _at_misspecified(results)
     curves = family(chosen(results, method=method), "workers")
     theirs = published_curves(results, panel, f"{method} n={{:g}}", curves)
+    sequential = _sequential(results) if panel == "6a" else {}
     figure, (axes,) = look.new_figure(*PANEL)
-    name, looks = look.METHOD_LOOKS[method], look.shades(curves)
-    log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
-    if panel == "6a":
-        sequential = _sequential(results)
-        log_axis(axes, [*curves.values(), *sequential.values()], limit=MOST_LOSS)
-        labels = {n: look.METHOD_LOOKS["sgd"].label for n in sequential}
+    appearance = look.METHOD_LOOKS[method]
+    shown = [*curves.values(), *theirs.values(), *sequential.values()]
+    log_axis(axes, shown, limit=MOST_LOSS)
+    if sequential:
         black = {n: look.Shade(look.BLACK, "") for n in sequential}
-        draw_published(axes, published_curves(results, panel, _SEQUENTIAL, sequential), black)
-        draw_family(axes, sequential, labels, ":", looks=black)
-    draw_published(axes, theirs, looks)
-    labels = {n: f"{name.label}, {workers_label(n)}" for n in curves}
-    draw_family(axes, curves, labels, name.line, looks=looks)
+        published_sgd = published_curves(results, panel, _SEQUENTIAL, sequential)
+        label = look.METHOD_LOOKS["sgd"].label.format  # without the number of workers
+        draw_family(axes, sequential, label, ":", looks=black, theirs=published_sgd)
+    label = f"{appearance.label}, n = {{}}".format
+    draw_family(axes, curves, label, appearance.line, theirs=theirs)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
-    axes.set_ylabel(LOSS)
     text = setting(results, "methods at too high a learning rate")
     finish(figure, axes, text, published_handles(figure, axes), columns=2)
     return figure
@@ -325,7 +326,7 @@ def misspecified(results: Finished, panel: str) -> Figure:
 
 def measure_misspecified(results: Finished, panel: str) -> list[Deviation]:
     """Compute the deviations of the losses at too high a learning rate from figure 6a or 6b."""
-    method = {"6a": "gem", "6b": "downpour"}[panel]
+    method = _MISSPECIFIED[panel]
     results = _at_misspecified(results)
     of_method = chosen(results, method=method)
     deviations = curve_deviations(of_method, panel, f"{method} n={{:g}}", "workers")

@@ -2,6 +2,7 @@
 legends.
 """
 
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -151,30 +152,38 @@ def family(results: Finished, column: str, quantity: Quantity = loss) -> dict[An
     return curves
 
 
+def workers_label(n: int) -> str:
+    """Format a number of workers for a legend."""
+    return f"n = {n}"
+
+
 def draw_family(
     axes: Axes,
     curves: Mapping[Any, Curve],
-    labels: Mapping[Any, str],
+    label: Callable[[Any], str] = workers_label,
     line: Any = "-",
     against: str = "step",
     looks: Mapping[Any, look.Shade] | None = None,
+    theirs: Mapping[Any, pd.Series] = types.MappingProxyType({}),
 ) -> None:
     """Draw mean and range of each curve with shade and marker of its value, and a cross where a run
-    diverged.
+    diverged; published curves beside them, thin and grey with hollow markers.
 
     ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their
-    edge. ``curves``, ``labels``: by value. ``line``: matplotlib's line style of the method.
-    ``against``: {"step", "time"}, the horizontal axis. ``looks``: by value, if several families
-    share them.
+    edge. ``curves``, ``theirs``: by value. ``label``: formats a value. ``line``: matplotlib's line
+    style of the method. ``against``: {"step", "time"}, the horizontal axis. ``looks``: by value,
+    if the shades of the curves do not fit.
     """
-    for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
-        if value not in curves:
-            continue
+    looks = looks or look.shades(curves)
+    for turn, (value, points) in enumerate(theirs.items()):
+        places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
+        style = {**PUBLISHED, **_HOLLOW, "marker": looks[value].marker}
+        axes.plot(points.index, points, markevery=places, **style)
+    for turn, (value, curve) in enumerate(curves.items()):
+        shade = looks[value]
         marks = {"marker": shade.marker, "markersize": 3.2}
-        marks["markevery"] = _marked(turn, _MARKED_EVERY, np.isfinite(curves[value].mean).sum())
-        draw_curve(
-            axes, curves[value], look.Look(shade.color, line, labels[value]), against, marks=marks
-        )
+        marks["markevery"] = _marked(turn, _MARKED_EVERY, np.isfinite(curve.mean).sum())
+        draw_curve(axes, curve, look.Look(shade.color, line, label(value)), against, marks=marks)
     drawn = [
         curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()
     ]
@@ -198,16 +207,6 @@ def published_curves(
         points.index = (points.index + 0.5) * published.BIN_STEPS
         by_value[value] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
     return {value: points for value, points in by_value.items() if len(points)}
-
-
-def draw_published(
-    axes: Axes, curves: Mapping[Any, pd.Series], looks: Mapping[Any, look.Shade]
-) -> None:
-    """Draw published curves thin and grey, with the hollow markers of their values."""
-    for turn, (value, points) in enumerate(curves.items()):
-        places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
-        style = {**PUBLISHED, **_HOLLOW, "marker": looks[value].marker}
-        axes.plot(points.index, points, markevery=places, **style)
 
 
 def log_axis(
@@ -288,11 +287,6 @@ def problem(results: Finished) -> str:
 def point_text(runs: Sequence[Run], workers: int) -> str:
     """Describe the width of a curve's points."""
     return f"each point {counted(bin_steps(runs, workers), 'worker step')}"
-
-
-def workers_label(n: int) -> str:
-    """Format a number of workers for a legend."""
-    return f"n = {n}"
 
 
 def diverged_of(rows: pd.DataFrame) -> str:

@@ -24,7 +24,6 @@ from .panels import (
     methods_of,
     setting,
     values_of,
-    workers_label,
 )
 
 #: Columns of a map.
@@ -37,7 +36,7 @@ def losses(results: Finished) -> Figure:
     curves = family(results, "workers")
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, curves.values())
-    draw_family(axes, curves, {n: workers_label(n) for n in curves})
+    draw_family(axes, curves)
     finish(figure, axes, setting(results, "GEM with n workers, in place of AlexNet on ImageNet"))
     return figure
 
