@@ -222,6 +222,12 @@ def index_folder() -> Path:
     return Path(folder) if folder else platformdirs.user_data_path("asyncsim")
 
 
+def is_evidence(folder: Path) -> bool:
+    """Return whether a folder is inside the results of another study, as the evidence of claims."""
+    outer = folder.absolute().parents
+    return any(isinstance(config_of(place).get("study"), str) for place in outer)
+
+
 def private_file(file: Path) -> Path:
     """Create a file of the index and its folder unless they exist; only the user may read them."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
