@@ -104,7 +104,7 @@ def tag(
         raise InputError(f"commit = {commit}: of which run? give --run too (in Python run=...)")
     created = Tag(name, place, run, commit, note, datetime.now(UTC).isoformat(timespec="seconds"))
     has_results = isinstance(results.config_of(place).get("study"), str)
-    results.remember(place, tagged=not has_results)
+    results.remember(place, strict=has_results, tagged=not has_results)
     with _index() as table:
         for path, entry in table.items():
             for rival in (Tag(folder=Path(path), **values) for values in entry["tags"]):

@@ -245,10 +245,14 @@ def add_line(file: Path, line: str) -> None:
 def remember(folder: Path, strict: bool = False, tagged: bool = False) -> None:
     """Add a folder of results, or the folder around it, to the index.
 
-    ``strict``: raise InputError if that fails. ``tagged``: a folder without results, which has a
-    tag and is not searched.
+    Results inside those of another study, as the evidence of claims, are not added.
+    ``strict``: add these, too, and raise InputError if that fails. ``tagged``: a folder without
+    results, which has a tag and is not searched.
     """
     path = folder.absolute()
+    outer = (config_of(parent).get("study") for parent in path.parents)
+    if not (strict or tagged) and any(isinstance(study, str) for study in outer):
+        return
     path = path.parent if path.parent.name == "results" and not tagged else path
     file = index_folder() / (TAGGED_LIST if tagged else FOLDER_LIST)
     try:
