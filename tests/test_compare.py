@@ -103,30 +103,6 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     )
 
 
-@pytest.mark.full
-def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, capsys):
-    def quarter(learning_rate=0.05):
-        return methods.downpour(learning_rate)._replace(
-            name="quarter", timing=methods.Timing(message_size=0.25)
-        )
-
-    # 17,226 parameters of 4 bytes: a second each way, a quarter of it with the lighter messages up.
-    options = {"workers": 2, "seeds": 1, "steps": 3, "evaluate_every": 3, "out": tmp_path / "out"}
-    config = compare.Config(
-        methods=(quarter(), "downpour"), compute="1", service="0", bandwidth=17_226 * 4, **options
-    )
-    folder, summary = compare.run(config)
-    assert "quarter needs message_size = 0.25: it gets its own traces" in capsys.readouterr().err
-    seconds = summary.set_index("method")["simulated_seconds"]
-    assert seconds["downpour"] == pytest.approx(3 * 2 + 2) and seconds["quarter"] == pytest.approx(
-        3 * 1.25 + 2
-    )
-    table = pd.read_csv(folder / compare.TABLE).set_index("method")
-    assert table.loc["quarter", "gigabytes"] == pytest.approx(
-        0.625 * table.loc["downpour", "gigabytes"]
-    )
-
-
 @pytest.mark.parametrize(
     ("losses", "target", "hold", "time"),
     [

@@ -1,17 +1,11 @@
 """Leader SGD: where its leader rests, and what it refuses."""
 
-from typing import Any, NamedTuple
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EVERY, FORCED, make_problem, make_trace
-from event_loop import forced_deviation
 from test_catalogue import with_versions
 
-from asyncsim import Cluster, InputError, methods, prescribed, problems, recorders, simulate
-from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim import Cluster, InputError, methods, prescribed, problems, simulate
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.study.cell import meet
 
@@ -47,44 +41,6 @@ def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(
         0.486, abs=1e-3
     )
-
-
-class Sent(NamedTuple):
-    sent: Any
-    loss: Any
-
-
-def best_of_all(rate=0.05):
-    """Nobody goes on from its own parameters: all from the best that anybody sent."""
-
-    def apply(server, central, message, memory, visit, memories):
-        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
-        best = jnp.argmin(losses).astype(visit.worker.dtype)
-        sent = jnp.where(best == visit.worker, central + message, memories.of(best).sent)
-        return Applied(sent, server, Sent(central + message, visit.loss))
-
-    return Method(
-        name="best of all",
-        hyperparameters={},
-        optimizer=gradient_steps(rate),
-        apply=apply,
-        init_memory=lambda central: Sent(central, jnp.full((), jnp.inf, central.dtype)),
-        sees_loss=True,
-        sees_memories=True,
-    )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("count", [1, 2])
-def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
-    """On a trace staler than there are workers, so that jobs of one worker overlap."""
-    trace, stops = make_trace("prescribed", 2, commits=300), np.arange(EVERY, 301, EVERY)
-    with jax.enable_x64(True):
-        devices = jax.devices()[:count]
-        problem = make_problem("quadratic")
-        options = {"stops": stops, "devices": devices, "record": [recorders.energy()]}
-        running = Replay(trace, best_of_all(), problem, precision="float64", **options)
-        assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 
 @pytest.mark.parametrize(

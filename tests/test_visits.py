@@ -74,14 +74,6 @@ def test_the_log_of_a_simulation_gives_its_trace(options, with_reads):
     assert made.source == dataclasses.replace(trace.source, cluster=None)
 
 
-def test_reads_that_share_a_reading_of_the_clock_may_say_what_they_saw():
-    visits = {"protocol": "write_then_read", "reads": READS.assign(read_time=[3.0, 3.0, 4.5])}
-    log = LOG.assign(start_time=[0.0, 0.0, 3.0, 3.0])
-    assert recorded(log, **visits).frame["read_version"].tolist() == [0, 0, 2, 2]
-    visits["reads"] = visits["reads"].assign(read_version=[1, 2, 3])
-    assert recorded(log, **visits).frame["read_version"].tolist() == [0, 0, 1, 2]
-
-
 def test_a_pull_may_see_the_commit_of_another_at_the_same_time():
     """Worker 1 is served at 3.0, when worker 0 has committed, and commits at 4.0."""
     log = pd.DataFrame([(0, 0.0, 2.0, 2.0, 3.0), (1, 0.0, 2.1, 3.0, 4.0)], columns=SMALLEST)
