@@ -225,15 +225,6 @@ def test_the_law_of_a_local_step():
     assert (found.compute.mean, found.compute.cv) == pytest.approx((1.0, 0.5), rel=0.05)
 
 
-def test_durations_of_no_named_family_are_kept_as_they_are():
-    two_humps = Mixture((Gamma(1.0, 0.1), Gamma(9.0, 0.1)), (0.7, 0.3))
-    trace = simulate(Cluster(4, two_humps, 0.01), 800, seed=0)
-    assert isinstance(calibrate(trace).compute, Empirical)
-    assert calibrate(trace, law="gamma", per_worker=False).compute.mean == pytest.approx(
-        two_humps.mean, rel=0.15
-    )
-
-
 @pytest.mark.parametrize("discipline", ["fifo", "lowest_rank", "random"])
 def test_the_discipline_is_seen_in_the_order_of_service(discipline):
     trace = without_cluster(
