@@ -176,22 +176,6 @@ def judged(**options):
     )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("measure", "best", "rate"),
-    [
-        ("train_come", "most", 0.2),
-        ("train_loss", None, 0.2),
-    ],
-)
-def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):
-    folder, summary = compare.run(judged(seeds=1, measure=measure, best=best))
-    (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
-    assert row.learning_rate == rate
-    (own,) = summary[summary["method.learning_rate"] == rate].itertuples()
-    assert (row.train_come, row.train_gap) == pytest.approx((own.train_come, own.train_gap))
-
-
 def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):
     def goal(**options):
         return compare.Config(**options).goal

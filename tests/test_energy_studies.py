@@ -130,12 +130,6 @@ def test_estimate_has_no_bias_and_a_true_error():
     assert abs(biased - 0.8) > 3 * abs(mean[0] - 0.8)
 
 
-def test_estimate_of_paths_without_noise_is_exact():
-    estimate = momentum.estimate_momentum(synthetic(3, np.random.default_rng(0), noise=0.0))
-    np.testing.assert_allclose([estimate.momentum, estimate.step], [0.8, 0.05], rtol=1e-9)
-    assert max(estimate.momentum_error, estimate.step_error) < 1e-9
-
-
 @pytest.mark.parametrize("window", [1, 3])
 def test_paths_are_those_of_the_formula(window):
     """Each commit moves by what the worker's plain local steps make of what it read."""
