@@ -10,7 +10,7 @@ import scipy.stats
 
 from asyncsim import Cluster, InputError, Trace, calibrate, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
-from asyncsim.calibration.fitting import FAMILIES, fit, uncensored, without
+from asyncsim.calibration.fitting import FAMILIES, fit, uncensored
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -225,15 +225,6 @@ def test_the_law_of_a_local_step():
     assert (found.compute.mean, found.compute.cv) == pytest.approx((1.0, 0.5), rel=0.05)
 
 
-def test_durations_of_no_named_family_are_kept_as_they_are():
-    two_humps = Mixture((Gamma(1.0, 0.1), Gamma(9.0, 0.1)), (0.7, 0.3))
-    trace = simulate(Cluster(4, two_humps, 0.01), 800, seed=0)
-    assert isinstance(calibrate(trace).compute, Empirical)
-    assert calibrate(trace, law="gamma", per_worker=False).compute.mean == pytest.approx(
-        two_humps.mean, rel=0.15
-    )
-
-
 @pytest.mark.parametrize("discipline", ["fifo", "lowest_rank", "random"])
 def test_the_discipline_is_seen_in_the_order_of_service(discipline):
     trace = without_cluster(
@@ -342,21 +333,6 @@ def test_sums_of_steps_that_were_cut_short():
         assert found.law.std == pytest.approx(0.5, rel=0.05)
 
 
-def test_sums_of_steps():
-    """A gamma law of sums is that of its steps; other families are not tried."""
-    sums = Exponential(0.5).sample(np.random.default_rng(0), (2_000, 3)).sum(axis=1)
-    assert fit(sums, steps=3).law.mean == pytest.approx(0.5, rel=0.05)
-    assert isinstance(fit(sums, steps=3).law, Exponential)
-    with pytest.raises(
-        InputError, match=r"law = 'weibull': the durations cannot come from such a law"
-    ):
-        fit(sums, "weibull", steps=3)
-    with pytest.raises(
-        InputError, match=r"law = 'empirical': a computation is a sum of 3 local steps"
-    ):
-        fit(sums, "empirical", steps=3)
-
-
 def test_what_a_cluster_does_not_know_is_told():
     trace = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 1_000, seed=0)
     slower = stretched(trace, 1.6, 500)
@@ -376,22 +352,6 @@ def test_a_server_that_lets_visits_wait_is_told():
     assert found.cluster.service.mean == pytest.approx(0.2)
     assert found.notes[0].startswith(
         "messages wait 0.1 s on average although the server is free; that is part of the 0.2"
-    )
-
-
-def test_slowdowns_that_workers_share_are_told():
-    """All times pass more slowly now and then, as on a machine that has other work."""
-    trace = simulate(Cluster(6, "gamma(1, 0.2)", 0.01), 1_000, seed=0)
-    seconds = np.arange(int(trace.frame["commit_time"].iloc[-1]) + 2)
-    slowdown = np.random.default_rng(0).lognormal(0, 0.7, len(seconds))
-    shown = np.concatenate([[0.0], np.cumsum(slowdown)[:-1]])
-    frame = trace.frame[list(COMMIT_RECORD)].apply(
-        lambda column: column if column.name == "worker" else np.interp(column, seconds, shown)
-    )
-    notes = examine(recorded(frame), per_worker=False).notes
-    assert any(
-        note.startswith("compute times of different workers at one time are correlated, by 0.")
-        for note in notes
     )
 
 
@@ -424,30 +384,3 @@ def test_workers_that_die_and_never_come_back_are_refused():
         InputError, match=r"trace: a worker died and none came back; end the trace before"
     ):
         calibrate(trace)
-
-
-def test_workers_that_stop_early_are_told():
-    """A log that goes on until the last worker has done its share."""
-    frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 400, seed=0).frame
-    log = frame[(frame["worker"] != 2) | (frame["commit"] < 300)]
-    found = examine(recorded(log[list(COMMIT_RECORD)]))
-    for law in ("exponential(1)", "lognormal(1, 1)"):
-        quiet = (
-            examine(simulate(Cluster(30, law, service=0.001), 300, seed=seed)).notes
-            for seed in range(10)
-        )
-        assert sum("stopped" in note for notes in quiet for note in notes) == 0
-    assert found.notes[0].startswith("worker 2 seems to have stopped by the end, as 1 of 4 do")
-
-
-def test_a_given_way_up_that_spreads_too_much():
-    durations = np.r_[np.random.default_rng(0).normal(1.0, 0.01, 200), 1000.0]
-    with pytest.raises(
-        InputError, match=r"latency_up = exponential\(mean=4\): without it 201 durations"
-    ):
-        without("latency_up", durations, Exponential(4.0))
-    trace = simulate(Cluster(4, "gamma(1, 0.3)", latency=("exponential(0.1)", 0.0)), 2_000)
-    with pytest.raises(
-        InputError, match=r"latency_up = exponential\(mean=0\.5\): spreads more, by 0\.5 s, than"
-    ):
-        examine(trace, latency_up="exponential(0.5)")

@@ -103,30 +103,6 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     )
 
 
-@pytest.mark.full
-def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, capsys):
-    def quarter(learning_rate=0.05):
-        return methods.downpour(learning_rate)._replace(
-            name="quarter", timing=methods.Timing(message_size=0.25)
-        )
-
-    # 17,226 parameters of 4 bytes: a second each way, a quarter of it with the lighter messages up.
-    options = {"workers": 2, "seeds": 1, "steps": 3, "evaluate_every": 3, "out": tmp_path / "out"}
-    config = compare.Config(
-        methods=(quarter(), "downpour"), compute="1", service="0", bandwidth=17_226 * 4, **options
-    )
-    folder, summary = compare.run(config)
-    assert "quarter needs message_size = 0.25: it gets its own traces" in capsys.readouterr().err
-    seconds = summary.set_index("method")["simulated_seconds"]
-    assert seconds["downpour"] == pytest.approx(3 * 2 + 2) and seconds["quarter"] == pytest.approx(
-        3 * 1.25 + 2
-    )
-    table = pd.read_csv(folder / compare.TABLE).set_index("method")
-    assert table.loc["quarter", "gigabytes"] == pytest.approx(
-        0.625 * table.loc["downpour", "gigabytes"]
-    )
-
-
 @pytest.mark.parametrize(
     ("losses", "target", "hold", "time"),
     [
@@ -198,22 +174,6 @@ def judged(**options):
     return compare.Config(
         problem=problem, methods=("downpour",), workers=2, steps=4, **{"tune": (0.1, 0.2)} | options
     )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("measure", "best", "rate"),
-    [
-        ("train_come", "most", 0.2),
-        ("train_loss", None, 0.2),
-    ],
-)
-def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):
-    folder, summary = compare.run(judged(seeds=1, measure=measure, best=best))
-    (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
-    assert row.learning_rate == rate
-    (own,) = summary[summary["method.learning_rate"] == rate].itertuples()
-    assert (row.train_come, row.train_gap) == pytest.approx((own.train_come, own.train_gap))
 
 
 def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):

@@ -63,15 +63,6 @@ def test_heterogeneity_is_how_far_the_workers_truths_lie_from_the_shared_one():
     assert distance == pytest.approx(1, abs=5 * (2 / dimension / workers) ** 0.5)
 
 
-def test_features_have_the_stated_condition():
-    problem = least_squares(20, 1, dimension=4, examples=2000, condition=8.0)
-    covariance = problem.train["features"].T @ problem.train["features"] / problem.examples
-    # Five standard errors of a variance, and of the correlation of what is independent.
-    expected = np.geomspace(1, 1 / 8, 4)
-    error = 5 * (2 / problem.examples) ** 0.5 * np.sqrt(np.outer(expected, expected))
-    assert np.all(np.abs(covariance - np.diag(expected)) < error)
-
-
 def test_labels_have_the_logistic_probabilities():
     problem = logistic(10, 1, heterogeneity=1.0, examples=2000)
     shards = make_shards("logistic", 10, 40, 2000, 10.0, 1.0, data_seed=0)

@@ -146,17 +146,6 @@ def test_damaged_or_missing_files_say_what_to_do(task, files, damage):
         MAKE[task](data_dir="no/such/folder")
 
 
-@pytest.mark.parametrize("task", ["cifar10"], indirect=True)
-def test_another_archive_is_refused(files, monkeypatch):
-    packed(files[0] / "cifar10", monkeypatch)
-    truncate(files[0] / "cifar10" / data.CIFAR10_ARCHIVE)
-    with pytest.raises(
-        InputError,
-        match=rf"{data.CIFAR10_ARCHIVE}: damaged, or not .*SHA-256 differs.*{THREE_WAYS}",
-    ):
-        cifar10(data_dir=files[0])
-
-
 @pytest.mark.parametrize(
     "contents", [b"", b"\0\0\x09\1\0\0\0\1x", b"\0\0\x08\3\0\0", b"\0\0\x08\1\0\0\0\7abc"], ids=repr
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Trace, calibrate, failures, simulate
+from asyncsim import Cluster, Trace, calibrate, failures, simulate
 from asyncsim.calibration import examine
 from asyncsim.calibration.prediction import LOST, predict
 from asyncsim.traces.columns import COLUMNS, OUTCOMES
@@ -105,13 +105,3 @@ def test_windows_under_crashes_and_each_worker_by_itself():
     assert [law.mean for law in found.cluster.compute] == pytest.approx([1, 2], rel=0.1)
     again = found.resampled(np.random.default_rng(0))
     assert [law.mean for law in again.compute] == pytest.approx([1, 2], rel=0.1)
-
-
-def test_other_failures_are_refused():
-    trace = simulate(
-        Cluster(4, 1.0, failures=[failures.slow("exponential(9)", "exponential(5)", 0.5)]), 100
-    )
-    with pytest.raises(
-        InputError, match=r"trace: has failures, slow\(.*; only traces with crashes alone"
-    ):
-        calibrate(trace)

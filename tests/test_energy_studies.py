@@ -67,16 +67,6 @@ def test_compliance_is_that_of_the_diagnosed_commits(energies):
     assert compliance[compliance["method"] == "downpour"]["clipped_high"].isna().all()
 
 
-@pytest.mark.full
-def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
-    options = {"workers": (3,), "problem": "quadratic", "learning_rate": 30.0, **QUICK, "steps": 60}
-    result = energy.run(energy.Config(**options, methods=("downpour",), out=tmp_path / "out"))
-    assert result.summary["status"].tolist() == ["diverged"]
-    (compliance,) = tables(result.folder, ["compliance.csv"])
-    assert 2 < compliance["worker_step"].max() < 59
-    assert "1 of 1" in capsys.readouterr().out
-
-
 # Tensors
 
 
@@ -140,12 +130,6 @@ def test_estimate_has_no_bias_and_a_true_error():
     assert abs(biased - 0.8) > 3 * abs(mean[0] - 0.8)
 
 
-def test_estimate_of_paths_without_noise_is_exact():
-    estimate = momentum.estimate_momentum(synthetic(3, np.random.default_rng(0), noise=0.0))
-    np.testing.assert_allclose([estimate.momentum, estimate.step], [0.8, 0.05], rtol=1e-9)
-    assert max(estimate.momentum_error, estimate.step_error) < 1e-9
-
-
 @pytest.mark.parametrize("window", [1, 3])
 def test_paths_are_those_of_the_formula(window):
     """Each commit moves by what the worker's plain local steps make of what it read."""
@@ -189,27 +173,6 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         "constant(1)",
     ]
     assert "exponential(1)" in capsys.readouterr().out
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("optimizer", "known"), [("adam", False), ("sgd", True)])
-def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, lenient):
-    options = {
-        "workers": (3,),
-        "seeds": 3,
-        "steps": 2,
-        "compute": ("exponential(1)",),
-        "optimizer": optimizer,
-    }
-    measured, paths = tables(
-        momentum.run(momentum.Config(**options, out=tmp_path / "out")).folder, momentum.TABLES
-    )
-    assert measured["assumptions_hold"].tolist() == [known]
-    assert paths["theory"].notna().all() == measured["step_theory"].notna().all() == known
-    row = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("exponential(1)")
-    )
-    assert row.split()[-1] == ("yes" if known else "no") and "nan" not in row
 
 
 # Options

@@ -187,22 +187,3 @@ def floored(learning_rate=0.05, floor=0.0):
 
     optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
     return Method("floored", {"learning_rate": learning_rate, "floor": floor}, optimizer)
-
-
-@pytest.mark.parametrize(
-    ("factory", "name", "values"), [(kept, "keep", [0.5, 1.0]), (floored, "floor", [0.5, 2.0])]
-)
-@pytest.mark.full
-def test_values_that_functions_look_at_are_run_one_by_one(factory, name, values):
-    trace, problem = simulate(Cluster(3, 1.0), 9), problems.quadratic([1.0, 0.5])
-    runs = replay_ensemble(trace, factory, problem, progress=False, **{name: values})
-    for run, value in zip(runs, values, strict=True):
-        alone = replay(trace, factory(**{name: value}), problem, progress=False)
-        assert run.commits["loss"].tolist() == alone.commits["loss"].tolist()
-    with pytest.raises(InputError, match=rf"{name}: .*batched=False"):
-        replay_ensemble(trace, factory, problem, batched=True, **{name: values})
-    # What it only computes with is still one batch.
-    rates = replay_ensemble(
-        trace, factory, problem, batched=True, learning_rate=[0.1, 0.2], progress=False
-    )
-    assert [run.status for run in rates] == ["finished", "finished"]

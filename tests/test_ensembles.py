@@ -58,18 +58,6 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     ]
 
 
-def test_a_problem_has_to_predict(tmp_path):
-    says = "problem = 'quadratic': has no predictions; .*problems.custom .* predict"
-    with pytest.raises(InputError, match=says):
-        ensembles.run(ensembles.Config(problem="quadratic", out=tmp_path / "out"))
-    untested = dataclasses.replace(problems.digits(), test=None)
-    with pytest.raises(
-        InputError, match="problem = 'digits': has no test data to predict; give some"
-    ):
-        ensembles.run(ensembles.Config(problem=untested, out=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_model_that_is_sure_and_wrong_has_a_finite_loss():
     problem = problems.digits()
     sure = jax.tree.map(lambda leaf: 1e3 * leaf, problem.init(jax.random.key(0)))

@@ -85,18 +85,6 @@ def test_parle_is_its_papers_loop(n, window, noise):
     assert deviation_from(path, method, rounds(n, window, policy="barrier()")) < 1e-10
 
 
-def test_parle_with_one_step_and_no_gamma_is_elastic_averaging_with_the_mean_of_new_replicas():
-    x, path = [START] * 5, [START]
-    for _ in range(ROUNDS):
-        steps = [(1 + a / 4) / 16 * CURVATURE * x[a] for a in range(5)]
-        x = [x[a] - steps[a] - 0.3 * (x[a] - path[-1]) for a in range(5)]
-        path.append(np.mean(x, axis=0))
-    method = methods.parle(
-        diverse, gamma=None, rho=1 / 0.3, scoping=0.0, rho_least=0.1, decay=0.0, momentum=0.0
-    )
-    assert deviation_from(np.array(path), method, rounds(5, 1, policy="barrier()")) < 1e-10
-
-
 @pytest.mark.parametrize("window", [1, 4])
 def test_parle_of_one_worker_without_rho_is_entropy_sgd(window):
     options = {"gamma": 2.0, "scoping": 0.1, "noise": 0.1}

@@ -7,7 +7,6 @@ from matplotlib.text import Text
 
 from asyncsim import InputError, Run, plots
 from asyncsim.__main__ import main
-from asyncsim.drawing import look
 from asyncsim.runs.export import tidy
 
 METHODS = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
@@ -103,13 +102,6 @@ def test_width_font_and_labels_of_a_figure(finished):
     ):
         with pytest.raises(InputError, match=message):
             plots.compare(runs, **options)
-
-
-def test_names_beside_an_axis_are_replaced():
-    with plots.appearance(labels={"gem": "mine"}):
-        figure, (axes,) = look.new_figure(3, 2)
-    axes.set_yticks([0, 1], ["gem", "downpour"])
-    assert {"mine", "downpour"} <= set(texts_of(figure))
 
 
 @pytest.mark.parametrize(

@@ -107,25 +107,6 @@ def test_whoever_is_back_copies_the_newest_replica_of_a_neighbour():
     assert trace.frame["kept"].iloc[11] == 1 and trace.spells["to_row"].iloc[0] == 9
 
 
-def test_both_halves_of_an_exchange_with_a_lost_message_come_back():
-    trace = simulate(
-        Cluster(
-            2,
-            1.0,
-            topology="ring()",
-            policy="neighbours()",
-            failures=["loss(0.4, 0.5, resend=False, workers=0)"],
-        ),
-        40,
-    )
-    frame = trace.frame
-    senders = [[frame["worker"].iloc[source] for source in sources] for sources in frame["sources"]]
-    own = [peers == [worker] for peers, worker in zip(senders, frame["worker"], strict=True)]
-    late = (frame["start_time"] - frame["read_arrive_time"]).to_numpy()
-    assert 5 < sum(own) < 30 and (late[own] == 0.5).all() and (late[np.logical_not(own)] == 0).all()
-    assert (frame["kept"] + frame["weights"].map(sum)).to_numpy() == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("detect", [0.0, 1.5])
 def test_a_partner_that_dies_is_replaced_when_that_is_known(detect):
     crash = failures.crash(1.5, 100, detect=detect, workers=2)

@@ -202,8 +202,6 @@ def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
     ("protocol", "service", "down"),
     [
         (dict(), 0.0, 0.3),
-        (dict(protocol="write_then_read"), 0.01, 0.3),
-        (dict(protocol="read_then_write"), 0.0, 0.3),
         (dict(protocol="read_then_write", exclusive=False), 0.01, 0.1),
     ],
 )

@@ -18,7 +18,6 @@ from event_loop import forced_deviation
 import asyncsim.replays.pieces as pieces
 from asyncsim import (
     InputError,
-    methods,
     recorders,
 )
 from asyncsim.replays import tuning
@@ -76,15 +75,6 @@ def test_each_device_holds_its_workers_rows():
         after = [leaf for leaf in jax.tree.leaves(running.state) if leaf.ndim == 2 and leaf.size]
         shards += [[shard.data.shape[0] for shard in leaf.addressable_shards] for leaf in after]
     assert shards == [[4, 4]] * 6  # of seven
-
-
-def test_a_run_that_diverged_is_not_evaluated():
-    running = Replay(
-        make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic")
-    )
-    running.advance(STEPS)
-    with pytest.raises(InputError, match="diverged at commit"):
-        running.evaluate()
 
 
 @pytest.mark.parametrize("form", ["single", "batch"])

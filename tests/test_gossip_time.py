@@ -148,33 +148,6 @@ def test_theory_of_clusters_without_a_server():
         )
 
 
-def test_handshakes_travel():
-    """By hand: an exchange of 2 s holds two of 16 replicas, so that 4 end a second; without travel
-    16 would.
-    """
-    assert (
-        theory.throughput_theory(Cluster(16, 1.0, policy="handshake()", topology="ring()")).commits
-        == 16
-    )
-    for topology in ("ring()", "complete()"):
-        cluster = Cluster(16, 1.0, latency=1.0, policy="handshake()", topology=topology)
-        assert theory.throughput_theory(cluster).commits == pytest.approx(4)
-        assert 2 <= simulate(cluster, 3_000).summary()["throughput"] <= 4
-    # Short exchanges hold hardly anyone: each worker takes 1 + 2 * (0.1 + 1 / 20) s.
-    cluster = Cluster(
-        16, 1.0, latency=0.1, bandwidth=20, message_bytes=1, policy="handshake()", topology="ring()"
-    )
-    assert theory.throughput_theory(cluster).commits == pytest.approx(16 / 1.3)
-    # A line of four at two sites: the outer workers exchange in 0.2 s, the inner ones half of the
-    # time in 2 s.
-    line = topologies.adjacency(np.eye(4, k=1) + np.eye(4, k=-1))
-    apart = Cluster(
-        4, 1.0, latency=0.1, sites=[2, 2], far_latency=1.0, policy="handshake()", topology=line
-    )
-    assert theory.throughput_theory(apart).commits == pytest.approx(2 / 1.2 + 2 / 2.1)
-    assert simulate(apart, 3_000).summary()["throughput"] <= theory.throughput_theory(apart).commits
-
-
 @pytest.mark.parametrize(
     ("policy", "lasts"),
     [

@@ -4,14 +4,13 @@ write to.
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 import simpy
 from cases import make_problem
 from event_loop import deviation
 
-from asyncsim import Cluster, Gamma, InputError, methods, problems, replay_ensemble, simulate
+from asyncsim import Cluster, Gamma, InputError, methods, problems, simulate
 from asyncsim.methods import Timing
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.simulation.delays import delays
@@ -80,33 +79,6 @@ def test_a_replay_is_what_workers_do_to_a_shared_vector():
     for stop in stops.tolist():
         replayed.advance(stop)
         assert deviation(replayed.state.central, expected[stop]) < 1e-10
-
-
-@pytest.mark.full
-def test_members_and_devices_read_torn():
-    trace, problem = simulate(lock_free(7, 3), 300), problems.quadratic(CURVATURE, start=START)
-    rates = [0.02, 0.05]
-    found = replay_ensemble(
-        trace,
-        methods.downpour,
-        problem,
-        precision="float64",
-        batched=True,
-        progress=False,
-        learning_rate=rates,
-    )
-    for rate, run, devices in zip(
-        rates, found, (jax.devices()[:1], jax.devices()[:3]), strict=True
-    ):
-        one = replay(
-            trace,
-            methods.downpour(rate),
-            problem,
-            precision="float64",
-            devices=devices,
-            progress=False,
-        )
-        assert deviation(run.commits["loss"], one.commits["loss"]) < 1e-12
 
 
 def test_hogwild_names_the_timing_that_it_needs():

@@ -1,28 +1,20 @@
 """Ctrl-C and SIGTERM come again where they would be lost or do harm."""
 
-import gc
 import signal
 import sys
 import threading
 import weakref
 from importlib.machinery import ExtensionFileLoader
 
-import jax
 import pytest
 
 from asyncsim.base.interruption import (
-    _GC_CALLBACK,
     handlers_kept,
     ignore_from_now_on,
     interruptible,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-
-
-def test_jax_has_the_callback_that_is_named():
-    assert jax.devices()
-    assert _GC_CALLBACK in [callback.__name__ for callback in gc.callbacks]
 
 
 def _xla_gc_callback(*arguments):
@@ -97,13 +89,6 @@ def test_a_handler_that_was_set_inside_stays(default):
     with interruptible():
         signal.signal(signal.SIGINT, own)
     assert signal.getsignal(signal.SIGINT) is own
-
-
-def test_what_ctrl_c_does_otherwise_is_left(default):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interruptible():
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @pytest.fixture

@@ -1,90 +1,14 @@
 """Leader SGD: where its leader rests, and what it refuses."""
 
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from cases import EVERY, FORCED, make_problem, make_trace
-from event_loop import forced_deviation
-from test_catalogue import with_versions
 
-from asyncsim import Cluster, InputError, methods, prescribed, problems, recorders, simulate
-from asyncsim.methods import Applied, Method, gradient_steps
-from asyncsim.replays.replay import Replay, replay
+from asyncsim import Cluster, InputError, methods, problems, simulate
+from asyncsim.replays.replay import replay
 from asyncsim.study.cell import meet
-
-ROUNDS = 1000
-
-
-def rest(method):
-    """Return the resting points of workers that start in both wells, and the central variable."""
-    count = 4
-    trace = prescribed([k % count for k in range(ROUNDS * count)], ROUNDS * count, count)
-    trace = with_versions(trace, np.arange(1, len(trace) + 1) // count)
-    with jax.enable_x64(True):
-        running = Replay(trace, method, problems.wells(tilt=0.3), precision="float64")
-        running.advance(len(trace))
-        own = jax.vmap(method.resume, in_axes=(0, None))(
-            running.state.workers.method, running.state.central
-        )
-        return np.asarray(own)[:, 0], float(running.state.central[0])
 
 
 def gradient(x):
     return 4 * x * (x**2 - 1) + 0.3
-
-
-@pytest.mark.full
-def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
-    """The authors' claim, with the resting points of a loop over both rules to five digits."""
-    own, leader = rest(methods.lgd(0.01, 0.005, policy=None))
-    np.testing.assert_allclose(own, [-1.03558, 0.78365, 0.78365, -1.03558], atol=1e-5)
-    assert abs(gradient(leader)) < 1e-12
-    own, center = rest(methods.easgd(0.01, alpha=0.005, policy=None))
-    np.testing.assert_allclose(own, [-0.97857, 0.88527, 0.88527, -0.97857], atol=1e-5)
-    assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(
-        0.486, abs=1e-3
-    )
-
-
-class Sent(NamedTuple):
-    sent: Any
-    loss: Any
-
-
-def best_of_all(rate=0.05):
-    """Nobody goes on from its own parameters: all from the best that anybody sent."""
-
-    def apply(server, central, message, memory, visit, memories):
-        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
-        best = jnp.argmin(losses).astype(visit.worker.dtype)
-        sent = jnp.where(best == visit.worker, central + message, memories.of(best).sent)
-        return Applied(sent, server, Sent(central + message, visit.loss))
-
-    return Method(
-        name="best of all",
-        hyperparameters={},
-        optimizer=gradient_steps(rate),
-        apply=apply,
-        init_memory=lambda central: Sent(central, jnp.full((), jnp.inf, central.dtype)),
-        sees_loss=True,
-        sees_memories=True,
-    )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("count", [1, 2])
-def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
-    """On a trace staler than there are workers, so that jobs of one worker overlap."""
-    trace, stops = make_trace("prescribed", 2, commits=300), np.arange(EVERY, 301, EVERY)
-    with jax.enable_x64(True):
-        devices = jax.devices()[:count]
-        problem = make_problem("quadratic")
-        options = {"stops": stops, "devices": devices, "record": [recorders.energy()]}
-        running = Replay(trace, best_of_all(), problem, precision="float64", **options)
-        assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 
 @pytest.mark.parametrize(

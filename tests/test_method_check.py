@@ -5,13 +5,11 @@ should.
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-import optax
 import pytest
 
 import asyncsim
 from asyncsim import InputError, methods, problems
-from asyncsim.methods import METHODS, Applied, Timing
+from asyncsim.methods import METHODS, Timing
 from asyncsim.methods.check import check_method
 
 PROBLEM = problems.digits(hidden=(3,))
@@ -25,30 +23,6 @@ def damped(**fields):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_methods_pass(name):
     check_method(METHODS[name](), PARAMS)
-
-
-def test_states_of_any_tree_pass(lenient):
-    def message(worker, update, start, central, visit):
-        return (
-            {"u": update, "when": visit.time},
-            [worker[0] + 1, None],
-            {"size": jnp.abs(update) > 1},
-        )
-
-    def apply(server, central, message, memory, visit):
-        return Applied(central + message["u"], {"n": server["n"] + 1}, (memory[0] + message["u"],))
-
-    method = damped(
-        optimizer=optax.adam(1e-3),
-        message=message,
-        apply=apply,
-        init_worker=lambda central: [0, None],
-        init_server=lambda central: {"n": jnp.int32(0)},
-        init_memory=lambda central: (jnp.zeros_like(central),),
-        resume=lambda worker, read: read,
-    )
-    check_method(method, PARAMS)
-    check_method(method, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), PARAMS))
 
 
 @pytest.mark.parametrize("text", ["barrier(8)", "neighbours(mix=before)", "cancel_stale(3)"])

@@ -52,8 +52,7 @@ def test_outer_momentum_is_its_formula(rule):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rule", ["nesterov", "heavy_ball"])
-@pytest.mark.parametrize("delay", [1, 4])
+@pytest.mark.parametrize(("delay", "rule"), [(1, "heavy_ball"), (4, "nesterov")])
 def test_measured_limits_are_the_roots(delay, rule):
     trace = prescribed(delay, 2000, delay + 1)
     for momentum, limit in outer_momentum.measured_limits(trace, rule, (0.5, 0.9)).items():

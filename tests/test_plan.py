@@ -10,14 +10,11 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Trace, simulate, study, theory
-from asyncsim.study.executor import Local, LocalProcesses
 from asyncsim.study.finished import figures, read
 from asyncsim.study.planning import (
-    Candidate,
     Horizon,
     known_cost,
     measure,
-    measure_all,
 )
 
 plan = study.load("plan")
@@ -297,21 +294,6 @@ def test_the_best_are_replayed(capsys):
     assert len(figures("plan").plan(finished).axes) == 2
     again, _ = plan.run(dataclasses.replace(config, resume=folder))
     pd.testing.assert_frame_equal(finished.table(plan.PLAN), read(again, "plan").table(plan.PLAN))
-
-
-@pytest.mark.full
-def test_other_processes_give_the_same():
-    some = [Candidate({"policy": str(n)}, Cluster(n, "gamma(1, 0.2)"), SIZE) for n in (2, 3, 4)]
-    jobs = [(measure_all, [one], Horizon("versions", 50), 100, 2, "t") for one in some]
-    here, there = (
-        {done.place: done.value for done in executor.map(_call, jobs)}
-        for executor in (Local(), LocalProcesses(measure_all, Local(), processes=2))
-    )
-    assert here == there
-
-
-def _call(function, *arguments):
-    return function(*arguments)
 
 
 def test_failures_are_time_that_does_not_count():

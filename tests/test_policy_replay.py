@@ -2,7 +2,6 @@
 and studies say.
 """
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +18,6 @@ from asyncsim import (
     barrier,
     buffered,
     cancel_stale,
-    discard_stale,
     methods,
     problems,
     recorders,
@@ -29,7 +27,6 @@ from asyncsim import (
 )
 from asyncsim.benchmark.usual_model import UsualModel
 from asyncsim.methods import Timing
-from asyncsim.replays.plan import Plan
 from asyncsim.study.cell import meet
 
 COMMITS = 400
@@ -80,27 +77,6 @@ def test_runs_line_up_with_what_was_taken_up():
     assert run.evaluations["gradients"].iloc[-1] == 200 == run.config["commits"]
     assert run.evaluations["commit_time"].iloc[1] == taken["commit_time"].iloc[34]
     assert set(run.diagnostics["commit"]) <= set(range(200))
-
-
-def test_lost_computations_use_up_their_examples():
-    """The batches of the messages taken up are those of their jobs: a restart draws others."""
-    trace = make_trace(commits=200, policy=discard_stale(2))
-    taken = trace.accepted
-    plan = Plan(
-        taken,
-        make_problem("digits"),
-        0,
-        np.array([200]),
-        [],
-        np.float64,
-        jax.devices()[:1],
-        "batch",
-    )
-    jobs = np.concatenate(
-        [np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)]
-    )
-    assert jobs.tolist() == taken.frame["job"].tolist()
-    assert (jobs > taken.worker_step).any()
 
 
 # What a method may need

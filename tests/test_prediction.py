@@ -90,13 +90,3 @@ def test_workers_that_contend_are_called_out():
         if told.startswith("compute times with 8 workers are 1.8")
     )
     assert told.endswith("the workers contend for their processors")
-
-
-def test_laws_of_each_worker_are_repeated():
-    laws = ["gamma(0.05, 0.2)", "gamma(0.05, 0.2)", "gamma(0.05, 0.2)", "gamma(0.15, 0.2)"]
-    first = simulate(Cluster(4, laws, 0.004, protocol="write_then_read"), 600, seed=1)
-    again = simulate(Cluster(8, laws * 2, 0.004, protocol="write_then_read"), 600, seed=2)
-    prediction = extrapolate(first, again, seed=0, runs=RUNS)
-    assert prediction.holds
-    means = [law.mean for law in prediction.cluster.compute_laws]
-    assert means[3] == means[7] == pytest.approx(0.15, rel=0.1)

@@ -3,7 +3,6 @@ silence.
 """
 
 import contextlib
-import errno
 import functools
 import os
 import random
@@ -16,7 +15,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Trace, simulate
-from asyncsim.base.files import write_csv, write_json, write_whole
+from asyncsim.base.files import write_csv, write_json
 from asyncsim.drawing import look
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
@@ -337,13 +336,3 @@ def test_what_is_finished_is_on_disk_before_it_is_named(monkeypatch):
     assert {".seed0.partial.parquet", "traces", "mine"} <= set(first)
     after = first[first.index(".downpour-seed0.partial") :]
     assert "run.json" not in after and "runs" in after
-
-
-def test_a_file_that_cannot_be_put_on_disk(monkeypatch):
-    def fails(descriptor):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(InputError, match="'a': cannot be written: Input/output error"):
-        write_whole(Path("a"), lambda partial: partial.write_text("a"))
-    assert not list(Path().iterdir())

@@ -97,22 +97,6 @@ def test_a_method_whose_functions_are_replaced_computes_with_the_new_ones(trace)
     )
 
 
-def test_numbers_that_python_compares_remain_constants(trace):
-    @shares_programs
-    def stepping(learning_rate=0.1, doubled=0.0):
-        steps = gradient_steps(2 * learning_rate if doubled > 0.5 else learning_rate)
-        return Method("stepping", {"learning_rate": learning_rate, "doubled": doubled}, steps)
-
-    problem, _ = counting_problem()
-    recipe = recipe_of(stepping(0.1, doubled=1.0))
-    assert _traced_numbers(Keyed(recipe.key, recipe), IdentityKey(problem)) == ("learning_rate",)
-    plain, doubled, twice = (
-        replayed(trace, method, problem).commits["loss"]
-        for method in (stepping(0.1), stepping(0.1, doubled=1.0), stepping(0.2))
-    )
-    assert doubled.equals(twice) and not doubled.equals(plain)
-
-
 def test_arguments_that_cannot_be_compared_have_a_program_of_their_own(trace):
     @shares_programs
     def scaled(scales):

@@ -35,9 +35,9 @@ CASES = [
 #: The names of the other parts, and what their calls use: a trace, one of a barrier, and a problem.
 NAMES = {
     name: value
-    for module in (asyncsim, units, aggregation, policy, laws)
+    for module in (units, aggregation, policy, laws)
     for name, value in vars(module).items()
-}
+} | {name: getattr(asyncsim, name) for name in asyncsim.__all__}
 NAMES |= {
     name: value for module in (problems, test_problems) for name, value in vars(module).items()
 }

@@ -62,21 +62,6 @@ def test_given_folder_that_holds_something_is_left_alone():
     assert everything() == ["file", "mine", "mine/kept"]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("", "= '': is empty; give the name of a file or folder"),
-        (5, "= 5: must be a path; give text or a pathlib.Path"),
-    ],
-)
-def test_what_is_no_folder_at_all(value, message):
-    with pytest.raises(InputError, match=f"^out {message}$"):
-        enter(value)
-    with pytest.raises(InputError, match=f"^resume {message}$"), results.old_folder(value, {}):
-        pytest.fail("never entered")
-    assert everything() == []
-
-
 @pytest.mark.parametrize("out", ["file/inside", None])
 def test_folder_below_a_file(out):
     Path("file").write_text("")
@@ -86,39 +71,6 @@ def test_folder_below_a_file(out):
     ):
         enter(out)
     assert everything() == ["file", "results"]
-
-
-def refused(*_):
-    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-@pytest.mark.parametrize(
-    ("out", "place", "name", "stand_in", "message"),
-    [
-        (
-            "mine",
-            os,
-            "access",
-            lambda *_: False,
-            "cannot be written: Permission denied",
-        ),  # as root all is writable
-        (None, os, "access", lambda *_: False, "cannot be written: Permission denied"),
-        ("mine", Path, "exists", refused, "out = 'mine': cannot be written: Permission denied"),
-        # Another study makes it meanwhile: it was not there a moment ago.
-        (
-            "there",
-            Path,
-            "exists",
-            lambda path: False,
-            "out = 'there': exists and is not an empty folder",
-        ),
-    ],
-)
-def test_folder_that_cannot_be_had(monkeypatch, out, place, name, stand_in, message):
-    Path("there").mkdir()
-    monkeypatch.setattr(place, name, stand_in)
-    with pytest.raises(InputError, match=message):
-        enter(out)
 
 
 @pytest.mark.parametrize("error", [InputError("bad"), KeyboardInterrupt()])

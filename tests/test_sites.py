@@ -278,13 +278,3 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
     # A single worker stays as far from the server as it was.
     alone = meet(cluster, methods.sgd().timing)
     assert alone.sites == (1, 0) and simulate(alone, 2).frame["arrive_time"].tolist() == [42, 98]
-
-
-def test_all_reduces_have_the_matrix_of_the_sites_that_are_left():
-    far = [[0, 5, 1], [5, 0, 2], [3, 2, 0]]
-    cluster = Cluster(4, 1.0, sites=[1, 1, 2], far_latency=far, policy="barrier(collective=tree)")
-    assert cluster.collective_time == collective_time(
-        "tree", 0, 4, sites=[1, 1, 2], far_latency=far
-    )
-    # Without worker 1: 3 and 2 send to 0 in 3 s each, and receive the sum in 1 s each.
-    assert cluster.collective_time_of([0, 2, 3]) == 3 + 3 + 1 + 1

@@ -286,14 +286,6 @@ def test_barrier_against_samples(first):
     assert samples.mean() == pytest.approx(theory.barrier_time(law, 32, first), abs=tolerance)
 
 
-def test_barrier_limits():
-    assert theory.barrier_time(Gamma(2, 0.5), 1) == 2
-    assert theory.barrier_time(0, 5) == 0
-    assert theory.barrier_time("exponential(1)", 2) == pytest.approx(1.5)
-    same = [Gamma(1, 0.5)] * 7
-    assert theory.barrier_time(same, first=3) == theory.barrier_time(Gamma(1, 0.5), 7, first=3)
-
-
 def test_sum_law():
     law = theory.sum_law(Gamma(0.5, 0.4), 16)
     assert (law.mean, law.std) == (pytest.approx(8), pytest.approx(4 * 0.2))

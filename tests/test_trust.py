@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -214,22 +213,6 @@ class Layer:
 )
 def test_what_is_recognised(one, other, same):
     assert recognised(one) is not None and (recognised(one) == recognised(other)) is same
-
-
-def test_what_an_own_file_imports_from_its_folder_counts(monkeypatch):
-    monkeypatch.syspath_prepend(".")
-    Path("mine_a.py").write_text(
-        "import mine_b\nfrom mine_c import c\ndef f():\n    return mine_b.b() + c()\n"
-    )
-    files = {name: f"def {name[-1]}():\n    return 1\n" for name in ("mine_b", "mine_c")}
-    found = set()
-    for changed in ("", "mine_b", "mine_c"):
-        for name, text in files.items():
-            Path(f"{name}.py").write_text(text + ("# more" if name == changed else ""))
-        found.add(recognised(study.load_file("mine_a", Path("mine_a.py").absolute()).f))
-    assert len(found) == 3
-    recursive = jnp.where(True, 1, 2)
-    assert recognised({"a": recursive, "b": recursive}) is not None
 
 
 @pytest.mark.full

@@ -87,15 +87,6 @@ def test_gossip_on_a_topology_of_a_file(tmp_path):
     assert table["spectral_gap"][0] == pytest.approx(gap)
 
 
-@pytest.mark.parametrize("problem", ["mine.py:split", "mine.py:stated"])
-def test_gossip_splits_a_users_problem_by_class(problem):
-    config = study.load("gossip").Config(
-        workers=3, problem=problem, methods=("dpsgd",), dirichlet=("none", 0.1), tune=(0.1,)
-    )
-    cells, _ = study.load("gossip")._cells(config)
-    assert [cell.problem.dirichlet for cell in cells] == [None] * 3 + [0.1] * 3
-
-
 def test_rules_of_files_and_of_python():
     robustness = study.load("robustness")
     mean = aggregation.mean()

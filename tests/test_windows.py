@@ -42,13 +42,6 @@ def test_a_cluster_takes_one_window_or_one_each():
     assert Cluster(2, [1.0, 3.0], window=[2, 2]).mean_window == 2
 
 
-def test_a_computation_lasts_as_long_as_its_own_steps():
-    trace = simulate(Cluster(2, [1.0, 2.0], window=[3, 1]), 6)
-    rows = trace.frame[["worker", "local_steps", "start_time", "commit_time"]].to_numpy().tolist()
-    assert rows[:5] == [[1, 1, 0, 2], [0, 3, 0, 3], [1, 1, 2, 4], [0, 3, 3, 6], [1, 1, 4, 6]]
-    assert trace.window == 3 and trace.windows_differ
-
-
 def test_each_worker_goes_through_its_own_examples_without_a_gap():
     indices = make_problem("digits").batch_indices(0, 4)
     one = indices.rows([2] * 6, range(6), 1)
