@@ -41,7 +41,7 @@ from asyncsim.base.errors import (
     require_nonnegative,
     require_positive,
 )
-from asyncsim.base.files import read_table
+from asyncsim.base.files import field_values, read_table
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
@@ -188,9 +188,7 @@ class Config(TargetOptions, StudyConfig):
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one combination, by default of the first values."""
-        options = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)
-        }
+        options = field_values(self, StudyConfig)
         if (
             self.bandwidth is None
             and self.far_bandwidth is None

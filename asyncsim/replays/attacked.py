@@ -11,6 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from asyncsim.base.errors import InputError
+from asyncsim.base.files import field_values
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.buffer import group_means
@@ -367,7 +368,7 @@ def _flipped(problem_key: IdentityKey, text: str, byzantine: tuple[bool, ...]) -
             data = jax.tree.map(lambda array: array[:examples], data.examples)
         return problem.evaluate(params, state, data)
 
-    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
+    fields = field_values(problem, Problem)
     # The honest problem divides its examples among workers; the flipped one must not do it again.
     undivided = {"sharded": False, "shards": None, "dirichlet": None}
     changed = dict(loss=loss, evaluate=evaluate, train=DoubledExamples(twice), **undivided)

@@ -79,7 +79,11 @@ class InPieces:
 
             return jax.jit(changed, donate_argnums=0)
 
-        changes = {"message": lose_message, "end": lose_worker, "begin": return_worker}
+        changes: dict[str, Callable[..., ReplayState]] = {
+            "message": lose_message,
+            "end": lose_worker,
+            "begin": return_worker,
+        }
         self._changes = {kind: jitted(change) for kind, change in changes.items()}
 
     def initial_state(
@@ -387,7 +391,8 @@ class _Piece:
                     lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory
                 )
             after = _Carried(outputs.server_state, history, memory)
-            return after, outputs._replace(server_state=())
+            carried: Any = ()  # not stacked: only the state at the end is used
+            return after, outputs._replace(server_state=carried)
 
         central = self._divided.by_parameter(state.central)
         keeps, sees = layout.keeps_history, method.sees_memories
