@@ -49,15 +49,17 @@ CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
 #: Numbers of a clock: of `Trace.summary`.
 _NUMBERS = (
-    *(
-        "update_time",
-        "learner_busy",
-        "slots_busy",
-        "staleness_mean",
-        "staleness_max",
-        "staleness_tokens_mean",
-    ),
-    *("staleness_tokens_max", "samples_lost", "lost_share", "length_started", "length_trained"),
+    "update_time",
+    "learner_busy",
+    "slots_busy",
+    "staleness_mean",
+    "staleness_max",
+    "staleness_tokens_mean",
+    "staleness_tokens_max",
+    "samples_lost",
+    "lost_share",
+    "length_started",
+    "length_trained",
 )
 _LIMITS = {
     "slots": "slots bind",
