@@ -240,7 +240,7 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
             )
         methods = []
         for method in cell.methods:
-            gossips = method.mix is not None or method.meet is not None
+            gossips = method.gossips
             if gossips != (cell.cluster.topology is not None):
                 continue
             try:

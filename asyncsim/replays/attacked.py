@@ -61,7 +61,7 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
     """Raise InputError unless a method can be replayed under an attack."""
     method = on_vectors(method, problem, jnp.result_type(float))
     attacked, problem = under_attack(method, problem, attack, workers)
-    check_method(attacked, jax.eval_shape(lambda: problem.init(jax.random.key(0))), workers)
+    check_method(attacked, problem.shapes, workers)
 
 
 def _require_rows(attack: Attack, changed: Any, messages: Any) -> None:
@@ -82,7 +82,7 @@ def _cached_attacked(
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    if method.mix is not None or method.meet is not None:
+    if method.gossips:
         return _without_server(method, attack, byzantine)
     if attack.corrupt is not None:
         method = _own_changed(method, attack, byzantine)

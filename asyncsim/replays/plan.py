@@ -336,9 +336,8 @@ def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int,
     """
     groups, blocks = trace.source.groups, trace.read_blocks
     if groups != 1:
-        params = jax.eval_shape(problem.init, jax.random.key(0))
         argument = "stages" if isinstance(groups, int) else "groups of tensors"
-        _, bounds, owners = partition(params, groups, argument, by_layer=True)
+        _, bounds, owners = partition(problem.shapes, groups, argument, by_layer=True)
         return (bounds, owners) if blocks > 1 else ((), ())
     if blocks == 1:
         return (), ()

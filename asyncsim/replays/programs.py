@@ -263,7 +263,7 @@ def _initial(
 def _traced_numbers(keyed: Keyed, problem_key: IdentityKey) -> tuple[str, ...]:
     """Return the names of a recipe's numbers whose tracing does not change the method's form."""
     recipe: Recipe = keyed.value
-    params = jax.eval_shape(lambda: problem_key.value.init(jax.random.key(0)))
+    params = problem_key.value.shapes
 
     def may_be_traced(names: tuple[str, ...]) -> bool:
         def has_same_form(traced: Any) -> int:
@@ -345,8 +345,9 @@ def _require_fits(part: str, numbers: np.ndarray) -> None:
 
 def flatten_problem(problem: Problem, dtype: Any, device: Any) -> Flat:
     """Return the conversions between a problem's tree, cast to ``dtype``, and vectors."""
-    shapes = jax.eval_shape(problem.init, jax.random.key(0))
-    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
+    template = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), problem.shapes
+    )
     return flatten(template, writes_slices(device.platform, problem.parameter_count))
 
 
