@@ -32,12 +32,13 @@ from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
 from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import columns, observe
-from asyncsim.replays.recorders import Commit, Recorder
+from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import (
     GossipOfPiece,
     Layout,
     Pieces,
     ReadsOfPiece,
+    Recorders,
     ReplayState,
     Start,
     WorkerRow,
@@ -58,7 +59,7 @@ class InPieces:
     def __init__(
         self,
         parts: MakeParts,
-        recorders: tuple[Recorder, ...],
+        recorders: Recorders,
         layout: Layout,
         devices: tuple[Any, ...],
         make: Callable[..., ReplayState],
@@ -176,7 +177,7 @@ def in_turn(
     return jax.jit(advance, donate_argnums=0)
 
 
-def _numbers_shape(recorders: tuple[Recorder, ...], layout: Layout) -> tuple[int, ...]:
+def _numbers_shape(recorders: Recorders, layout: Layout) -> tuple[int, ...]:
     """Return the shape of a piece's numbers, ``[piece_size, columns]``; see `Layout.members`."""
     members = () if layout.members is None else (layout.members,)
     return layout.piece_size, *members, len(columns(recorders))
@@ -265,9 +266,7 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
 class _Piece:
     """The program of a piece: its gradients at once, then its commits in order."""
 
-    def __init__(
-        self, parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
-    ):
+    def __init__(self, parts: Parts, recorders: Recorders, layout: Layout, divided: _Divided):
         self._method, self._local, restart = parts
         # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
         self._restart = None if layout.gossip else restart

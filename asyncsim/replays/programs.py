@@ -20,9 +20,16 @@ from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_re
 from asyncsim.replays.look import FirstCommit, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
-from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.shards import InShards
-from asyncsim.replays.state import Layout, Pieces, ReplayState, Start, initial_state, of_workers
+from asyncsim.replays.state import (
+    Layout,
+    Pieces,
+    Recorders,
+    ReplayState,
+    Start,
+    initial_state,
+    of_workers,
+)
 from asyncsim.replays.tuning import writes_slices
 
 
@@ -81,7 +88,7 @@ class Family(NamedTuple):
 
 def compiled(
     method: Method,
-    recorders: tuple[Recorder, ...],
+    recorders: Recorders,
     problem: Problem,
     layout: Layout,
     dtype: Any,
@@ -112,7 +119,7 @@ def compiled(
 
 def compiled_ensemble(
     family: Family,
-    recorders: tuple[Recorder, ...],
+    recorders: Recorders,
     problem: Problem,
     layout: Layout,
     dtype: Any,
@@ -247,7 +254,7 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
 
 
 def _initial(
-    parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
+    parts: MakeParts, recorders: Recorders, flat: Flat, layout: Layout
 ) -> Callable[..., ReplayState]:
     """Return the function from numbers, start, problem state and sizes to the first state."""
 
