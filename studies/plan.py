@@ -49,7 +49,7 @@ from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth, is_matrix
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
@@ -675,7 +675,7 @@ def _text(config: Config, table: pd.DataFrame) -> str:
         if printed[name].max() >= LEAST_SHARE
     ]
     time = f"{unit} per 1,000 gradients" if in_time else f"time ({unit})"
-    columns: list[str | Column] = [
+    columns: Columns = [
         Column("name", "combination"),
         Column("cost", time),
         *("theory", "behind", "staleness_mean"),
