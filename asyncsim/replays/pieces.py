@@ -199,9 +199,9 @@ class _Divided:
             return jax.tree.map(
                 lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state
             )
-        rows, whole = self._sharding("devices"), self._sharding()
+        by_row, copied = self._sharding("devices"), self._sharding()
         return jax.tree.map_with_path(
-            lambda path, leaf: rows if path[0].name in _ROWS else whole, state
+            lambda path, leaf: by_row if path[0].name in _ROWS else copied, state
         )
 
     def by_commit(self, tree: Any) -> Any:
