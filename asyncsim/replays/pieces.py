@@ -379,8 +379,8 @@ class _Piece:
                 memories = (Memories(rows, before.memory, newer),)
             # A piece of one commit has no padding, and a select would copy the central variable.
             mask = is_valid if size > 1 else None
-            met = before.server_state, inputs, start, result, *memories
-            outputs = finish(method, layout.reads, *met, is_valid=mask)
+            arguments = before.server_state, inputs, start, result, *memories
+            outputs = finish(method, layout.reads, *arguments, is_valid=mask)
             history, memory = before.history, before.memory
             if layout.keeps_history:
                 version = outputs.read if method.same_reply else outputs.server_state.central
