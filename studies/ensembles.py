@@ -42,16 +42,17 @@ from asyncsim.study.sweep import sweep
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "directions_every", "animate")
 #: Options that affect only the times of a lone worker, which only custom methods may use.
 _OF_TIMES = (
-    *(
-        "service",
-        "latency",
-        "bandwidth",
-        "shared_bandwidth",
-        "message_bytes",
-        "discipline",
-        "read_blocks",
-    ),
-    *("sites", "far_latency", "far_bandwidth", "server_site"),
+    "service",
+    "latency",
+    "bandwidth",
+    "shared_bandwidth",
+    "message_bytes",
+    "discipline",
+    "read_blocks",
+    "sites",
+    "far_latency",
+    "far_bandwidth",
+    "server_site",
 )
 #: Options that the timing of some methods overrides.
 _OF_NEEDS = ("window", "protocol", "policy")

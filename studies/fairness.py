@@ -9,7 +9,6 @@ Needs Ray: pip install "asyncsim[ray]". Interrupted recordings stay in the study
 continues them.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pandas as pd
 
 from asyncsim.base.console import note, number_text
 from asyncsim.base.errors import InputError, require_choice, require_count
-from asyncsim.base.files import plain
+from asyncsim.base.files import field_values, plain
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Empirical, Law
 from asyncsim.methods import Method
@@ -82,9 +81,7 @@ class Config(RealConfig):
 
     def under(self, discipline: str) -> RealConfig:
         """Return the options of one recording."""
-        options: dict[str, Any] = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)
-        }
+        options: dict[str, Any] = field_values(self, RealConfig)
         return RealConfig(**{**options, "discipline": discipline})
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 
 from asyncsim.base.console import each_note_once, note, number_text
 from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.files import field_values
 from asyncsim.byzantine.attacks import parse_attack
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.cluster_text import attack_text
@@ -123,9 +124,7 @@ class Config(TargetOptions, StudyConfig):
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cell."""
-        options = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)
-        }
+        options = field_values(self, StudyConfig)
         options_of_cell = {
             "slow": self.slow,
             "slow_link": self.slow_link,
@@ -241,7 +240,7 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
             )
         methods = []
         for method in cell.methods:
-            gossips = method.mix is not None or method.meet is not None
+            gossips = method.gossips
             if gossips != (cell.cluster.topology is not None):
                 continue
             try:

@@ -30,7 +30,7 @@ from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Columns, text_of
 from asyncsim.study.config import JobOptions
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
@@ -379,7 +379,7 @@ def _verdict(contrasts: pd.DataFrame) -> str:
 def _texts(config: Config, rewards: pd.DataFrame, contrasts: pd.DataFrame) -> list[str]:
     seeds = over_seeds(config.seeds, "means over")
     uncorrected = rewards[rewards["method"] == "none"]
-    columns: list[str | Column] = [
+    columns: Columns = [
         "law",
         "mix",
         "method",

@@ -33,7 +33,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -152,7 +152,7 @@ def run(config: Config) -> Result:
         queues = [delay for delay in config.delays if delay]
         cells = sweep(config, [{"workers": delay + 1} for delay in queues] or [{"workers": 1}])
         problem = cells[0].problem
-        params = jax.eval_shape(problem.init, jax.random.key(0))
+        params = problem.shapes
         methods = [tried(OPTIMIZERS[name].top, 0.0, name) for name in config.optimizers]
         for method in methods:
             check_method(method, params)
@@ -352,7 +352,7 @@ def _texts(
         sorted(set(tried_ratios)),
         [f"{row['name']} at {row['case']}" for _, row in printed.iterrows()],
     )
-    columns: list[str | Column] = [
+    columns: Columns = [
         "case",
         Column("name", "optimizer"),
         Column("learning_rate", "best rate"),

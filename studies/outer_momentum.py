@@ -32,7 +32,7 @@ from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -428,7 +428,7 @@ def _texts(
         f"{cell.problem.name}, training loss after {counted(config.commits, 'commit')}, {seeds}; "
         f"mean staleness of the queue {'-' if np.isnan(staleness) else number_text(staleness)}"
     )
-    columns: list[str | Column] = [
+    columns: Columns = [
         "case",
         "rule",
         Column("server_momentum", "momentum"),

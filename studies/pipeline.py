@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 import pandas as pd
 
@@ -131,9 +130,8 @@ def run(config: Config) -> Result:
 
 def stages_of(config: Config, problem: Problem) -> tuple[str, ...]:
     """Return the groups of tensors of each stage."""
-    params = jax.eval_shape(problem.init, jax.random.key(0))
     argument = "groups" if config.groups else "stages"
-    return partition(params, config.groups or config.stages, argument, by_layer=True).names
+    return partition(problem.shapes, config.groups or config.stages, argument, by_layer=True).names
 
 
 def _factory(text: str) -> Callable[..., Method]:

@@ -41,7 +41,7 @@ from asyncsim.base.errors import (
     require_nonnegative,
     require_positive,
 )
-from asyncsim.base.files import read_table
+from asyncsim.base.files import field_values, read_table
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
@@ -49,7 +49,7 @@ from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth, is_matrix
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
@@ -188,9 +188,7 @@ class Config(TargetOptions, StudyConfig):
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one combination, by default of the first values."""
-        options = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)
-        }
+        options = field_values(self, StudyConfig)
         if (
             self.bandwidth is None
             and self.far_bandwidth is None
@@ -677,7 +675,7 @@ def _text(config: Config, table: pd.DataFrame) -> str:
         if printed[name].max() >= LEAST_SHARE
     ]
     time = f"{unit} per 1,000 gradients" if in_time else f"time ({unit})"
-    columns: list[str | Column] = [
+    columns: Columns = [
         Column("name", "combination"),
         Column("cost", time),
         *("theory", "behind", "staleness_mean"),

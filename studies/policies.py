@@ -22,7 +22,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import Column, with_titles
+from asyncsim.study.columns import Column, Columns, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
@@ -209,7 +209,7 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         if part == "in_vain" or policies[part].max() >= LEAST_SHARE
     ]
     window = ("window",) if policies["window"].nunique() > 1 else ()
-    columns: list[str | Column] = [
+    columns: Columns = [
         "workers",
         *window,
         "policy",

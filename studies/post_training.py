@@ -32,7 +32,7 @@ from asyncsim.problems import POLICY_PROBLEMS, PolicyProblem
 from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.config import JobOptions
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -49,15 +49,17 @@ CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
 #: Numbers of a clock: of `Trace.summary`.
 _NUMBERS = (
-    *(
-        "update_time",
-        "learner_busy",
-        "slots_busy",
-        "staleness_mean",
-        "staleness_max",
-        "staleness_tokens_mean",
-    ),
-    *("staleness_tokens_max", "samples_lost", "lost_share", "length_started", "length_trained"),
+    "update_time",
+    "learner_busy",
+    "slots_busy",
+    "staleness_mean",
+    "staleness_max",
+    "staleness_tokens_mean",
+    "staleness_tokens_max",
+    "samples_lost",
+    "lost_share",
+    "length_started",
+    "length_trained",
 )
 _LIMITS = {
     "slots": "slots bind",
@@ -451,7 +453,7 @@ def _texts(
     queues = tables[QUEUES]
     seeds = over_seeds(config.seeds, "means over")
     about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
-    shown: list[str | Column] = [
+    shown: Columns = [
         "queue",
         Column("update_time", "s an update"),
         *("learner_busy", "slots_busy"),
@@ -487,7 +489,7 @@ def _texts(
         origin = origin if config.target is None else "--target"
         texts += ["", f"{config.problem}: {what} {target} ({origin})"]
         shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
-        columns: list[str | Column] = [
+        columns: Columns = [
             "queue",
             "correction",
             "learning_rate",

@@ -40,7 +40,7 @@ from asyncsim.clusters.collectives import (
 from asyncsim.clusters.laws import Gamma
 from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.finished import present
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import barrier_time
@@ -399,7 +399,7 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> str:
     by_stage.insert(0, "groups", merged.groupby("stage", sort=False)["groups"].min())
     by_stage[["computing", "communicating", "bubble"]] *= 1e3
     by_stage["bytes"] /= 1e6
-    columns: list[str | Column] = [
+    columns: Columns = [
         *(
             Column("stage", "layer"),
             "groups",

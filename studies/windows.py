@@ -159,7 +159,7 @@ def best_windows(grid: pd.DataFrame, problem: Problem, method: str = "agn") -> p
     Columns: ``workers``, ``best_window`` (of the highest training accuracy, the shortest of equal
     ones), ``heuristic``: half the sum of the workers and the network's layers.
     """
-    leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
+    leaves = jax.tree.leaves(problem.shapes)
     layers = sum(leaf.ndim > 1 for leaf in leaves)  # biases are vectors
     rows = grid[grid["method"] == method].sort_values("window")
     best = rows.loc[rows.groupby("workers")["train_accuracy"].idxmax()]

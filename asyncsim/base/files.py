@@ -8,6 +8,7 @@ which is renamed when it is complete.
 
 import contextlib
 import csv
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -439,6 +440,11 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def field_values(value: Any, kind: Any = None) -> dict[str, Any]:
+    """Return the fields of a dataclass by name; ``kind``: only those of this dataclass."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind or value)}
 
 
 def plain(value: Any) -> Any:

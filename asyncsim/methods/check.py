@@ -169,13 +169,13 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     visit = visit_kinds(
         method.sees_loss,
         method.needs_key,
-        gossips=method.mix is not None or method.meet is not None,
+        gossips=method.gossips,
         sees_delays=method.sees_delays,
     )
     worker, server, memory = (_call(method, name, central) for name in _STATES)
     _require_matrices(_named(method, "init_server"), server)
     if method.refresh is not None:
-        if method.mix is not None or method.meet is not None:
+        if method.gossips:
             raise InputError(
                 f"{method.name}.refresh: is for methods with a server, whose workers read; leave "
                 "it out"
@@ -190,7 +190,7 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
     message, diagnostics = _check_message(method, worker, central, visit)
     if method.space == "tensors":
         _require_no_vector(method, "message", message, central)
-    if method.mix is not None or method.meet is not None:
+    if method.gossips:
         _check_gossip(method, worker, message, central, visit)
     elif method.apply is add and method.combine is None:
         _require_addable(method, message, central)
@@ -202,7 +202,7 @@ def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ..
         )
     if method.combine is not None:
         _check_combine(method, server, central, message, memory, visit)
-    elif method.mix is None and method.meet is None:
+    elif not method.gossips:
         _check_apply(method, server, central, message, memory, visit, workers)
     if method.reply is not None:
         _require_central(
@@ -312,7 +312,7 @@ def check_fields(method: Method) -> None:
     require_switch(f"{method.name}.needs_key", method.needs_key)
     if method.same_reply and method.reply is None:
         raise InputError(f"{method.name}.same_reply = True: there is no reply; give it")
-    if method.sees_delays and (method.mix is not None or method.meet is not None):
+    if method.sees_delays and method.gossips:
         raise InputError(
             f"{method.name}.sees_delays = True: without a server no read is delayed; leave it out"
         )
@@ -471,12 +471,7 @@ def _check_apply(
 def _check_combine(
     method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit
 ) -> None:
-    if (
-        method.apply is not add
-        or method.sees_memories
-        or method.mix is not None
-        or method.meet is not None
-    ):
+    if method.apply is not add or method.sees_memories or method.gossips:
         raise InputError(
             f"{method.name}.combine: replaces apply, sees_memories, mix and meet; leave the others "
             "out"

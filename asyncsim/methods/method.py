@@ -520,6 +520,11 @@ class Method(NamedTuple):
     recipe: Any = None
 
     @property
+    def gossips(self) -> bool:
+        """Whether there is no server: workers send each other messages, or meet."""
+        return self.mix is not None or self.meet is not None
+
+    @property
     def has_replicas(self) -> bool:
         """Whether workers have persistent replicas, so that they may start apart."""
         return self.resume is not None or self.meet is not None

@@ -145,10 +145,14 @@ class Problem:
         return 0 if self.train is None else count_examples("train", self.train)
 
     @property
+    def shapes(self) -> Any:
+        """Shapes and types of the initial parameters, a tree like theirs."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    @property
     def parameter_count(self) -> int:
         """Number of trained parameters."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        return sum(leaf.size for leaf in jax.tree.leaves(self.shapes))
 
     def batch_indices(self, seed: int, workers: int) -> "BatchIndices | None":
         """Return the example indices of each worker's jobs; None for a problem without data."""
@@ -229,13 +233,12 @@ def count_examples(argument: str, data: Tree) -> int:
 
 def measures(problem: Problem) -> set[str]:
     """List the columns of a problem's evaluations: ``train_loss``, ``test_accuracy`` and so on."""
-    params = jax.eval_shape(problem.init, jax.random.key(0))
     state = problem.init_state() if problem.init_state else None
     data = {"train": problem.train} | ({} if problem.test is None else {"test": problem.test})
     return {
         f"{part}_{name}"
         for part in data
-        for name in jax.eval_shape(problem.evaluate, params, state, data[part])
+        for name in jax.eval_shape(problem.evaluate, problem.shapes, state, data[part])
     }
 
 

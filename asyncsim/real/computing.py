@@ -317,7 +317,7 @@ def load_state(path: Path, like: State) -> tuple[State, int]:
 
 def check(method: Method, problem: Problem, header: Header) -> None:
     """Check that real processes can compute a method; raise InputError otherwise."""
-    params = jax.eval_shape(problem.init, jax.random.key(0))
+    params = problem.shapes
     check_method(method, params)
     computing = Computing(method, problem, header)
     method = computing.method

@@ -1,14 +1,13 @@
 """Options of the studies that record real processes."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.base.files import RECORDING
+from asyncsim.base.files import RECORDING, field_values
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
@@ -127,7 +126,7 @@ class RealConfig(StudyConfig):
 
     def processes(self, method: "Method | None" = None) -> Processes:
         """Return the processes of the options; without a server with a method's policy."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Processes)}
+        values = field_values(self, Processes)
         if self.topology is not None and method is not None and method.timing.policy is not None:
             values["policy"] = method.timing.policy
         return Processes(**values)

@@ -1,6 +1,5 @@
 """The processes of a recording: the number of workers, their delays, and who sends to whom."""
 
-import dataclasses
 import importlib.util
 import itertools
 import os
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncsim.base.errors import InputError, require_choice
+from asyncsim.base.files import field_values
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Law, as_law, parse
 from asyncsim.clusters.policy import Policy, asynchronous
@@ -54,7 +54,7 @@ class Processes:
                 f"topology = {self.topology!s}: real links have their own speed; leave slow_links "
                 "out"
             )
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = field_values(self)
         delay = _law("delay", values.pop("delay"))
         # Cluster checks the options that both share.
         cluster = Cluster(
@@ -100,7 +100,7 @@ class Processes:
         delay = " + ".join(
             f"[{text}]*{len(list(run))}" for text, run in itertools.groupby(map(str, laws))
         )
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = field_values(self)
         if self.topology is None:
             del values["topology"], values["policy"]  # absent in older recordings
         else:

@@ -176,7 +176,7 @@ def record(
 def require_timing(method: Any, processes: Processes) -> None:
     """Raise InputError if real processes cannot give a method the timing that it needs."""
     topology, policy = processes.topology, processes.policy
-    gossips = method.mix is not None or method.meet is not None
+    gossips = method.gossips
     if gossips != (topology is not None):
         server = "no server" if gossips else "a server"
         remedy = (

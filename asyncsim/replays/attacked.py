@@ -11,6 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from asyncsim.base.errors import InputError
+from asyncsim.base.files import field_values
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.buffer import group_means
@@ -60,7 +61,7 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
     """Raise InputError unless a method can be replayed under an attack."""
     method = on_vectors(method, problem, jnp.result_type(float))
     attacked, problem = under_attack(method, problem, attack, workers)
-    check_method(attacked, jax.eval_shape(lambda: problem.init(jax.random.key(0))), workers)
+    check_method(attacked, problem.shapes, workers)
 
 
 def _require_rows(attack: Attack, changed: Any, messages: Any) -> None:
@@ -81,7 +82,7 @@ def _cached_attacked(
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    if method.mix is not None or method.meet is not None:
+    if method.gossips:
         return _without_server(method, attack, byzantine)
     if attack.corrupt is not None:
         method = _own_changed(method, attack, byzantine)
@@ -367,7 +368,7 @@ def _flipped(problem_key: IdentityKey, text: str, byzantine: tuple[bool, ...]) -
             data = jax.tree.map(lambda array: array[:examples], data.examples)
         return problem.evaluate(params, state, data)
 
-    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
+    fields = field_values(problem, Problem)
     # The honest problem divides its examples among workers; the flipped one must not do it again.
     undivided = {"sharded": False, "shards": None, "dirichlet": None}
     changed = dict(loss=loss, evaluate=evaluate, train=DoubledExamples(twice), **undivided)

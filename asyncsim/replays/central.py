@@ -53,7 +53,7 @@ def initial_memory(method: Method, central: Array) -> State:
     """Return a worker's memory before its first commit."""
     if method.mix is not None and method.last is None:
         return Mass(central, _unit_weight(method, central))
-    return () if method.mix is not None or method.meet is not None else method.init_memory(central)
+    return () if method.gossips else method.init_memory(central)
 
 
 def take_up(method: Method, row: Any, inbox: Any, visit: Visit) -> Any:

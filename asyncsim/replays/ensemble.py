@@ -34,6 +34,7 @@ from asyncsim.replays.replay import (
 )
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
+from asyncsim.replays.state import Recorders
 from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.tuning import batches_members, default_devices
 from asyncsim.traces.trace import Trace
@@ -237,7 +238,7 @@ class _Grid(NamedTuple):
         if not self.combinations[0]:
             return True
         try:
-            params = jax.eval_shape(problem.init, jax.random.key(0))
+            params = problem.shapes
             jax.eval_shape(jax.vmap(check_member), self.numbers(jnp.float32))
         except (TypeError, InputError):
             return False
@@ -299,7 +300,7 @@ def _running(
     problem: Problem,
     dtype: Any,
     stops: np.ndarray,
-    recorders: tuple[Recorder, ...],
+    recorders: Recorders,
 ) -> Running:
     """Build the replay of all members, at its start."""
     device = default_devices(problem.parameter_count)[0]

@@ -12,8 +12,7 @@ from asyncsim.replays.local import Constants, Flat, MakeParts
 from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import require_vectors
 from asyncsim.replays.pieces import gather
-from asyncsim.replays.recorders import Recorder
-from asyncsim.replays.state import Layout, Pieces, ReplayState, of_workers
+from asyncsim.replays.state import Layout, Pieces, Recorders, ReplayState, of_workers
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 
 
@@ -56,7 +55,7 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
 
 
 def build_look(
-    parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
+    parts: MakeParts, recorders: Recorders, flat: Flat, layout: Layout
 ) -> Callable[..., list[dict[str, list[Array]]]]:
     """Return the jitted function that shows the first commit of some pieces, by recorder and name.
 

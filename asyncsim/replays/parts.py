@@ -13,7 +13,6 @@ Within a piece the parts of a shard depend on each other, and not on other shard
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 
@@ -202,7 +201,7 @@ def partition_of(problem: Problem, servers: int | Sequence[str]) -> Partition:
     if isinstance(servers, int):
         bounds = [problem.parameter_count * shard // servers for shard in range(servers + 1)]
         return Partition(tuple(map(str, range(servers))), tuple(bounds), tuple(range(servers)))
-    return partition(jax.eval_shape(problem.init, jax.random.key(0)), servers, "servers")
+    return partition(problem.shapes, servers, "servers")
 
 
 class ShardedPlan:

@@ -32,12 +32,13 @@ from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
 from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import columns, observe
-from asyncsim.replays.recorders import Commit, Recorder
+from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import (
     GossipOfPiece,
     Layout,
     Pieces,
     ReadsOfPiece,
+    Recorders,
     ReplayState,
     Start,
     WorkerRow,
@@ -58,7 +59,7 @@ class InPieces:
     def __init__(
         self,
         parts: MakeParts,
-        recorders: tuple[Recorder, ...],
+        recorders: Recorders,
         layout: Layout,
         devices: tuple[Any, ...],
         make: Callable[..., ReplayState],
@@ -79,7 +80,11 @@ class InPieces:
 
             return jax.jit(changed, donate_argnums=0)
 
-        changes = {"message": lose_message, "end": lose_worker, "begin": return_worker}
+        changes: dict[str, Callable[..., ReplayState]] = {
+            "message": lose_message,
+            "end": lose_worker,
+            "begin": return_worker,
+        }
         self._changes = {kind: jitted(change) for kind, change in changes.items()}
 
     def initial_state(
@@ -172,7 +177,7 @@ def in_turn(
     return jax.jit(advance, donate_argnums=0)
 
 
-def _numbers_shape(recorders: tuple[Recorder, ...], layout: Layout) -> tuple[int, ...]:
+def _numbers_shape(recorders: Recorders, layout: Layout) -> tuple[int, ...]:
     """Return the shape of a piece's numbers, ``[piece_size, columns]``; see `Layout.members`."""
     members = () if layout.members is None else (layout.members,)
     return layout.piece_size, *members, len(columns(recorders))
@@ -194,9 +199,9 @@ class _Divided:
             return jax.tree.map(
                 lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state
             )
-        rows, whole = self._sharding("devices"), self._sharding()
+        by_row, copied = self._sharding("devices"), self._sharding()
         return jax.tree.map_with_path(
-            lambda path, leaf: rows if path[0].name in _ROWS else whole, state
+            lambda path, leaf: by_row if path[0].name in _ROWS else copied, state
         )
 
     def by_commit(self, tree: Any) -> Any:
@@ -261,9 +266,7 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
 class _Piece:
     """The program of a piece: its gradients at once, then its commits in order."""
 
-    def __init__(
-        self, parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
-    ):
+    def __init__(self, parts: Parts, recorders: Recorders, layout: Layout, divided: _Divided):
         self._method, self._local, restart = parts
         # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
         self._restart = None if layout.gossip else restart
@@ -376,8 +379,8 @@ class _Piece:
                 memories = (Memories(rows, before.memory, newer),)
             # A piece of one commit has no padding, and a select would copy the central variable.
             mask = is_valid if size > 1 else None
-            met = before.server_state, inputs, start, result, *memories
-            outputs = finish(method, layout.reads, *met, is_valid=mask)
+            arguments = before.server_state, inputs, start, result, *memories
+            outputs = finish(method, layout.reads, *arguments, is_valid=mask)
             history, memory = before.history, before.memory
             if layout.keeps_history:
                 version = outputs.read if method.same_reply else outputs.server_state.central
@@ -387,7 +390,8 @@ class _Piece:
                     lambda leaf, new: leaf.at[index].set(new), memory, outputs.commit.memory
                 )
             after = _Carried(outputs.server_state, history, memory)
-            return after, outputs._replace(server_state=())
+            carried: Any = ()  # not stacked: only the state at the end is used
+            return after, outputs._replace(server_state=carried)
 
         central = self._divided.by_parameter(state.central)
         keeps, sees = layout.keeps_history, method.sees_memories

@@ -303,11 +303,11 @@ class Plan:
         )
 
 
-def chunk_size(cuts: np.ndarray, stops: np.ndarray, most: int) -> int:
-    """Return the room for pieces in a chunk, enough for those between two stops or ``most``."""
+def chunk_size(cuts: np.ndarray, stops: np.ndarray, limit: int) -> int:
+    """Return the number of pieces in a chunk: as between two stops, at most ``limit``."""
     between = np.diff(np.searchsorted(cuts, np.r_[0, np.unique(stops)]))
     # A power of two, so that short traces that differ by a few pieces share a program.
-    return min(most, 1 << (int(between.max()) - 1).bit_length())
+    return min(limit, 1 << (int(between.max()) - 1).bit_length())
 
 
 def visits_at(
@@ -336,9 +336,8 @@ def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int,
     """
     groups, blocks = trace.source.groups, trace.read_blocks
     if groups != 1:
-        params = jax.eval_shape(problem.init, jax.random.key(0))
         argument = "stages" if isinstance(groups, int) else "groups of tensors"
-        _, bounds, owners = partition(params, groups, argument, by_layer=True)
+        _, bounds, owners = partition(problem.shapes, groups, argument, by_layer=True)
         return (bounds, owners) if blocks > 1 else ((), ())
     if blocks == 1:
         return (), ()

@@ -20,9 +20,16 @@ from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_re
 from asyncsim.replays.look import FirstCommit, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
-from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.shards import InShards
-from asyncsim.replays.state import Layout, Pieces, ReplayState, Start, initial_state, of_workers
+from asyncsim.replays.state import (
+    Layout,
+    Pieces,
+    Recorders,
+    ReplayState,
+    Start,
+    initial_state,
+    of_workers,
+)
 from asyncsim.replays.tuning import writes_slices
 
 
@@ -81,7 +88,7 @@ class Family(NamedTuple):
 
 def compiled(
     method: Method,
-    recorders: tuple[Recorder, ...],
+    recorders: Recorders,
     problem: Problem,
     layout: Layout,
     dtype: Any,
@@ -112,7 +119,7 @@ def compiled(
 
 def compiled_ensemble(
     family: Family,
-    recorders: tuple[Recorder, ...],
+    recorders: Recorders,
     problem: Problem,
     layout: Layout,
     dtype: Any,
@@ -247,7 +254,7 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
 
 
 def _initial(
-    parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
+    parts: MakeParts, recorders: Recorders, flat: Flat, layout: Layout
 ) -> Callable[..., ReplayState]:
     """Return the function from numbers, start, problem state and sizes to the first state."""
 
@@ -263,7 +270,7 @@ def _initial(
 def _traced_numbers(keyed: Keyed, problem_key: IdentityKey) -> tuple[str, ...]:
     """Return the names of a recipe's numbers whose tracing does not change the method's form."""
     recipe: Recipe = keyed.value
-    params = jax.eval_shape(lambda: problem_key.value.init(jax.random.key(0)))
+    params = problem_key.value.shapes
 
     def may_be_traced(names: tuple[str, ...]) -> bool:
         def has_same_form(traced: Any) -> int:
@@ -345,8 +352,9 @@ def _require_fits(part: str, numbers: np.ndarray) -> None:
 
 def flatten_problem(problem: Problem, dtype: Any, device: Any) -> Flat:
     """Return the conversions between a problem's tree, cast to ``dtype``, and vectors."""
-    shapes = jax.eval_shape(problem.init, jax.random.key(0))
-    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
+    template = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), problem.shapes
+    )
     return flatten(template, writes_slices(device.platform, problem.parameter_count))
 
 

@@ -282,10 +282,7 @@ def directions(problem: Problem, target: Any = None, every: int = 5) -> Recorder
     names = ["gradient_cosine", "previous_cosine"]
     if target is not None:
         names.append("target_cosine")
-        shapes, expected = (
-            jax.tree.map(jnp.shape, tree)
-            for tree in (target, jax.eval_shape(problem.init, jax.random.key(0)))
-        )
+        shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (target, problem.shapes))
         if shapes != expected:
             raise InputError(
                 f"target: parameters of shapes {shapes}: must be like the problem's, {expected}"
@@ -300,7 +297,7 @@ def directions(problem: Problem, target: Any = None, every: int = 5) -> Recorder
         )
 
     def descent(vector: Array) -> Array:
-        shapes = jax.eval_shape(problem.init, jax.random.key(0))
+        shapes = problem.shapes
         _, unravel = ravel_pytree(
             jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, vector.dtype), shapes)
         )

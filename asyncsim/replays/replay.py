@@ -363,7 +363,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     """Return the recorders; raise InputError unless the method fits the trace and the problem."""
     require_kinds(trace, method, problem)
     recorders = require_recorders(record)
-    params = jax.eval_shape(problem.init, jax.random.key(0))
+    params = problem.shapes
     has_diagnostics = check_method(method, params, trace.workers)
     require_shards(trace.servers, problem.parameter_count, method)
     runs_of(trace, problem)

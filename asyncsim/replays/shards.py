@@ -22,8 +22,15 @@ from asyncsim.replays.local import Flat, LocalResult, MakeParts, Parts
 from asyncsim.replays.observing import RECORDED, columns, observe
 from asyncsim.replays.parts import PartsOfPiece, ShardedPieces
 from asyncsim.replays.pieces import in_own_loop, in_turn, put_rows, tied
-from asyncsim.replays.recorders import Recorder
-from asyncsim.replays.state import Layout, ReplayState, Start, WorkerRow, initial_state, of_workers
+from asyncsim.replays.state import (
+    Layout,
+    Recorders,
+    ReplayState,
+    Start,
+    WorkerRow,
+    initial_state,
+    of_workers,
+)
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 
 
@@ -77,7 +84,7 @@ class InShards:
     def __init__(
         self,
         parts: MakeParts,
-        recorders: tuple[Recorder, ...],
+        recorders: Recorders,
         layout: Layout,
         devices: tuple[Any, ...],
         flat: Flat,
@@ -146,7 +153,7 @@ class InShards:
 
 
 def _build_piece(
-    functions: Parts, recorders: tuple[Recorder, ...], layout: Layout
+    functions: Parts, recorders: Recorders, layout: Layout
 ) -> Callable[..., tuple[ShardedState, Array]]:
     """Return the function that computes the jobs of a piece and commits its parts; its numbers are
     of complete messages.

@@ -12,6 +12,9 @@ from asyncsim.replays.central import Sent, initial_memory
 from asyncsim.replays.local import Flat, Learner
 from asyncsim.replays.recorders import Recorder
 
+#: A replay's recorders, those with shared states last.
+Recorders = tuple[Recorder, ...]
+
 
 class Layout(NamedTuple):
     """The properties of a compiled program besides method, problem and recorders.
@@ -205,7 +208,7 @@ class GossipOfPiece(NamedTuple):
 
 def initial_state(
     method: Method,
-    recorders: tuple[Recorder, ...],
+    recorders: Recorders,
     flat: Flat,
     start: Start,
     problem_state: Any,

@@ -124,7 +124,7 @@ def finish(
     """
     visit, row, received = inputs.visit, inputs.row, inputs.received
     central, server, waiting = server_state
-    gossips = method.mix is not None or method.meet is not None
+    gossips = method.gossips
     if method.meet is not None:
         row, received = meet(method, row, received, inputs.partner, visit)
     # The plan knows no losses: only here, after the local steps, has the visit one.

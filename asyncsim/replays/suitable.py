@@ -39,7 +39,7 @@ def require_replies(method: Method, reads: str) -> None:
 
 def require_server(method: Method, trace: Trace) -> None:
     """Raise InputError unless method and trace both have a server, or both have none."""
-    gossips = method.mix is not None or method.meet is not None
+    gossips = method.gossips
     if gossips == (trace.protocol == "gossip"):
         meets = gossips and bool((trace.frame["partner"] >= 0).any())
         if meets != (method.meet is not None) and trace.workers > 1:

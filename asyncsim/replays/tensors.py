@@ -33,7 +33,7 @@ def on_vectors(method: Method, problem: Problem, dtype: Any) -> Method:
 @cached(maxsize=64)
 def _cached_on_vectors(method: IdentityKey, problem: IdentityKey, dtype: Any) -> Method:
     flat = flatten_problem(problem.value, dtype, jax.devices()[0])
-    params = jax.eval_shape(problem.value.init, jax.random.key(0))
+    params = problem.value.shapes
     return recast(
         method.value, ("vectors", problem, dtype), lambda method: _on_vectors(method, flat, params)
     )
@@ -126,7 +126,7 @@ def _on_vectors(method: Method, flat: Flat, params: Any) -> Method:
     ):
         changed |= {name: border(name) for name in names}
     usual = Method._field_defaults
-    if method.mix is not None or method.meet is not None:
+    if method.gossips:
         usual = {name: value for name, value in usual.items() if name != "replica"}
     changed = {
         name: function

@@ -23,6 +23,8 @@ class Column(NamedTuple):
     )
 
 
+#: Columns of a printed table, some by their names alone.
+Columns = list[str | Column]
 #: The columns that several studies have. Others have their names as titles.
 COLUMNS = {
     column.name: column

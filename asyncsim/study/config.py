@@ -26,7 +26,7 @@ from asyncsim.base.errors import (
     require_nonnegative,
     shown,
 )
-from asyncsim.base.files import plain
+from asyncsim.base.files import field_values, plain
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
@@ -174,7 +174,7 @@ class JobOptions:
         from asyncsim.traces.columns import package_versions
 
         typed = self.command if self.command is not None else results.typed_in(self.resume)
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        options = field_values(self)
         options = {name: value for name, value in options.items() if name not in ELSEWHERE}
         files = {name: value for name, value in options.items() if isinstance(value, Path)}
         return {
@@ -420,7 +420,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
         elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = field_values(self)
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         code = {f"code of {method.name}": recognised(method) for method in methods}
         code[f"code and data of {problem.name}"] = recognised(problem)

@@ -30,7 +30,7 @@ from typing import Any
 import asyncsim.study.results as results
 from asyncsim.base.calls import Call, read, split
 from asyncsim.base.errors import InputError, choices_like, require_choice, shown
-from asyncsim.base.files import open_file, require_plain, results_of
+from asyncsim.base.files import field_values, open_file, require_plain, results_of
 
 #: Options of a study that are arguments of its methods, and of its problem, unless these set their
 #: own.
@@ -387,7 +387,7 @@ def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             items = (
                 *items,
-                {field.name: getattr(value, field.name) for field in dataclasses.fields(value)},
+                field_values(value),
             )
     for item in items:
         yield from _parts(item, earlier)
