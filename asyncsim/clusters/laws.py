@@ -570,7 +570,7 @@ def scaled(law: Law, factor: float) -> Law:
     if isinstance(law, Mixture):
         return Mixture(tuple(scaled(part, factor) for part in law.laws), law.weights)
     times = [name for name, check in law._checked if check.unit]
-    return replace(law, **{name: factor * getattr(law, name) for name in times})
+    return replace(law, **{name: factor * getattr(law, name) for name in times})  # type: ignore[type-var]  # laws are dataclasses
 
 
 def brief(law: Law) -> str:
