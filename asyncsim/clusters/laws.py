@@ -569,8 +569,8 @@ def scaled(law: Law, factor: float) -> Law:
         return Empirical(tuple(factor * sample for sample in law.samples))
     if isinstance(law, Mixture):
         return Mixture(tuple(scaled(part, factor) for part in law.laws), law.weights)
-    times = [name for name, check in law._checked if check.unit]
-    return replace(law, **{name: factor * getattr(law, name) for name in times})
+    times = {name: factor * getattr(law, name) for name, check in law._checked if check.unit}
+    return replace(law, **times)  # type: ignore[type-var]  # laws are dataclasses
 
 
 def brief(law: Law) -> str:

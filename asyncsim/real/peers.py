@@ -34,7 +34,7 @@ from asyncsim.replays.programs import IdentityKey
 from asyncsim.replays.state import WorkerRow
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 from asyncsim.simulation.delays import delays
-from asyncsim.simulation.peers import partners
+from asyncsim.simulation.handshakes import partners
 from asyncsim.traces.archive import write_trace
 
 #: Calls a function of another worker by the worker's index, the function's name and arguments; the

@@ -10,9 +10,8 @@ after a message that was given up. Without a server see `asyncsim.simulation.pee
 
 import functools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from simpy.events import NORMAL, EventPriority
@@ -41,8 +40,21 @@ if TYPE_CHECKING:
 FRUITLESS, FRUITLESS_OF_A_WORKER = 100_000, 1_000
 
 
-class Absences(ABC):
-    """The absences of workers: when they begin, are detected and end. Subclasses say what follows.
+class Absences:
+    """The absences of workers: when they begin, are detected and end.
+
+    Parameters
+    ----------
+    cluster, weather, clock, rows
+        The cluster, its failures, the clock and the rows of the run.
+    lives
+        The lives of workers: ``end_life(index, cause)`` when one goes away, ``dismiss(index)`` when
+        the others count it no more, ``begin_life(index)`` when it is back, and ``counted``, the
+        workers that the others count.
+    fruitless : str
+        The end of the error about too many failures.
+    priority : EventPriority
+        Usually failures of an instant are not sorted apart, but come in the order of scheduling.
 
     Attributes
     ----------
@@ -52,16 +64,22 @@ class Absences(ABC):
         The number of times that each worker has lost its state.
     """
 
-    #: Failures of an instant are not sorted apart: they come in the order of scheduling.
-    priority: EventPriority = NORMAL
-    #: The end of the error about too many failures.
-    fruitless: str
-
-    def __init__(self, cluster: Cluster, weather: Weather, clock: Clock, rows: Record):
+    def __init__(
+        self,
+        cluster: Cluster,
+        weather: Weather,
+        clock: Clock,
+        rows: Record,
+        lives: Any,
+        fruitless: str,
+        priority: EventPriority = NORMAL,
+    ):
         self._failures = cluster.failures
         self._weather = weather
         self._clock = clock
         self._rows = rows
+        self._lives, self._priority = lives, priority
+        self._fruitless_text = fruitless
         n = cluster.workers
         self.away = [int(not is_present) for is_present in weather.present]
         self.incarnation = list(self.away)
@@ -104,31 +122,16 @@ class Absences(ABC):
         """Count failures since the last accepted message; raise InputError for too many."""
         self._fruitless = 0 if is_accepted else self._fruitless + 1
         if self._fruitless > self._most_fruitless:
+            failures = ", ".join(map(str, self._failures))
             raise InputError(
-                f"failures = {', '.join(map(str, self._failures))}: so often that {self.fruitless} "
-                f"in {self._fruitless:,} failures; give longer times between them, or shorter "
+                f"failures = {failures}: so often that {self._fruitless_text} in "
+                f"{self._fruitless:,} failures; give longer times between them, or shorter "
                 "computations"
             )
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Schedule an action at a time (s)."""
-        self._clock.after(time - self._clock._now, action, self.priority)
-
-    @abstractmethod
-    def end_life(self, index: int) -> None:
-        """End the life of a worker that goes away."""
-
-    @abstractmethod
-    def is_counted(self, index: int) -> bool:
-        """Return whether the others count a worker."""
-
-    @abstractmethod
-    def dismiss(self, index: int) -> None:
-        """Count a worker no more; release who waited for it."""
-
-    @abstractmethod
-    def admit(self, index: int) -> None:
-        """Count a worker that is back, and begin its new life."""
+        self._clock.after(time - self._clock._now, action, self._priority)
 
     def next_incident(self, incidents: Incidents, number: int) -> None:
         """Schedule a crash of some workers, and the end of their absence."""
@@ -151,9 +154,10 @@ class Absences(ABC):
     def detect(self, index: int, incarnation: int) -> None:
         """Dismiss a worker, if it is still away."""
         # If it returned and was lost again, its incarnation is new, and a later detection counts.
-        if self.away[index] and incarnation == self.incarnation[index] and self.is_counted(index):
+        is_current = self.away[index] and incarnation == self.incarnation[index]
+        if is_current and index in self._lives.counted:
             self._spell[index][4:6] = self._clock._now, len(self._rows)
-            self.dismiss(index)
+            self._lives.dismiss(index)
 
     def _leave(self, index: int) -> None:
         self._remove(index, LEAVE, detect=0.0)
@@ -166,7 +170,7 @@ class Absences(ABC):
             kind = SPELLS.index(FAILED_BY[cause])
             self._spell[index] = [index, kind, self._clock._now, *[math.nan] * 4, -1]
             self._spells.append(self._spell[index])
-            self.end_life(index)
+            self._lives.end_life(index, cause)
             self.incarnation[index] += 1
         number = self.incarnation[index]
         if detect:
@@ -181,7 +185,7 @@ class Absences(ABC):
             spell = self._spell[index]
             # The columns ``end`` and ``to_row``.
             spell[3], spell[6] = self._clock._now, len(self._rows)
-            self.admit(index)
+            self._lives.begin_life(index)
 
 
 class ServerAbsences(Absences):
@@ -198,10 +202,9 @@ class ServerAbsences(Absences):
         The number of losses of each worker's state before its computation began.
     """
 
-    fruitless = "the server got no message"
-
     def __init__(self, world: "World", weather: Weather):
-        super().__init__(world.cluster, weather, world.clock, world.steps)
+        fruitless = "the server got no message"
+        super().__init__(world.cluster, weather, world.clock, world.steps, self, fruitless)
         self._world = world
         n = len(weather.present)
         self.jobs = [0] * n
@@ -305,15 +308,16 @@ class ServerAbsences(Absences):
 
     # Workers.
 
-    def end_life(self, index: int) -> None:
+    def end_life(self, index: int, cause: int) -> None:
         """End the life of a worker that goes away, unless its message is under way."""
         if not self.under_way[index]:
             self._world.gate.forget(index)
             self._end_life(index)
 
-    def is_counted(self, index: int) -> bool:
-        """Return whether the server counts a worker."""
-        return index in self._world.gate.members
+    @property
+    def counted(self) -> set[int]:
+        """The workers that the server counts."""
+        return self._world.gate.members
 
     def detect(self, index: int, incarnation: int) -> None:
         """Dismiss a worker that is still away, once the server is up."""
@@ -329,9 +333,9 @@ class ServerAbsences(Absences):
         # The others may have waited for this worker only.
         self.after_release(gate.dismiss(index), gate.version > version)
 
-    def admit(self, index: int) -> None:
+    def begin_life(self, index: int) -> None:
         """Count a worker that is back, and send it the newest version."""
-        if not self.is_counted(index):
+        if index not in self.counted:
             self._world.gate.admit(index)
         self.enter(index)
 

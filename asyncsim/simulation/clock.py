@@ -1,7 +1,7 @@
 """The clock of a simulation, a SimPy environment, and the record of its rows."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -13,6 +13,8 @@ from asyncsim.clusters.cluster import Cluster
 
 #: Workers up to which SimPy's queue is faster.
 _SMALL_CLUSTER = 3_000
+#: Commits between two updates of the progress bar: a fraction of a second.
+_BLOCK = 20_000
 #: Computations that end in one period, on average.
 _PER_PERIOD = 64
 
@@ -35,6 +37,25 @@ class Clock(simpy.Environment):
         event._ok, event._value = True, None
         event.callbacks.append(lambda _: action())
         self.schedule(event, priority, max(delay, 0.0))
+
+    def run_until(
+        self,
+        commits: int,
+        accepted: Sequence[int],
+        records: Sequence["Record"],
+        report: Callable[[int], None],
+    ) -> None:
+        """Process events until ``accepted`` has ``commits`` entries.
+
+        Now and then compress the records, and report the number of entries.
+        """
+        step = self.step
+        for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
+            while len(accepted) < stop:
+                step()
+            for record in records:
+                record.pack()
+            report(stop)
 
 
 class PeriodicClock(Clock):

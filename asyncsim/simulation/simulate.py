@@ -13,7 +13,8 @@ from asyncsim.base.errors import InputError, require_count, require_memory
 from asyncsim.base.threads import require_wanted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.workers import WORKER_BYTES
-from asyncsim.simulation.peers import simulate_without_server
+from asyncsim.simulation.handshakes import Handshakes
+from asyncsim.simulation.messages import Messages
 from asyncsim.simulation.world import World
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
 from asyncsim.traces.trace import Trace
@@ -64,7 +65,13 @@ def simulate(
 
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
-            return simulate_without_server(cluster, commits, seed, report)
+            peers = (
+                Handshakes(cluster, seed)
+                if cluster.policy.name == "handshake"
+                else Messages(cluster, seed, commits)
+            )
+            peers.run(commits, report)
+            return peers.trace()
         world = World(cluster, seed)
         world.run(commits, report)
     commits_made, absences = world.steps.table(), None

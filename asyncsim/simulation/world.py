@@ -36,8 +36,6 @@ from asyncsim.simulation.weather import Weather
 from asyncsim.traces.bookkeeping import FAILURE_RECORD
 from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, LOSS, LOST, NOTHING, RESENT
 
-#: Commits between two updates of the progress bar: a fraction of a second.
-_BLOCK = 20_000
 #: The priority of an event that comes after all others of its instant.
 _AFTER_VISITS = EventPriority(2)
 
@@ -116,15 +114,9 @@ class World:
         # After the learners, which then wait for a batch in the order of their indices.
         if self.slots is not None:
             self.slots.begin()
-        step, accepted = self.clock.step, self.accepted
         records = [self.causes, self.steps, self.reads]
         records += [record for shard in self.shards for record in (shard.steps, shard.reads)]
-        for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
-            while len(accepted) < stop:
-                step()
-            for record in records:
-                record.pack()
-            report(stop)
+        self.clock.run_until(commits, self.accepted, records, report)
 
     def present(self) -> dict[str, np.ndarray]:
         """Return the visits that wait or are served: worker, arrival and shard."""

@@ -53,8 +53,8 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     if trace.servers > 1 and trace.source.separate_reads:
         raise InputError(
             f"servers = {trace.servers}: with reads in visits of their own a worker is at several "
-            "servers at once, and "
-            "does not do one thing at a time; see Trace.parts, or simulate the protocol 'exchange'"
+            "servers at once, and does not do one thing at a time; see Trace.parts, or simulate "
+            "the protocol 'exchange'"
         )
     last = float(trace.frame["commit_time"].iloc[-1])
     frame, open_reads, present, reads = (
@@ -62,63 +62,51 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
     )
     present = present.groupby("worker", as_index=False)["arrive_time"].max()
-    worker, empty = frame["worker"], _table([])
+    worker, empty = frame["worker"], _table()
     # Without a server, a worker waits for others whenever it does not compute.
     if trace.protocol == GOSSIP:
-        under_way = open_reads[open_reads["read_time"] <= last]
-        waits = [
+        reader, arrived, begun = arrays_of(open_reads, "worker", "read_arrive_time", "read_time")
+        computing = _table(
+            (worker, frame["start_time"], frame["send_time"]),
+            (reader[begun <= last], begun[begun <= last], last),
+        )
+        waits = _table(
             (worker, frame["read_arrive_time"], frame["start_time"]),
             (worker, frame["send_time"], frame["commit_time"]),
-            (
-                open_reads["worker"],
-                open_reads["read_arrive_time"],
-                open_reads["read_time"].fillna(last),
-            ),
-        ]
-        computing = [(worker, frame["start_time"], frame["send_time"])]
-        computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
+            (reader, arrived, np.where(np.isnan(begun), last, begun)),
+        )
         absences = trace.spells[trace.spells["worker"].isin(workers)]
-        away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
-        return Phases(_table(computing), empty, empty, empty, _table(waits), empty, away)
+        away = _table((absences["worker"], absences["begin"], absences["end"].fillna(last)))
+        return Phases(computing, empty, empty, empty, waits, empty, away)
     # When the server let go of the worker before each computation.
     ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
-    follows = (frame["job"] > 0).to_numpy()
-    way = (
-        float(np.median((frame["start_time"].to_numpy() - ready)[follows]))
-        if follows.any()
-        else 0.0
-    )
+    ways = (frame["start_time"] - ready)[frame["job"] > 0]
+    way = float(np.median(ways)) if len(ways) else 0.0
     unfinished = _unfinished(frame, open_reads, present, way, last)
-    unserved = (present["worker"], present["arrive_time"], np.full(len(present), last))
-    all_are_served = trace.discipline == "lock_free"
-    gaps, away = _table(_let_wait(trace, frame, open_reads, present, last)), empty
+    unserved = (present["worker"], present["arrive_time"], last)
+    waits, services = ([], [unserved]) if trace.discipline == "lock_free" else ([unserved], [])
+    gaps, away = _table(*_let_wait(trace, frame, open_reads, present, last)), empty
     if trace.has_failures:
         gaps, away = _without_absences(trace, gaps[gaps["worker"].isin(workers)], last)
     return Phases(
-        computing=_table([(worker, frame["start_time"], frame["until"]), unfinished["computing"]]),
+        computing=_table((worker, frame["start_time"], frame["until"]), unfinished["computing"]),
         sending=_table(
-            [
-                (worker, frame["until"], frame["asked"]),
-                (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
-                unfinished["sending"],
-            ]
+            (worker, frame["until"], frame["asked"]),
+            (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
+            unfinished["sending"],
         ),
         waiting=_table(
-            [
-                (worker, frame["arrive_time"], frame["serve_time"]),
-                (reads["worker"], reads["arrive_time"], reads["serve_time"]),
-                *([] if all_are_served else [unserved]),
-            ]
+            (worker, frame["arrive_time"], frame["serve_time"]),
+            (reads["worker"], reads["arrive_time"], reads["serve_time"]),
+            *waits,
         ),
         served=_table(
-            [
-                (worker, frame["serve_time"], frame["commit_time"]),
-                (reads["worker"], reads["serve_time"], reads["time"]),
-                *([unserved] if all_are_served else []),
-            ]
+            (worker, frame["serve_time"], frame["commit_time"]),
+            (reads["worker"], reads["serve_time"], reads["time"]),
+            *services,
         ),
         held=gaps,
-        returning=_table([(worker, ready, frame["start_time"]), unfinished["returning"]]),
+        returning=_table((worker, ready, frame["start_time"]), unfinished["returning"]),
         away=away,
     )
 
@@ -174,7 +162,7 @@ def _let_wait(
             reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
         )
         first = first.fillna(arrived).fillna(last)
-        waits.append((first.index, np.zeros(len(first)), first))
+        waits.append((first.index, 0.0, first))
     return waits
 
 
@@ -186,21 +174,20 @@ def _without_absences(
     spells_of_worker = {
         worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")
     }
-    held_rows, away = [], []
+    held, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
         spells = spells_of_worker.get(worker, np.zeros((0, 2)))
         for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
             if spell_begin >= end:
                 break
             if spell_end > begin:
-                held_rows.append((worker, begin, spell_begin))
+                held.append((worker, begin, spell_begin))
                 away.append((worker, max(begin, spell_begin), min(end, spell_end)))
                 begin = min(end, spell_end)
-        held_rows.append((worker, begin, end))
-    tables = [
-        _table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held_rows, away)
-    ]
-    return tables[0], tables[1]
+        held.append((worker, begin, end))
+    # As columns: each list may have very many rows.
+    held_gaps, spells_away = (np.array(rows).reshape(-1, 3).T for rows in (held, away))
+    return _table(tuple(held_gaps)), _table(tuple(spells_away))
 
 
 def _unfinished(
@@ -225,11 +212,11 @@ def _unfinished(
     }
 
 
-def _table(parts: list[tuple]) -> pd.DataFrame:
-    """Concatenate (worker, begin, end), without intervals of no duration."""
+def _table(*parts: tuple) -> pd.DataFrame:
+    """Concatenate (worker, begin, end), without intervals of no duration; a number is for all."""
     empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    worker, begin, end = (
-        np.concatenate([np.asarray(part[i]) for part in (*parts, empty)]) for i in range(3)
-    )
+    columns = zip(*(np.broadcast_arrays(*part) for part in (*parts, empty)), strict=True)
+    worker, begin, end = map(np.concatenate, columns)
     lasting = end > begin
-    return pd.DataFrame({"worker": worker[lasting], "begin": begin[lasting], "end": end[lasting]})
+    worker = worker[lasting].astype(np.int64)
+    return pd.DataFrame({"worker": worker, "begin": begin[lasting], "end": end[lasting]})
