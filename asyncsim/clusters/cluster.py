@@ -717,6 +717,8 @@ def _as_servers(servers: Any) -> int | tuple[str, ...]:
             )
     if not servers:
         raise InputError("servers: names no group of tensors; give one or more, or a number")
+    if len(set(servers)) < len(servers):
+        raise InputError(f"servers = {servers!r}: one group comes twice; give each once")
     return tuple(servers)
 
 
