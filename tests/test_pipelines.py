@@ -280,10 +280,13 @@ def test_a_damaged_trace_of_groups_is_refused(tmp_path):
     [
         (lambda: pipeline(0, 10), "stages = 0: must be at least 1"),
         (lambda: pipeline("0", 10), "stages = '0': must be a whole number"),
-        (lambda: pipeline(["0", "0"], 10), "each once"),
+        (lambda: pipeline(["0", "0"], 10), "stages: the group .0. comes twice; give each once"),
         (lambda: pipeline(2, 10, "PipeMare"), "versions = 'PipeMare': without stashed weights"),
         (lambda: pipeline(2, 10, "gpipe"), "versions = 'gpipe': unknown"),
-        (lambda: prescribed({}, 10, 1), "must name one group"),
+        (
+            lambda: prescribed({}, 10, 1),
+            "staleness = {}: names no group of tensors; give one or several",
+        ),
         (lambda: prescribed({0: 3}, 10, 1), "staleness: 0 names no group"),
         (lambda: prescribed({"0": -3}, 10, 1), r"staleness\['0'\]: constant: value = -3"),
         (lambda: prescribed({"0": [1, 2]}, 3, 1), r"staleness\['0'\] = a list of 2"),
