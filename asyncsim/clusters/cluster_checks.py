@@ -221,6 +221,8 @@ def as_servers(servers: Any) -> int | tuple[str, ...]:
             )
     if not servers:
         raise InputError("servers: names no group of tensors; give one or more, or a number")
+    if len(set(servers)) < len(servers):
+        raise InputError(f"servers = {servers!r}: one group comes twice; give each once")
     return tuple(servers)
 
 

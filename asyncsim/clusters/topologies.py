@@ -24,7 +24,6 @@ from asyncsim.base.errors import (
     require_memory,
     require_name,
     require_positive,
-    shown,
 )
 
 #: Rules for the shares of an adjacency matrix.
@@ -295,13 +294,14 @@ def adjacency(matrix: Any, weights: str | None = None, name: str | None = None) 
             array = np.asarray(matrix, np.float64)
         except (TypeError, ValueError):
             raise InputError(
-                f"matrix = {shown(repr(matrix))}: must be a square matrix of numbers"
+                f"matrix = {matrix!r:.80}: must be a square matrix of numbers"
             ) from None
     cycle = array[None] if array.ndim == 2 else array
     if cycle.ndim != 3 or cycle.shape[1] != cycle.shape[2] or 0 in cycle.shape:
+        value = f" = {matrix!r:.80}" if array.ndim < 2 else ""
         raise InputError(
-            f"matrix of shape {array.shape}: must be square, with a row and a column for each "
-            "worker"
+            f"matrix{value}: of shape {array.shape}; must be square, with a row and a column for "
+            "each worker"
         )
     if not (np.isfinite(cycle).all() and (cycle >= 0).all()):
         raise InputError("matrix: its entries must be finite and zero or above")

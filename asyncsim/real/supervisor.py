@@ -202,7 +202,7 @@ def require_timing(method: Any, processes: Processes) -> None:
         if required not in (None, value) and name not in (*OF_JOURNEYS, "fewest_workers"):
             raise InputError(
                 f"method = {method.name!r}: needs {name} = {required}, and these processes have "
-                f"{'none' if value is None else value}"
+                f"{'none' if value is None else value}; give {name} = {required}"
             )
     if policy.mix == "beside" and method.timing.policy is None:
         raise InputError(
