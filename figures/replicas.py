@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import drawer
@@ -89,6 +89,14 @@ def replicas(finished: Finished) -> Figure:
         {name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels
     )
     subject = "methods at their best learning rates"
+    runs = finished.summary.merge(table[["method", "learning_rate"]])
+    reached = runs.groupby(runs["method"].map(labels))["time_to_target"]
+    failure = "missed the target in some seed"
+    figure.set_label(
+        findings.best(
+            reached.agg(["mean", "min", "max"]), axis_of("time_to_target"), failure=failure
+        )
+    )
     layout.title(figure, "; ".join([subject, f"{config['problem']}, {workers}", seeds, *overlaps]))
     return figure
 

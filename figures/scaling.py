@@ -89,6 +89,9 @@ def scaling(finished: Finished) -> Figure:
     layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
     name = config["network"] if config.get("layers") is None else Path(config["layers"]).name
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
+    most = summary[summary["nodes"] == largest].itertuples()
+    ways = " and ".join(f"{row.efficiency:.0%} with {row.way} division" for row in most)
+    figure.set_label(f"Without overheads, {largest} nodes reach {ways} of a linear speed-up.")
     about = "" if published is None else "overheads that would explain the published point; "
     layout.title(
         figure, f"{about}{name}, {config['examples']} examples a node; {assumed}", look.DOUBLE

@@ -119,9 +119,12 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
     """Add a legend at the top of axes with final limits; raise the upper limit so that it hides
     nothing.
     """
-    handles, _ = axes.get_legend_handles_labels()
-    inches = 0.8 * axes.get_window_extent().height / _figure_of(axes).dpi
-    room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
+    handles, labels = axes.get_legend_handles_labels()
+    extent, dpi = axes.get_window_extent(), _figure_of(axes).dpi
+    width = extent.width / dpi / text_scale() - _LEGEND_HANDLE
+    labels = [wrapped(label, width / _LETTER) for label in labels]
+    lines = len(labels) + sum(label.count("\n") for label in labels)
+    room = (0.135 * lines + 0.05) / max(0.8 * extent.height / dpi, 0.5)
     scale = axes.yaxis.get_transform()
     bottom, top = scale.transform(np.array(axes.get_ylim()))
     axes.set_ylim(
@@ -129,7 +132,7 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
             np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])
         )
     )
-    axes.legend(loc=loc)
+    axes.legend(handles, labels, loc=loc)
 
 
 def legend_under(axes: Axes, label: float = 0.4) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
-from asyncsim.drawing import look
+from asyncsim.drawing import findings, look
 from asyncsim.drawing.curves import Curve
 from asyncsim.study.finished import Finished
 
@@ -47,6 +47,7 @@ def losses(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, [*curves.values(), *theirs.values()], LOSS, limit=MOST_LOSS)
     _draw(figure, axes, results, curves, theirs)
+    figure.set_label(findings.end(curves, _labels(curves), LOSS))
     return figure
 
 
@@ -58,6 +59,7 @@ def factors(results: Finished) -> Figure:
     axes.set_ylim(0, 5.05)
     axes.set_ylabel("median \u03c0 over the weights")
     _draw(figure, axes, results, curves, published_curves(results, "8b", _SERIES, curves))
+    figure.set_label(findings.end(curves, _labels(curves), "median \u03c0"))
     axes.autoscale(axis="y")
     axes.set_ylim(0, None)
     return figure

@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import layout, look
+from asyncsim.base.console import counted, number_text
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, draw_band, evaluation_curve
 from asyncsim.study.finished import Finished
 
 from . import published
-from .losses import curve_deviations, curve_row
+from .losses import best_loss, curve_deviations, curve_row
 from .panels import (
     LOSS,
     MOST_LOSS,
@@ -70,7 +71,9 @@ def speedup(results: Finished) -> Figure:
     looks = look.shades(curves)
     log_axis(axes, [*curves.values(), *theirs.values()])
     draw_published(axes, theirs, looks)
-    draw_family(axes, curves, {n: workers_label(n) for n in curves}, against="time", looks=looks)
+    labels = {n: workers_label(n) for n in curves}
+    draw_family(axes, curves, labels, against="time", looks=looks)
+    figure.set_label(findings.end(curves, labels, LOSS))
     if theirs:
         axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, which fits best")
     text = setting(
@@ -196,6 +199,14 @@ def times_to_target(results: Finished) -> Figure:
         )
     layout.ticks_at(axes.xaxis, sorted(table["workers"].unique()))
     axes.set_xlabel("workers n")
+    speedups = []
+    for name, rows in reached.groupby("method", sort=False):
+        few, many = rows.iloc[0], rows.iloc[-1]
+        if many["workers"] > few["workers"]:
+            ratio = number_text(few["time_to_target"] / many["time_to_target"])
+            counts = f"{many['workers']} workers as with {few['workers']}"
+            speedups.append(f"{names[name].label} is {ratio} times as fast with {counts}")
+    figure.set_label(findings.sentence("; ".join(speedups)))
     handles = []
     if len(reached):
         handles += axes.plot(
@@ -225,6 +236,7 @@ def generalization(results: Finished) -> Figure:
     for axes in panels[len(looks) * len(counts) :]:
         axes.remove()
     panels = panels[: len(looks) * len(counts)]
+    ends: dict[str, pd.Series] = {}
     unit, per_gradient = _epochs(results)
     for axes, (n, name) in zip(panels, itertools.product(counts, looks), strict=True):
         axes.set_xlabel(unit)
@@ -243,6 +255,8 @@ def generalization(results: Finished) -> Figure:
             of_seeds.index = of_seeds.index * per_gradient
             color = look.BLUE if column == _MINIBATCH else look.VERMILLION
             draw_band(axes, of_seeds, color, linestyle=line, label=label)
+            if column == "test_loss" and n == counts[-1] and len(of_seeds):
+                ends[looks[name].label] = of_seeds.iloc[-1]
             theirs = _published_epochs(results, name, column)
             axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
     for axes in panels:
@@ -253,6 +267,8 @@ def generalization(results: Finished) -> Figure:
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
     for axes in panels[::columns]:
         axes.set_ylabel("loss")
+    where = f"with the gradients of {counted(counts[-1], 'worker')}"
+    figure.set_label(findings.best(pd.DataFrame(ends).T, "test loss at the end", where))
     text = setting(results, "minibatch and test loss")
     finish(figure, drawn, text, published_handles(figure, drawn))
     return figure
@@ -318,6 +334,10 @@ def misspecified(results: Finished, panel: str) -> Figure:
     draw_family(axes, curves, labels, name.line, looks=looks)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
     axes.set_ylabel(LOSS)
+    if panel == "6a":
+        curves |= {-n: curve for n, curve in sequential.items()}  # distinct from GEM with n workers
+        labels |= {-n: look.METHOD_LOOKS["sgd"].label for n in sequential}
+    figure.set_label(findings.end(curves, labels, LOSS))
     text = setting(results, "methods at too high a learning rate")
     finish(figure, axes, text, published_handles(figure, axes), columns=2)
     return figure
@@ -362,6 +382,10 @@ def rates(results: Finished) -> Figure:
     handles = []
     for n, shade in looks.items():
         handles += panels[0].plot([], [], label=workers_label(n), **_marked(shade))
+    most = results.rows(learning_rate=values_of(results, "learning_rate")[-1])
+    labels = most["method"].map(lambda name: names[name].label)
+    groups = most.groupby(labels + ", " + most["own_workers"].map(workers_label))
+    figure.set_label(best_loss(groups, f"at \u03b7 = {most['learning_rate'].iloc[0]:g}"))
     finish(figure, panels[0], setting(results, "final loss by learning rate"), handles)
     return figure
 

@@ -87,7 +87,7 @@ def with_all_workers(results: Finished) -> Finished:
 
 def rates(results: Finished) -> list[float]:
     """Return the learning rates of the results, ascending."""
-    return sorted(_rate(results.summary).dropna().unique())
+    return sorted(rate_of(results.summary).dropna().unique())
 
 
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
@@ -102,7 +102,7 @@ def at_rate(results: Finished, rate: float | None = None) -> Finished:
     selected = rate
     if selected is None:
         selected = STATED_RATE if STATED_RATE in all_rates else max(all_rates, default=STATED_RATE)
-    return results._replace(summary=results.summary[_rate(results.summary) == selected])
+    return results._replace(summary=results.summary[rate_of(results.summary) == selected])
 
 
 def one_cluster(results: Finished) -> Finished:
@@ -309,7 +309,7 @@ def _losses(commits: pd.DataFrame) -> np.ndarray:
     return commits["loss"].to_numpy(np.float64)
 
 
-def _rate(summary: pd.DataFrame) -> pd.Series:
+def rate_of(summary: pd.DataFrame) -> pd.Series:
     """Return the learning rate of each run: the study's column, or else the method's."""
     for name in ("learning_rate", "method.learning_rate"):
         if name in summary:

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, draw_band, draw_curves
 from asyncsim.study.columns import axis_of
@@ -77,6 +77,13 @@ def discipline(results: Finished) -> Figure:
         axes.set_title(f"losses, {_LOOKS[name][0]}")
         axes.set_ylabel(LOSS)
         axes.label_outer()
+    shares = n * ranks.groupby(["discipline", "worker"])["share"].mean().unstack()
+    texts = [
+        f"{number_text(shares.loc[name].max())} and {number_text(shares.loc[name].min())} times "
+        f"the mean number of commits with {_LOOKS[name][0]}"
+        for name in names
+    ]
+    figure.set_label(f"The busiest and the idlest worker make {'; '.join(texts)}.")
     finish(
         figure,
         panels[0],
