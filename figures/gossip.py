@@ -92,7 +92,7 @@ def gossip(finished: Finished) -> Figure:
                 axes.set_title(name if split is None else f"{name}\n{_split_text(split)}")
             if column == 0:
                 axes.set_ylabel(axis_of(quantity))
-            elif accuracy:
+            elif accuracy and not look.is_narrow(columns):
                 axes.tick_params(labelleft=False)
     markers = dict(zip(names, look.MARKERS * len(names), strict=False))
     serverless = table[table["topology"] != "server"]

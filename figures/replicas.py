@@ -71,9 +71,12 @@ def replicas(finished: Finished) -> Figure:
             zorder=0,
         )
         axes.set_xlabel(along)
-    # Twice the time of the fastest method: data-parallel SGD takes many times as long as the rest.
+    # Twice the time of the fastest method, as data-parallel SGD takes many times as long as the
+    # rest; but until the last success in reaching the target.
+    reached = table.get("time_to_target", pd.Series(dtype=float))
     ends = [float(np.nanmax(by_axis["simulated time (s)"].step)) for by_axis in drawn.values()]
-    panels[1].set_xlim(0, 2 * min(ends))
+    last = 1.05 * reached[np.isfinite(reached)].max()
+    panels[1].set_xlim(0, np.fmax(2 * min(ends), last))
     panels[2].set_xscale("log")
     panels[0].set_xlim(0, None)
     panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))

@@ -121,7 +121,9 @@ def _draw_published(efficiency_axes: Axes, finished: Finished, published: pd.Dat
         color = shades[name].color
         curves += efficiency_axes.plot(rows["nodes"], efficiency, color=color, linestyle=line)
     efficiency_axes.set_xlim(0.9, implied["nodes"].max())
-    layout.label_ends(efficiency_axes, curves, [name.partition(":")[0] for name in names])
+    short = [name.partition(":")[0] for name in names]
+    for place in layout.label_ends(efficiency_axes, curves, short):
+        curves[place].set_label(short[place])
     return set(implied["nodes"])
 
 

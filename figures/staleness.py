@@ -196,12 +196,14 @@ def queue(results: Results) -> Figure:
     traces.
     """
     timings = results.asynchronous
-    figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
+    rows = 2 if look.is_narrow(2) else 1
+    size = (look.DOUBLE, 2.7 * rows * len(timings))
+    figure = look.LiteralFigure(figsize=size, layout="constrained")
     for row, timing in zip(
         figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True
     ):
         trace = timing.traces[0]
-        timeline_axes, queue_axes = row.subplots(1, 2)
+        timeline_axes, queue_axes = row.subplots(rows, 2 // rows)
         plots.timeline(timeline_axes, trace)
         plots.queue_length(queue_axes, trace)
         prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""

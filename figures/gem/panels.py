@@ -18,6 +18,7 @@ from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
     axis_along,
+    coincident_lines,
     curve_of,
     diagnostic_curve,
     draw_curve,
@@ -265,7 +266,8 @@ def finish(
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
         labels = [str(handle.get_label()) for handle in handles]
         layout.legend_below(figure, handles, labels, columns or fit)
-    layout.title(figure, text)
+    overlaps = coincident_lines(axes) if len(figure.axes) == 1 else []
+    layout.title(figure, "; ".join([text, *overlaps]))
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
