@@ -165,11 +165,13 @@ def timeline(finished: Finished) -> Figure:
     handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
     handles.append(Patch(color=look.VERMILLION, label="update"))
     layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
-    trained_share = samples.groupby("queue", sort=False)["outcome"].agg(
-        lambda outcome: (outcome == "trained").mean()
+    is_trained = samples["outcome"] == "trained"
+    means = samples[is_trained].groupby("queue", sort=False)["staleness"].mean()
+    texts = [f"{number_text(mean)} in {queue}" for queue, mean in means.items()]
+    figure.set_label(
+        f"The mean staleness of the samples shown is {', '.join(texts)}; "
+        f"{1 - is_trained.mean():.0%} of them are never trained."
     )
-    shares = [f"{share:.0%} of the samples in {queue}" for queue, share in trained_share.items()]
-    figure.set_label(f"Of those shown, {', '.join(shares)} are trained.")
     about = "samples by their staleness when trained; lines: new versions"
     shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
     if shown < total:

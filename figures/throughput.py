@@ -50,7 +50,8 @@ def throughput(finished: Finished) -> Figure:
     case_count = max(
         len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task")
     )
-    figure, panels = look.new_grid(len(tasks), 0.18 * case_count + 0.7, extra_height=0.5)
+    height = max(1.3, 0.18 * case_count + 0.7)  # at least the room for the vertical label
+    figure, panels = look.new_grid(len(tasks), height, extra_height=0.5)
     for axes, task in zip(panels, tasks, strict=True):
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))

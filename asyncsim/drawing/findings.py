@@ -27,7 +27,7 @@ _NAMED = 3
 def best(
     table: pd.DataFrame,
     quantity: str,
-    where: str = "",
+    setting: str = "",
     rising: bool = False,
     failed: Iterable[Any] = (),
     failure: str = "diverged in some seed",
@@ -40,7 +40,7 @@ def best(
         Columns ``mean``, ``min`` and ``max``, over the seeds; the index has the names of the rows.
     quantity : str
         The words along its axis, with the unit in brackets.
-    where : str
+    setting : str
         The setting, at the beginning of the sentence.
     rising : bool
         The best value is the highest, not the lowest.
@@ -70,14 +70,14 @@ def best(
         text += f", then {rows.index[1]} ({values[1]}{_distance(rows.iloc[0], rows.iloc[1])})"
     if len(rows) > 2:
         text += f", and {high} for {rows.index[-1]} ({values[-1]})"
-    return sentence("; ".join([f"{where} {text}".strip(), *clauses]))
+    return sentence("; ".join([f"{setting} {text}".strip(), *clauses]))
 
 
 def end(
     curves: Mapping[Any, Curve],
     labels: Mapping[Any, str],
     quantity: str,
-    where: str = "",
+    setting: str = "",
     rising: bool = False,
 ) -> str:
     """State which curve ends best, as `best` does; diverged ones are named at the end."""
@@ -87,7 +87,7 @@ def end(
             ends[labels[name]] = [values[finite][-1] for values in curve[2:5]]
     table = pd.DataFrame.from_dict(ends, "index", columns=["mean", "min", "max"], dtype=float)
     failed = [labels[name] for name, curve in curves.items() if curve.ends]
-    return best(table, f"{quantity} at the end", where, rising, failed)
+    return best(table, f"{quantity} at the end", setting, rising, failed)
 
 
 def sentence(text: str) -> str:
@@ -104,7 +104,7 @@ def _distance(first: pd.Series, second: pd.Series) -> str:
 
 
 def _listed(names: Iterable[Any]) -> str:
-    *others, last = map(str, names)
-    if len(others) >= _NAMED:
-        return f"{others[0]} and {len(others)} others"
-    return f"{', '.join(others)} and {last}" if others else last
+    *rest, last = map(str, names)
+    if len(rest) >= _NAMED:
+        return f"{rest[0]} and {len(rest)} others"
+    return f"{', '.join(rest)} and {last}" if rest else last
