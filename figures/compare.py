@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import attack_text
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
@@ -81,6 +81,14 @@ def curves(finished: Finished) -> Figure:
     rising = quantity.endswith("accuracy")
     scale = ("linear", *_accuracies(drawn, config)) if rising else loss_axis(drawn.values())
     figure, panels = draw_along(drawn, labels, sizes, scale, until, steady, _GRADIENTS, rising)
+    if config["measure"].endswith("_to_target"):
+        runs = finished.summary.merge(table[["method", "learning_rate"]])
+        runs = runs.assign(method=runs["method"].map(labels)).groupby("method")
+        missed = "missed the target in some seed"
+        reached = runs[config["measure"]].agg(["mean", "min", "max"])
+        figure.set_label(findings.best(reached, axis_of(config["measure"]), failure=missed))
+    else:
+        figure.set_label(findings.end(drawn, labels, axis_of(quantity), rising=rising))
     for axes in panels:
         draw_target(axes, config, quantity)
     panels[0].set_ylabel(axis_of(quantity))
@@ -163,6 +171,9 @@ def tuning(finished: Finished) -> Figure | None:
         handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
         named.append("not reached by all seeds" if name.endswith("_to_target") else "diverged")
     layout.legend_below(figure, handles, named, 3)
+    rates = tried[valid & tried["best"].astype(bool)].itertuples()
+    best = [f"{row.learning_rate:g} for {looks[row.method].label}" for row in rates]
+    figure.set_label(f"The best learning rates are {', '.join(best)}." if len(best) > 1 else "")
     seeds = over_seeds(
         int(tried["seeds"].max()), "mean and standard deviation of", int(tried["seeds"].min())
     )

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import draw_band
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -88,6 +88,15 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
     )
     method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
     seeds = over_seeds(summary["seed"].nunique(), "mean of")
+    largest = summary[summary["models"] == summary["models"].max()]
+    means = largest.groupby("method", sort=False)[["test_loss", "single_loss"]].mean()
+    losses = [
+        f"{number_text(row.test_loss)} for {looks[row.Index].label}, against "
+        f"{number_text(row.single_loss)} for single models"
+        for row in means.dropna().itertuples()
+    ]
+    models = f"averaging {summary['models'].max():.0f} models gives a test loss of"
+    figure.set_label(findings.sentence(f"{models} {'; '.join(losses)}" if losses else ""))
     left_out = ", without those that diverged" if summary["diverged"].any() else ""
     layout.title(
         figure, f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}"

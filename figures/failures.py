@@ -28,7 +28,8 @@ def goodput(finished: Finished) -> Figure:
     columns = ("workers", "policy", "deaths", "throughput", *(part.name for part in parts))
     table = finished.table("goodput.csv", columns)
     groups = list(table.groupby(["workers", "policy"], sort=False))
-    height = 0.8 + (0.45 + 0.22 * table["deaths"].nunique()) * len(groups)
+    # At least the room for the vertical label.
+    height = max(2.0, 0.8 + (0.45 + 0.22 * table["deaths"].nunique()) * len(groups))
     figure, panels = look.new_figure(look.DOUBLE, height, 1, len(groups), sharex=True)
     for axes, ((workers, policy), rows) in zip(panels, groups, strict=True):
         bars = [
@@ -44,6 +45,13 @@ def goodput(finished: Finished) -> Figure:
     handles = layout.labelled(figure)
     layout.legend_below(figure, list(handles.values()), list(handles), 3)
     seeds = finished.summary["seed"].nunique()
+    worst = table[table["deaths"] == table["deaths"].max()].sort_values(parts[0].name)
+    shares = [
+        f"{row[parts[0].name]:.0%} of the workers' time counts under {row['policy']}"
+        for _, row in worst.iloc[[-1, 0] if len(worst) > 1 else [0]].iterrows()
+    ]
+    deaths = f"With {table['deaths'].max():g} deaths of a worker per hour"
+    figure.set_label(f"{deaths}, {', '.join(shares)}.")
     layout.title(figure, f"cost of workers' deaths; {over_seeds(seeds, 'means over')}", look.DOUBLE)
     return figure
 

@@ -43,6 +43,12 @@ def fairness(finished: Finished) -> Figure:
     axes[0].set_ylabel("share of the commits")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    ranges = [
+        f"{rows['share'].min():.0%} to {rows['share'].max():.0%} of the commits with "
+        f"{_TITLES.get(discipline, discipline)}"
+        for discipline, rows in summary[summary["share"] >= 0].groupby("discipline", sort=False)
+    ]
+    figure.set_label(f"Each worker makes {'; '.join(ranges)}.")
     layout.title(
         figure, "Share of the commits by the order in which the server serves waiting workers"
     )

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import attack_text
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
@@ -92,7 +92,7 @@ def gossip(finished: Finished) -> Figure:
                 axes.set_title(name if split is None else f"{name}\n{_split_text(split)}")
             if column == 0:
                 axes.set_ylabel(axis_of(quantity))
-            elif accuracy:
+            elif accuracy and not look.is_narrow(columns):
                 axes.tick_params(labelleft=False)
     markers = dict(zip(names, look.MARKERS * len(names), strict=False))
     serverless = table[table["topology"] != "server"]
@@ -145,6 +145,13 @@ def gossip(finished: Finished) -> Figure:
             for text in coincidences(selection, labels)
         ]
     layout.title(figure, "; ".join(title_parts))
+    runs = finished.summary.merge(table[[*keys, "name"]])
+    rows = runs["method"].map(labels) + " on " + runs["name"]
+    if "dirichlet" in keys:
+        rows += ", " + runs["dirichlet"].map(_split_text)
+    reached = runs.groupby(rows)["time_to_target"].agg(["mean", "min", "max"])
+    missed = "missed the target in some seed"
+    figure.set_label(findings.best(reached, axis_of("time_to_target"), failure=missed))
     return figure
 
 

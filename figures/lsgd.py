@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds, summary_of
+from asyncsim.base.console import number_text, over_seeds, summary_of
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
@@ -75,6 +75,8 @@ def over_time(finished: Finished) -> Figure:
         axes.set_xlabel("simulated time (s)")
     for axes in panels[:: len(windows)]:
         axes.set_ylabel(axis_of(_quantity(table)))
+    where = f"with {workers[-1]} workers and period {windows[-1]}"
+    figure.set_label(findings.end(drawn, labels, axis_of(_quantity(table)), where))
     _finish(figure, looks, f"{_SUBJECT}; {_setting(finished, table)}")
     return figure
 
@@ -123,6 +125,18 @@ def periods(finished: Finished) -> Figure:
         axes.set_xlabel("communication period (local steps)")
         axes.set_title(f"n = {n}", fontsize=8)
     panels[0].set_ylabel(f"{axis_of(value)} at the end")
+    rows = table[table["workers"] == workers[-1]].set_index("method")
+    first, last = (rows[rows["window"] == f(rows["window"])][value] for f in (min, max))
+    changes = [
+        f"from {number_text(first[name])} to {number_text(last[name])} for {looks[name].label}"
+        for name in first.index.intersection(last.index)
+        if np.isfinite(first[name]) and np.isfinite(last[name])
+    ]
+    if changes and table["window"].nunique() > 1 and _seeds(table) > 1:
+        figure.set_label(
+            f"With {workers[-1]} workers and periods of {rows['window'].min()} to "
+            f"{rows['window'].max()}, the {axis_of(value)} goes {', '.join(changes)}."
+        )
     _finish(figure, looks, f"{_SUBJECT}; {_setting(finished, table)}")
     return figure
 
@@ -159,6 +173,10 @@ def leaderships(finished: Finished) -> Figure:
         axes.set_title(f"n = {n}", fontsize=8)
         axes.legend()
     panels[0].set_ylabel("share of elections")
+    figure.set_label(
+        f"With {n} workers and period {row.window} the most frequent leader wins {shares[0]:.0%} "
+        f"of the elections; equal workers would win {1 / n:.0%} each."
+    )
     remark = (
         f"{finished.config['problem']}; {over_seeds(_seeds(rows), 'means over')}; dotted: 1/n; "
         "kept: the leader stays"
@@ -189,6 +207,11 @@ def identities(finished: Finished) -> Figure:
         axes.set_xlabel("simulated time (s)")
     for axes in panels[:: len(windows)]:
         axes.set_ylabel("leader")
+    changed = np.mean(np.diff(leaders(run.commits, row.workers)) != 0)
+    figure.set_label(
+        f"With {row.workers} workers and period {row.window} the leader changes at "
+        f"{changed:.0%} of the elections."
+    )
     layout.title(figure, f"LSGD's one leader over time; {finished.config['problem']}, first seed")
     return figure
 

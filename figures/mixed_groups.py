@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds, wrapped
+from asyncsim.base.console import number_text, over_seeds, wrapped
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -41,13 +41,21 @@ def mixed_groups(finished: Finished) -> Figure:
     _draw_contrasts(top, contrasts)
     _draw_ascents(bottom, uncorrected)
     fresh = 1 - 1 / finished.config["group"]
-    bottom.set_xlabel(f"update along the gradient (fresh: {fresh:.2f})")
+    bottom.set_xlabel(f"update along the gradient\n(fresh: {fresh:.2f})")
     layout.legend_below(figure, *bottom.get_legend_handles_labels(), 1)
     config = finished.config
     staleness = f"token bandit, mean staleness {config['staleness']}, groups of {config['group']}"
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
     intervals = (
         f"contrasts, with their predictions: intervals that hold together with {CONFIDENCE:.0%}"
+    )
+    differ = contrasts[(contrasts["low"] > 0) | (contrasts["high"] < 0)]
+    rows = [f"{row.contrast} by {number_text(row.difference)}" for row in differ.itertuples()]
+    off = (uncorrected["ascent"] - uncorrected["ascent_law"]).abs().max()
+    figure.set_label(
+        f"{len(rows)} of {len(contrasts)} contrasts of the reward differ from zero"
+        f"{': ' if rows else ''}{', '.join(rows)}; measured ascents are within "
+        f"{number_text(off, 2)} of the law."
     )
     title_parts = [staleness, seeds, "each at its best rate", intervals]
     layout.title(figure, "; ".join(title_parts))

@@ -79,6 +79,12 @@ def momentum(finished: Finished) -> Figure:
     speed_axes.legend(ncols=2)
     seeds = over_seeds(summary["seed"].nunique(), "means and ranges of")
     gradients = counted(config["gradients"], "gradient")
+    if len(best) > 1:
+        ends = " to ".join(
+            f"{row.server_momentum:g} with {counted(row.workers, 'worker')}"
+            for row in best.iloc[[0, -1]].itertuples()
+        )
+        figure.set_label(f"The best explicit momentum goes from {ends}.")
     layout.title(figure, f"{config['problem']}, {gradients} at the best learning rate; {seeds}")
     return figure
 

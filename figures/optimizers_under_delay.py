@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -78,6 +78,11 @@ def gaps(finished: Finished) -> Figure:
     beta.set_xlim(-0.05, 1)
     beta.set_xlabel("beta1, weight of the past in a step")
     layout.legend_below(figure, *fixed.get_legend_handles_labels(), 6)
+    if len(delayed):
+        most = delayed[delayed["delay"] == delayed["delay"].max()].set_index("optimizer")
+        most = most[["gap", "low", "high"]].set_axis(["mean", "min", "max"], axis=1)
+        where = f"at a fixed delay of {delayed['delay'].max():g} versions"
+        figure.set_label(findings.best(most.rename(_NAMES), "gap of the loss (nats)", where))
     seeds = over_seeds(finished.summary["seed"].nunique(), "means of")
     layout.title(
         figure,

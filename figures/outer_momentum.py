@@ -10,10 +10,11 @@ largest stable effective rate on a quadratic: theory and measurements.
 """
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds
-from asyncsim.drawing import layout, look
+from asyncsim.base.console import number_text, over_seeds
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -58,6 +59,18 @@ def losses(finished: Finished) -> Figure:
         name = f"queue, mean staleness {staleness:.1f}" if case == delay else f"staleness {delay}"
         layout.panel_title(axes, "no staleness" if delay == "0" else name)
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 3)
+    # The last case, which is the queue, each rule at its best rate.
+    groups = curves[curves["case"] == cases[-1]].groupby(["rule", "server_momentum"], sort=False)
+    ends = {}
+    for (rule, momentum), runs in groups:
+        seeds = np.exp(runs.groupby("effective_rate")["loss"].agg(["mean", "min", "max"]))
+        ends[f"{_RULES[rule]} {momentum:g}" if momentum else _RULES[rule]] = seeds.loc[
+            seeds["mean"].idxmin()
+        ]
+    lowest = pd.DataFrame(ends).T
+    case = "behind the queue" if cases[-1] == delay else f"with {cases[-1]}"
+    where = f"{case}, each rule at its best rate,"
+    figure.set_label(findings.best(lowest, "final training loss", where))
     seeds = over_seeds(summary["seed"].nunique(), "geometric means and ranges of")
     about = "circles: the rate that is best without momentum"
     layout.title(
@@ -97,6 +110,14 @@ def limits(finished: Finished) -> Figure:
     axes.set_xticks(range(len(cases)), [case.replace("fixed", "staleness") for case in cases])
     axes.set_ylabel("largest stable effective rate")
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
+    off = (table["measured"] / table["theory"] - 1).abs().max()
+    plain = table[table["rule"] == "plain"].groupby("case", sort=False)["measured"].mean()
+    if len(plain) > 1:
+        figure.set_label(
+            f"Without momentum the largest stable rate is {number_text(plain.max())} for "
+            f"{plain.idxmax()} and {number_text(plain.min())} for {plain.idxmin()}; measured rates "
+            f"differ from the theory by at most {off:.1%}.".replace("fixed", "staleness")
+        )
     layout.title(figure, "stable rates by rule, theory and replays; a quadratic of curvature 1")
     return figure
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
@@ -41,6 +41,15 @@ def pipeline(finished: Finished) -> Figure:
     layout.legend_below(figure, *axes[0].get_legend_handles_labels(), 4)
     config = finished.config
     about = f"{config['problem']}, mean staleness {config['staleness']}"
+    losses = table[["method", "profile", "learning_rate"]].merge(summary)
+    losses = losses[losses["method"] == methods[0]].groupby("profile")["train_loss"]
+    figure.set_label(
+        findings.best(
+            losses.agg(["mean", "min", "max"]),
+            axis_of("train_loss"),
+            f"for {look.looks(methods)[methods[0]].label}, each at its best rate,",
+        )
+    )
     seeds = over_seeds(int(config["seeds"]))
     layout.title(figure, f"staleness by part of the network; {about}, {seeds}", look.DOUBLE)
     return figure

@@ -12,8 +12,8 @@ members. With replays, a second panel has the times to the target, with their ra
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds, wrapped
-from asyncsim.drawing import layout, look
+from asyncsim.base.console import number_text, over_seeds, wrapped
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
@@ -122,6 +122,17 @@ def plan(finished: Finished) -> Figure:
     names = [f"{number}  {name}" for number, name in enumerate(front["name"].head(_NAMED), start=1)]
     blank = [axes.plot([], [], linestyle="none")[0] for _ in names]
     layout.legend_below(figure, handles + blank, labels + names, 2)
+    fast, fresh = front.iloc[0], front.iloc[-1]
+    text = (
+        f"{fast['name']} is the fastest, {number_text(fast['cost'] / seconds)} {unit} {per}, at a "
+        f"mean staleness of {number_text(fast['staleness_mean'])}"
+    )
+    if len(front) > 1:
+        text += (
+            f"; {fresh['name']} has the least staleness, {number_text(fresh['staleness_mean'])}, "
+            f"and takes {number_text(fresh['cost'] / fast['cost'])} times as long"
+        )
+    figure.set_label(findings.sentence(text))
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     layout.title(
         figure,

@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
@@ -50,6 +50,14 @@ def time_spent(finished: Finished) -> Figure:
     panels[-1].set_xlabel("part of the workers' time")
     handles = layout.labelled(figure)
     layout.legend_below(figure, list(handles.values()), list(handles), 3)
+    useful = (rows["computing"] - rows["in_vain"]).set_axis(rows["policy"]).sort_values()
+    if len(useful) > 1:
+        figure.set_label(
+            f"With {_cluster(table, rows['workers'].iloc[0], rows['window'].iloc[0])}, workers "
+            f"compute accepted gradients for {useful.iloc[-1]:.0%} of their time under "
+            f"{useful.index[-1]}, the most, and for {useful.iloc[0]:.0%} under {useful.index[0]}, "
+            "the least."
+        )
     layout.title(
         figure, f"workers' time under each policy; {_seeds(finished, 'means over')}", look.DOUBLE
     )
@@ -103,6 +111,9 @@ def loss(finished: Finished) -> Figure | None:
         layout.panel_title(axes, "; ".join(title_parts + coincidences(curves, named)))
     for axes in panels[::2]:
         axes.set_ylabel(axis_of(quantity))
+    where = f"with {title_parts[0]}," if len(groups) > 1 else ""
+    rising = quantity.endswith("accuracy")
+    figure.set_label(findings.end(curves, named, axis_of(quantity), where, rising))
     handles = layout.labelled(figure)
     if any(curve.ends for curve in all_curves):
         (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from asyncsim.base.console import counted, over_seeds
-from asyncsim.drawing import layout, look
+from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -67,6 +67,10 @@ def rewards(finished: Finished) -> Figure | None:
         axes.tick_params(labelbottom=True, labelleft=True)
         layout.panel_title(axes, "; ".join([queue, *coincident_lines(axes)]))
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
+    ends = curves.drop_duplicates(["queue", "correction"], keep="last")
+    ends = ends.set_index(ends["correction"] + " in " + ends["queue"])[["reward", "low", "high"]]
+    ends = ends.set_axis(["mean", "min", "max"], axis=1)
+    figure.set_label(findings.best(ends, "expected reward at the end", rising=True))
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; dotted: the target"
     layout.title(figure, f"corrections at their best rates, by queue; {about}", look.DOUBLE)
@@ -104,6 +108,10 @@ def staleness(finished: Finished) -> Figure:
         layout.panel_title(axes, queue)
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 2)
     layout.title(figure, "staleness of trained samples and tokens; dashed: means", look.DOUBLE)
+    means = laws.assign(mean=laws["staleness"] * laws["share"])
+    means = means[means["weight"] == "samples"].groupby("queue")["mean"].sum().sort_values()
+    ends = [f"{number_text(mean)} versions in {of}" for of, mean in means.iloc[[0, -1]].items()]
+    figure.set_label(f"The mean staleness of samples is {' to '.join(dict.fromkeys(ends))}.")
     return figure
 
 
@@ -157,6 +165,13 @@ def timeline(finished: Finished) -> Figure:
     handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
     handles.append(Patch(color=look.VERMILLION, label="update"))
     layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
+    is_trained = samples["outcome"] == "trained"
+    means = samples[is_trained].groupby("queue", sort=False)["staleness"].mean()
+    texts = [f"{number_text(mean)} in {queue}" for queue, mean in means.items()]
+    figure.set_label(
+        f"The mean staleness of the samples shown is {', '.join(texts)}; "
+        f"{1 - is_trained.mean():.0%} of them are never trained."
+    )
     about = "samples by their staleness when trained; lines: new versions"
     shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
     if shown < total:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import drawer
@@ -71,9 +71,12 @@ def replicas(finished: Finished) -> Figure:
             zorder=0,
         )
         axes.set_xlabel(along)
-    # Twice the time of the fastest method: data-parallel SGD takes many times as long as the rest.
+    # Twice the time of the fastest method, as data-parallel SGD takes many times as long as the
+    # rest; but until the last success in reaching the target.
+    reached = table.get("time_to_target", pd.Series(dtype=float))
     ends = [float(np.nanmax(by_axis["simulated time (s)"].step)) for by_axis in drawn.values()]
-    panels[1].set_xlim(0, 2 * min(ends))
+    last = 1.05 * reached[np.isfinite(reached)].max()
+    panels[1].set_xlim(0, np.fmax(2 * min(ends), last))
     panels[2].set_xscale("log")
     panels[0].set_xlim(0, None)
     panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))
@@ -89,6 +92,14 @@ def replicas(finished: Finished) -> Figure:
         {name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels
     )
     subject = "methods at their best learning rates"
+    runs = finished.summary.merge(table[["method", "learning_rate"]])
+    reached = runs.groupby(runs["method"].map(labels))["time_to_target"]
+    failure = "missed the target in some seed"
+    figure.set_label(
+        findings.best(
+            reached.agg(["mean", "min", "max"]), axis_of("time_to_target"), failure=failure
+        )
+    )
     layout.title(figure, "; ".join([subject, f"{config['problem']}, {workers}", seeds, *overlaps]))
     return figure
 

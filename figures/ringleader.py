@@ -12,7 +12,7 @@ again::
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     coincidences,
     draw_curves,
@@ -49,6 +49,7 @@ def ringleader(finished: Finished) -> Figure:
     mark_beyond(axes, curves, labels, "time")
     draw_target(axes, finished.config, _QUANTITY)
     axes.set_ylabel(axis_of(_QUANTITY))
+    figure.set_label(findings.end(curves, labels, axis_of(_QUANTITY)))
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     clients = counted(finished.config["workers"], "client")

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, over_seeds, summary_of
+from asyncsim.base.console import counted, number_text, over_seeds, summary_of
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import parse_policy
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import draw_curve, evaluation_curve
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
@@ -37,12 +37,14 @@ def loss(finished: Finished) -> Figure:
     """
     table = _table(finished)
     figure, panels = look.new_figure(look.DOUBLE, 2.9, table["steps"].nunique(), sharey=True)
+    ends = {}
     for axes, (steps, rows) in zip(panels, table.groupby("steps", sort=False), strict=True):
         shades = look.shades(sorted(rows["limit"].unique()))
         for limit, runs_of_limit in rows.groupby("limit"):
             rate = _means(runs_of_limit).idxmin()
             best = runs_of_limit[runs_of_limit["method.learning_rate"] == rate]
             runs = [finished.run(folder) for folder in best["run_folder"]]
+            ends[f"{steps} with R = {limit}"] = best["train_loss"].agg(["mean", "min", "max"])
             appearance = look.Look(shades[limit].color, "-", f"R = {limit}, \u03b3 = {rate:g}")
             draw_curve(axes, evaluation_curve(runs), appearance, "time")
         axes.set_yscale("log")
@@ -51,6 +53,7 @@ def loss(finished: Finished) -> Figure:
         axes.set_title(steps)
         axes.legend()
     panels[0].set_ylabel("training loss")
+    figure.set_label(findings.best(pd.DataFrame(ends).T, "training loss at the end"))
     seeds = over_seeds(table["seed"].nunique())
     layout.title(
         figure, f"limits R of the delay, each at its best rate; {_setting(finished)}; {seeds}"
@@ -81,6 +84,12 @@ def grid(finished: Finished) -> Figure:
         axes.set_xlabel("learning rate \u03b3")
         axes.set_title(steps)
     panels[0].set_ylabel("training loss at the end")
+    losses = {
+        f"{steps} with R = {limit} at rate {_means(runs).idxmin():g}": _means(runs).min()
+        for (steps, limit), runs in table.groupby(["steps", "limit"], sort=False)
+    }
+    lowest = min(losses, key=lambda name: losses[name])
+    figure.set_label(f"The training loss ends lowest for {lowest}: {number_text(losses[lowest])}.")
     panels[0].legend()
     seeds = over_seeds(table["seed"].nunique(), "means over")
     layout.title(figure, f"limits R of the delay and learning rates; {_setting(finished)}; {seeds}")

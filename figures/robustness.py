@@ -65,6 +65,19 @@ def robustness(finished: Finished) -> Figure:
     )
     handles, labels = accuracy_axes.get_legend_handles_labels()
     layout.legend_below(figure, handles, labels, 3)
+    ends = worst[worst["byzantine"] == largest].sort_values("test_accuracy")
+    cases_text = [
+        f"{row.test_accuracy:.3f} for {row.method}, {rank}, under {row.attack}"
+        for row, rank in zip(
+            ends.iloc[[-1, 0] if len(ends) > 1 else [0]].itertuples(),
+            ("the best rule", "the worst"),
+            strict=False,
+        )
+    ]
+    figure.set_label(
+        f"With {largest} Byzantine workers of {finished.config['workers']}, the test accuracy in "
+        f"the worst case is {', and '.join(cases_text)}."
+    )
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
     layout.title(
         figure,

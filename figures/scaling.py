@@ -89,6 +89,9 @@ def scaling(finished: Finished) -> Figure:
     layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
     name = config["network"] if config.get("layers") is None else Path(config["layers"]).name
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
+    most = summary[summary["nodes"] == largest].itertuples()
+    ways = " and ".join(f"{row.efficiency:.0%} with {row.way} division" for row in most)
+    figure.set_label(f"Without overheads, {largest} nodes reach {ways} of a linear speed-up.")
     about = "" if published is None else "overheads that would explain the published point; "
     layout.title(
         figure, f"{about}{name}, {config['examples']} examples a node; {assumed}", look.DOUBLE
@@ -118,7 +121,9 @@ def _draw_published(efficiency_axes: Axes, finished: Finished, published: pd.Dat
         color = shades[name].color
         curves += efficiency_axes.plot(rows["nodes"], efficiency, color=color, linestyle=line)
     efficiency_axes.set_xlim(0.9, implied["nodes"].max())
-    layout.label_ends(efficiency_axes, curves, [name.partition(":")[0] for name in names])
+    short = [name.partition(":")[0] for name in names]
+    for place in layout.label_ends(efficiency_axes, curves, short):
+        curves[place].set_label(short[place])
     return set(implied["nodes"])
 
 

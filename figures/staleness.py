@@ -23,10 +23,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim import plots
-from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.clusters.cluster_text import attack_text, parts
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
@@ -138,6 +138,11 @@ def staleness(results: Results) -> Figure:
             layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
     setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
     layout.title(figure, f"staleness and its theory; {setting}{results.over_seeds('')}")
+    mean, std = np.mean([_staleness(trace) for trace in timings[0].traces], axis=0)
+    figure.set_label(
+        f"Commits of {counted(timings[0].workers, 'worker')} are {number_text(mean)} versions "
+        f"stale on average, with a standard deviation of {number_text(std)}."
+    )
     return figure
 
 
@@ -155,6 +160,7 @@ def loss(results: Results) -> Figure:
     until, scale = _longest_time(results), loss_axis(curves.values())
     figure, panels = draw_along(curves, results.labels, sizes, scale, until, steady_time(curves))
     panels[0].set_ylabel("minibatch loss")
+    figure.set_label(findings.end(curves, results.labels, "minibatch loss"))
     _finish(figure, results, panels[0], "mean", curves)
     return figure
 
@@ -176,6 +182,11 @@ def energy(results: Results) -> Figure:
     mark_below(axes, curves, results.labels, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
+    ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
+    ratios = [
+        f"{number_text(*ratio)} for {results.labels[name]}" for name, ratio in ends.items() if ratio
+    ]
+    figure.set_label(f"Central over proxy energy ends at {', '.join(ratios)}." if ratios else "")
     _finish(figure, results, axes, "median", curves)
     return figure
 
@@ -185,16 +196,23 @@ def queue(results: Results) -> Figure:
     traces.
     """
     timings = results.asynchronous
-    figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
+    rows = 2 if look.is_narrow(2) else 1
+    size = (look.DOUBLE, 2.7 * rows * len(timings))
+    figure = look.LiteralFigure(figsize=size, layout="constrained")
     for row, timing in zip(
         figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True
     ):
         trace = timing.traces[0]
-        timeline_axes, queue_axes = row.subplots(1, 2)
+        timeline_axes, queue_axes = row.subplots(rows, 2 // rows)
         plots.timeline(timeline_axes, trace)
         plots.queue_length(queue_axes, trace)
         prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
         layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
+    shares = timings[0].traces[0].summary()
+    figure.set_label(
+        f"Workers compute for {shares['computing_share']:.1%} of the time and wait at the server "
+        f"for {shares['waiting_share']:.1%}."
+    )
     return figure
 
 
@@ -216,6 +234,11 @@ def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[SharedTraces]
         for files in groups.values()
     ]
     return sorted(timings, key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
+
+
+def _staleness(trace: Trace) -> tuple[float, float]:
+    summary = trace.summary()
+    return summary["staleness_mean"], summary["staleness_std"]
 
 
 def _losses(commits: pd.DataFrame) -> np.ndarray:

@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -74,6 +75,12 @@ def agreement(finished: Finished) -> Figure:
         f"{len(summary)} recordings of real processes"
         if len(summary) > 1
         else "a recording of real processes"
+    )
+    largest = max(table["loss_free"].max() for runs in tables.values() for table in runs)
+    figure.set_label(
+        f"{summary['holds'].sum()} of {counted(len(summary), 'recording')} agree with their "
+        f"replays within the bar of {summary['bar'].iloc[0]:g}; losses of free replays differ by "
+        f"at most {largest:.1g}."
     )
     layout.title(
         figure,

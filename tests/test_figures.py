@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
@@ -119,7 +119,7 @@ def results(tmp_path_factory):
 
 
 def legend(axes) -> str:
-    return "\n".join(text.get_text() for text in axes.get_legend().get_texts())
+    return "\n".join(text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts())
 
 
 @pytest.mark.full
@@ -504,6 +504,68 @@ def test_curves_are_labelled_at_their_ends_if_there_is_room(ends, at_ends):
     ]
     heights = [text.xy[1] for text in axes.texts]
     assert not at_ends or 0.05 < heights[1] - heights[0] < 0.2
+
+
+def losses_of(**ranges):
+    columns = ["mean", "min", "max"]
+    return pd.DataFrame.from_dict(ranges, "index", columns=columns, dtype=float)
+
+
+@pytest.mark.parametrize(
+    "ranges, rising, finding",
+    [
+        (
+            dict(gem=(0.1, 0.09, 0.11), sgd=(0.23, 0.2, 0.26), dana=(1, 0.9, 1.1)),
+            False,
+            "With 20 workers the loss is lowest for gem (0.100 nats), then sgd (0.230 nats, 2.3 "
+            "times as high), and highest for dana (1.00 nats).",
+        ),
+        (
+            dict(gem=(0.1, 0.09, 0.21), sgd=(0.23, 0.2, 0.26)),
+            True,
+            "With 20 workers the loss is highest for sgd (0.230 nats), then gem (0.100 nats; their "
+            "ranges overlap).",
+        ),
+        (
+            dict(gem=(0.1, 0.09, 0.21), sgd=(np.inf, 0.2, np.inf)),
+            False,
+            "With 20 workers the loss is lowest for gem (0.100 nats); sgd diverged in some seed.",
+        ),
+        (dict(gem=(0.1, 0.1, 0.1), sgd=(0.2, 0.2, 0.2)), False, ""),  # one seed
+        (dict(gem=(0.1, 0.09, 0.21)), False, ""),
+        ({}, False, ""),
+    ],
+)
+def test_a_finding_names_the_best_and_how_far_the_next_one_is(ranges, rising, finding):
+    table = losses_of(**ranges)
+    assert findings.best(table, "loss (nats)", "with 20 workers", rising) == finding
+
+
+def test_captions_state_findings_or_describe(tmp_path):
+    trace = hand_made_trace(None)
+    runs = {name: [hand_made_run(trace, name), hand_made_run(trace, name)] for name in "ab"}
+    runs["b"][1].commits["loss"] *= 2
+    curves = {name: curve_of(runs[name], figures._losses, "mean", WORKERS) for name in runs}
+    figure, _ = look.new_figure(3, 2)
+    figure.set_label(findings.end(curves, {"a": "A", "b": "B"}, "loss"))
+    with look.collecting(files=False) as drawn:
+        look.save(figure, tmp_path / "loss")
+        figure.set_label("")
+        look.save(figure, tmp_path / "loss", figures.loss)
+    captions = [caption for _, _, caption in drawn]
+    assert captions[0].startswith("The loss at the end is lowest for A (")
+    assert captions[0].endswith("; their ranges overlap).") and "minibatch losses" in captions[1]
+
+
+@pytest.mark.parametrize("width, columns", [(None, 2), (6.0, 2), (3.3, 1)])
+def test_panels_of_a_narrow_figure_are_below_each_other(width, columns):
+    with plots.appearance(width=width):
+        figure, axes = look.new_figure(7, 2, 2, width_ratios=(1, 2))
+        places = [panel.get_subplotspec().get_position(figure) for panel in axes]
+        grid_figure, grid = look.new_grid(3, 2)
+    assert len(axes) == 2 and len({place.x0 for place in places}) == columns
+    assert figure.get_figheight() == 2 * (3 - columns)
+    assert len(grid) == len(grid_figure.axes) == 3
 
 
 def test_lines_off_scale_are_marked_and_logarithms_have_no_exponents(tmp_path):

@@ -347,22 +347,7 @@ def draw_along(
         mark_beyond(panels[0], curves, labels, "time")
         mark_below(panels[0], curves, labels, "time")
     mark_after(panels[0], curves, labels, rising)
-    figure.set_label(_finding(curves, labels, rising))
     return figure, panels
-
-
-def _finding(curves: Mapping[str, Curve], labels: Mapping[str, str], rising: bool) -> str:
-    """Say in one sentence which curve ends best, and which methods diverged."""
-    ends = {
-        labels[name]: curve.mean[np.isfinite(curve.mean)][-1]
-        for name, curve in curves.items()
-        if np.isfinite(curve.mean).any() and not curve.ends
-    }
-    diverged = [labels[name] for name, curve in curves.items() if curve.ends]
-    best = max(ends, key=lambda label: ends[label] if rising else -ends[label], default=None)
-    clauses = [] if best is None else [f"{best} ends {'highest' if rising else 'lowest'}"]
-    clauses += [f"{', '.join(diverged)} diverged in some seed"] if diverged else []
-    return f"{'; '.join(clauses)}." if clauses else ""
 
 
 def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:

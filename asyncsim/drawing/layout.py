@@ -23,6 +23,8 @@ _SIDE_MARGIN = 0.5
 _TITLE_LINES = 2
 #: Width of a letter of a legend, on average, and of a handle with the space around it (inches).
 _LETTER, _LEGEND_HANDLE = 0.052, 0.5
+#: Letters of a line of a legend inside axes, at least.
+_LEAST_LETTERS = 12
 #: Height of a label at a curve's end (inches), and a panel's share of its figure's height.
 _LABEL_HEIGHT, _PANEL_SHARE = 0.12, 0.6
 #: Most curves that are labelled at their ends, and the labels' share of the figure's width.
@@ -119,9 +121,12 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
     """Add a legend at the top of axes with final limits; raise the upper limit so that it hides
     nothing.
     """
-    handles, _ = axes.get_legend_handles_labels()
-    inches = 0.8 * axes.get_window_extent().height / _figure_of(axes).dpi
-    room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
+    handles, labels = axes.get_legend_handles_labels()
+    extent, dpi = axes.get_window_extent(), _figure_of(axes).dpi
+    width = extent.width / dpi / text_scale() - _LEGEND_HANDLE
+    labels = [wrapped(label, max(width / _LETTER, _LEAST_LETTERS)) for label in labels]
+    lines = len(labels) + sum(label.count("\n") for label in labels)
+    room = (0.135 * lines + 0.05) / max(0.8 * extent.height / dpi, 0.5)
     scale = axes.yaxis.get_transform()
     bottom, top = scale.transform(np.array(axes.get_ylim()))
     axes.set_ylim(
@@ -129,7 +134,7 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
             np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])
         )
     )
-    axes.legend(loc=loc)
+    axes.legend(handles, labels, loc=loc)
 
 
 def legend_under(axes: Axes, label: float = 0.4) -> None:

@@ -51,6 +51,9 @@ SINGLE, DOUBLE = 3.4, 7.0
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
+#: Panels of the reader's figures are not narrower than this (inches).
+_NARROW = 1.7
+
 #: Colours of the workers' phases, by the fields of `asyncsim.traces.phases.Phases`; a
 #: travelling reply is pale.
 PHASES = {
@@ -373,9 +376,23 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure of a size in inches and its axes, row by row; ``options`` go to
     ``Figure.subplots``.
+
+    If the columns would be narrow (see `is_narrow`), all panels are below each other.
     """
+    if is_narrow(columns):
+        grid = options.pop("gridspec_kw", {}) | options
+        if "height_ratios" in grid:
+            options["height_ratios"] = np.repeat(grid["height_ratios"], columns)
+        options.pop("width_ratios", None)
+        height, rows, columns = columns * height, columns * rows, 1
     figure = LiteralFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def is_narrow(columns: int) -> bool:
+    """Return whether the width that the reader chose is too small for panels side by side."""
+    width = (_APPEARANCE.get() or Appearance()).width
+    return columns > 1 and width is not None and width < _NARROW * columns * text_scale()
 
 
 def new_grid(
@@ -384,7 +401,7 @@ def new_grid(
     """Create a figure of ``count`` panels, two side by side; heights in inches, ``extra_height``
     added once.
     """
-    columns = min(2, count)
+    columns = 1 if is_narrow(2) else min(2, count)
     rows = -(-count // columns)
     width = SINGLE if columns == 1 else DOUBLE
     figure, panels = new_figure(width, row_height * rows + extra_height, columns, rows, **options)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
@@ -85,6 +86,15 @@ def collapse(results: Finished) -> Figure:
             [], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance"
         )
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
+    n = table["workers"].max()
+    most = table[(table["workers"] == n) & (table["window"] == windows[0])]
+    reached = [
+        f"{row.train_accuracy:.1%} with {looks[row.method].label}" for row in most.itertuples()
+    ]
+    figure.set_label(
+        f"With {n} workers and a window of {windows[0]}, the training accuracy ends "
+        f"at {', '.join(reached)}."
+    )
     layout.title(
         figure,
         setting(results, "accuracy at the end with more workers and windows of \u03bb local steps"),
@@ -141,6 +151,13 @@ def staleness(results: Finished) -> Figure:
         handles += first_panel.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
     config = results.config
+    table = table.assign(mean=table["staleness"] * table["share"])
+    means = table.groupby(["workers", "window"])["mean"].sum()
+    off = (means - means.index.get_level_values(0) + 1).abs().max()
+    figure.set_label(
+        f"The mean staleness is within {number_text(off, 2)} versions of n \u2212 1, whatever the "
+        "window."
+    )
     cluster = (
         f"a local step {config.get('compute')} s, a visit {config.get('service')} s, "
         f"{config.get('protocol')}"

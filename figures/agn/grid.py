@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
@@ -58,7 +59,13 @@ def accuracy(results: Finished, method: str) -> Figure:
     name = look.looks([method])[method].label
     source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
     text = setting(results, f"{name}: accuracy at the end", *source)
-    return _maps(compared[method], norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
+    figure = _maps(compared[method], norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
+    part, accuracies = next(iter(compared[method].items()))
+    figure.set_label(
+        f"{name}'s {part.partition(',')[0]} accuracy is {_cell(accuracies, accuracies.idxmax())}, "
+        f"the highest, and {_cell(accuracies, accuracies.idxmin())}, the lowest (%)."
+    )
+    return figure
 
 
 def efficiency(results: Finished) -> Figure:
@@ -72,7 +79,19 @@ def efficiency(results: Finished) -> Figure:
     norm = CenteredNorm(1.0, max(_NEAREST, np.nanmax(np.abs(_values(maps.values()) - 1))))
     source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
     text = setting(results, "temporal efficiency of AGN over AEASGD", *source)
-    return _maps(maps, norm, "PuOr", "{:.3f}".format, text, "temporal efficiency")
+    figure = _maps(maps, norm, "PuOr", "{:.3f}".format, text, "temporal efficiency")
+    ours = next(iter(maps.values()))
+    figure.set_label(
+        f"AGN is more efficient than AEASGD in {(ours > 1).sum()} of {len(ours)} cells: its "
+        f"temporal efficiency is {_cell(ours, ours.idxmin())}, and {_cell(ours, ours.idxmax())}."
+    )
+    return figure
+
+
+def _cell(values: pd.Series, key: Any) -> str:
+    """Describe a cell of a map and its value."""
+    workers = counted(int(key[0]), "worker")
+    return f"{number_text(values[key])} with {workers} and a window of {key[1]}"
 
 
 def times(results: Finished) -> Figure:
@@ -86,6 +105,8 @@ def times(results: Finished) -> Figure:
     ours = table.drop_duplicates(["workers", "window"]).set_index(["workers", "window"])["seconds"]
     theirs = published.grid("seconds", "agn")
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
+    off = (ours / theirs - 1).abs().max()
+    figure.set_label(f"Simulated times differ from the published ones by at most {off:.0%}.")
     for window, shade in look.shades(sorted(set(ours.index.get_level_values(1)))).items():
         our_times = ours.xs(window, level=1).sort_index()
         axes.plot(

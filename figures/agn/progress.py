@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.replays.recorders import POSITION
 from asyncsim.study.finished import Finished
 
@@ -50,6 +51,12 @@ def time(results: Finished) -> Figure:
             axes.set_xlabel("simulated time (s)")
         line[0].set_ylabel("training accuracy (%)")
         line[0].legend(fontsize=6)
+    summary = results.rows(method="agn", workers=counts[-1])
+    ends = 100 * summary.groupby(summary["window"].map("\u03bb = {}".format))["train_accuracy"].agg(
+        ["mean", "min", "max"]
+    )
+    where = f"with {counted(int(counts[-1]), 'worker')}"
+    figure.set_label(findings.best(ends, "training accuracy (%)", where, rising=True))
     layout.title(figure, setting(results, "AGN: accuracy over time, first seed"))
     return figure
 
@@ -90,6 +97,15 @@ def updates(results: Finished) -> Figure:
     panels[0].set_yscale("log")
     handles, _ = panels[0].get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=6)
+    rows = table[(table["workers"] == counts[-1]) & (table["method"] == next(iter(looks)))]
+    name = next(iter(present))
+    values = rows.sort_values("window").set_index("window")[name]
+    if len(values) > 1:
+        figure.set_label(
+            f"With {counted(int(counts[-1]), 'worker')}, the {present[name]} of "
+            f"{next(iter(looks.values())).label} goes from {number_text(values.iloc[0])} at a "
+            f"window of {values.index[0]} to {number_text(values.iloc[-1])} at {values.index[-1]}."
+        )
     layout.title(figure, setting(results, "updates by window"))
     return figure
 
@@ -119,6 +135,10 @@ def factor(results: Finished) -> Figure:
         axes.set_xlabel("simulated time (s)")
     panels[0].set_ylabel("median factor")
     panels[0].legend(fontsize=6)
+    figure.set_label(
+        f"With {n} workers and a window of {window}, the median factor ends at "
+        f"{number_text(medians['value'].iloc[-1])}."
+    )
     layout.title(figure, setting(results, "ADAG's factor over time, first seed"))
     return figure
 

@@ -1,6 +1,6 @@
 """The central variable's energy relative to the proxy's: by number of workers, and over time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from asyncsim.base.console import counted, tensor_label
+from asyncsim.base.console import counted, number_text, tensor_label
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, draw_band, trace_length
@@ -110,6 +110,7 @@ def by_workers(results: Finished) -> Figure:
     for name, axes in drawn.items():
         _mark_diverged(axes, results, name, look.METHOD_LOOKS[name])
     _finish_by_workers(figure, results)
+    figure.set_label(_finding(results, looks, values_of(results, "workers")[-1]))
     return figure
 
 
@@ -160,10 +161,23 @@ def over_time(results: Finished) -> Figure:
         legend = {
             str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]
         } | legend
+    figure.set_label(_finding(results, looks, n))
     text = setting(results, f"energies over time, {counted(n, 'worker')}")
     handles = [*legend.values(), Patch(label="no commit with both energies", **_NOTHING)]
     finish(figure, panels[0], text, handles if empty else handles[:-1], columns=4)
     return figure
+
+
+def _finding(results: Finished, looks: Mapping[str, look.Look], n: int) -> str:
+    """State the late ratio of the energies of each method with ``n`` workers."""
+    ratios = [
+        f"{number_text(median)} for {appearance.label}"
+        for name, appearance in looks.items()
+        if n in (late := _late(chosen(results, method=name), _vector_ratio)["median"])
+        and np.isfinite(median := late[n])
+    ]
+    where = f"With {counted(n, 'worker')} central over proxy energy ends at"
+    return f"{where} {', '.join(ratios)}." if ratios else ""
 
 
 def _vector_ratio(run: Run) -> float:

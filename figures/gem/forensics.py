@@ -85,6 +85,16 @@ def fitted(results: Finished) -> Figure:
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
     text = setting(results, f"cluster fitted to {_fitted_to(results)}: {cluster_text}")
+    rows = table[(table[_CLUSTER] == list(best)).all(axis=1)]
+    rows = rows[rows["learning_rate"] == rows["method"].map(all_rates)]
+    reached = [
+        f"{deviations.max():.2g} over {'the fitted n' if is_fitted else 'the others'}"
+        for is_fitted, deviations in rows.groupby(rows["fitted"])["deviation"]
+    ]
+    figure.set_label(
+        f"A service time of {best[0]:g} s and a CV of {best[1]:g} fit best, with deviations of at "
+        f"most {' and '.join(reached)} (log10 RMS)."
+    )
     name = "published" if is_paper(results) else "hidden cluster"
     finish(figure, first, text, [*handles, *published_handles(figure, first, name)], columns=5)
     return figure

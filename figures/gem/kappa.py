@@ -23,6 +23,7 @@ from .panels import (
     chosen,
     draw_family,
     family,
+    finding,
     finish,
     log_axis,
     median_pi,
@@ -34,6 +35,7 @@ from .panels import (
 )
 from .published import Deviation
 
+_LABEL = "\u03ba = {:g}".format
 #: The published series by kappa.
 _SERIES = "gem kappa={:g}"
 
@@ -46,6 +48,7 @@ def losses(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, [*curves.values(), *theirs.values()], LOSS, limit=MOST_LOSS)
     _draw(figure, axes, results, curves, theirs)
+    figure.set_label(finding(curves, _LABEL))
     return figure
 
 
@@ -57,6 +60,7 @@ def factors(results: Finished) -> Figure:
     axes.set_ylim(0, 5.05)
     axes.set_ylabel("median \u03c0 over the weights")
     _draw(figure, axes, results, curves, published_curves(results, "8b", _SERIES, curves))
+    figure.set_label(finding(curves, _LABEL, "median \u03c0"))
     axes.autoscale(axis="y")
     axes.set_ylim(0, None)
     return figure
@@ -82,7 +86,7 @@ def _draw(
     theirs: Mapping[float, pd.Series],
 ) -> None:
     """Draw our curves and the published ones, and finish the figure."""
-    draw_family(axes, curves, "\u03ba = {:g}".format, theirs=theirs)
+    draw_family(axes, curves, _LABEL, theirs=theirs)
     (n,) = values_of(results, "workers")
     text = setting(results, f"GEM, {counted(n, 'worker')}: energy of the proxy \u00d7 \u03ba")
     finish(figure, axes, text, published_handles(figure, axes), columns=4)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.study.finished import Finished
 
 from .panels import finish, problem
@@ -50,6 +50,16 @@ def limits(results: Finished) -> Figure:
         if table["largest_stable"].isna().any()
         else ""
     )
+    rows = table[table["question"] == questions[0]].dropna(subset="largest_stable")
+    rows = rows[rows["at"] == rows["at"].max()]
+    label, at = _PANELS[questions[0]]
+    stable = [
+        f"{row.largest_stable:.3g} for {look.looks(rows['method'])[row.method].label}"
+        for row in rows.itertuples()
+    ]
+    if stable:
+        where = f"at {at.rpartition(' ')[2]} = {rows['at'].iloc[0]:g} the {label} is"
+        figure.set_label(findings.sentence(f"{where} {', '.join(stable)}"))
     finish(figure, panels[0], f"{text}; arrows: none found{nothing}")
     return figure
 

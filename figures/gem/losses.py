@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, draw_band, trace_length
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
@@ -29,6 +29,7 @@ from .panels import (
     diverged_of,
     draw_family,
     family,
+    finding,
     finish,
     is_paper,
     log_axis,
@@ -38,6 +39,7 @@ from .panels import (
     point_text,
     published_curves,
     published_handles,
+    rate_of,
     rates,
     setting,
     values_of,
@@ -60,7 +62,8 @@ def of_workers(results: Finished, panel: str) -> Figure:
     results = at_rate(chosen(results, method=method))
     figure, (axes,) = look.new_figure(*PANEL)
     appearance = look.METHOD_LOOKS[method]
-    _loss_panel(axes, results, method, appearance)
+    curves = _loss_panel(axes, results, method, appearance)
+    figure.set_label(finding(curves))
     text = setting(results, f"{appearance.label} with n workers", _points(results))
     finish(figure, axes, text, published_handles(figure, axes))
     return figure
@@ -91,6 +94,10 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
     limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
     drawn = next(axes for axes in all_axes if axes.lines)
     log_axis(drawn, limits, limit=MOST_LOSS)
+    most = results.rows(workers=values_of(results, "workers")[-1])
+    names = most["method"].map(lambda name: looks[name].label) + " at \u03b7 = "
+    groups = most.groupby(names + rate_of(most).map("{:g}".format))
+    figure.set_label(best_loss(groups, f"with {most['workers'].iloc[0]} workers"))
     text = setting(results, "losses with n workers", _points(results))
     finish(figure, drawn, text, published_handles(figure, drawn))
     return figure
@@ -135,6 +142,9 @@ def final(results: Finished) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
+    most = results.rows(workers=values_of(results, "workers")[-1])
+    labels = most["method"].map(lambda name: look.looks(names)[name].label)
+    figure.set_label(best_loss(most.groupby(labels), f"with {most['workers'].iloc[0]} workers"))
     handles = [_hollow_handle(axes)] if published_counts else []
     finish(
         figure, axes, setting(results, "methods by n: loss over the last tenth"), handles, columns=2
@@ -161,6 +171,11 @@ def hundred(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(look.DOUBLE, 2.6)
     log_axis(axes, [curve, theirs])
     draw_family(axes, {n: times}, "GEM, n = {}".format, against="time")
+    figure.set_label(
+        f"GEM with {n} workers ends at a minibatch loss of "
+        f"{number_text(results.summary['final_loss'].mean())} and a test accuracy of "
+        f"{results.summary['test_accuracy'].mean():.2%}."
+    )
     reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
     handles = []
     if len(theirs):
@@ -187,6 +202,7 @@ def factors(results: Finished) -> Figure:
     axes.set_ylim(0, 1.1 * max(1.0, *(_highest(curve) for curve in curves.values())))
     draw_family(axes, curves, theirs=published_curves(results, "3", "gem n={:g}", curves))
     axes.set_ylabel("median \u03c0 over the weights")
+    figure.set_label(finding(curves, quantity="median \u03c0"))
     text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
     finish(figure, axes, text, published_handles(figure, axes))
     return figure
@@ -304,12 +320,22 @@ def _rate_text(results: Finished) -> str:
     return f"learning_rate={rates(results)[0]:g}"
 
 
-def _loss_panel(axes: Axes, results: Finished, method: str, appearance: look.Look) -> None:
+def _loss_panel(
+    axes: Axes, results: Finished, method: str, appearance: look.Look
+) -> dict[int, Curve]:
     curves = family(results, "workers")
     panels = [panel for panel, published_method in METHODS.items() if published_method == method]
     theirs = published_curves(results, panels[0], f"{method} n={{:g}}", curves) if panels else {}
     log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
     draw_family(axes, curves, line=appearance.line, theirs=theirs)
+    return curves
+
+
+def best_loss(groups: Any, where: str) -> str:
+    """State which group of runs ends with the lowest minibatch loss."""
+    losses = groups["final_loss"].agg(["mean", "min", "max"])
+    failed = [name for name, runs in groups if (runs["status"] == "diverged").any()]
+    return findings.best(losses, "final minibatch loss", where, failed=failed)
 
 
 def _points(results: Finished) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
 
@@ -69,6 +70,14 @@ def implicit(results: Finished) -> Figure:
         f"implicit momentum of asynchrony; {problem(results)}; bars: \u00b1{_SIGMAS} standard "
         "errors"
     )
+    off = (table["momentum_measured"] - table["momentum_theory"]).abs()
+    if off.notna().any():
+        row = table.loc[off.idxmax()]
+        figure.set_label(
+            f"Measured momentum is within {number_text(off.max(), 2)} of the theory; the largest "
+            f"difference is with {counted(int(row['workers']), 'worker')}, "
+            f"{number_text(off.max() / row['standard_error'], 2)} standard errors."
+        )
     finish(figure, above, text, columns=1)
     return figure
 

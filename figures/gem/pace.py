@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import layout, look
+from asyncsim.base.console import counted, number_text
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, draw_band, evaluation_curve
 from asyncsim.study.finished import Finished
 
 from . import published
-from .losses import curve_deviations, curve_row
+from .losses import best_loss, curve_deviations, curve_row
 from .panels import (
     MOST_LOSS,
     PANEL,
@@ -25,6 +26,7 @@ from .panels import (
     chosen,
     draw_family,
     family,
+    finding,
     finish,
     is_paper,
     log_axis,
@@ -69,6 +71,7 @@ def speedup(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, [*curves.values(), *theirs.values()])
     draw_family(axes, curves, against="time", theirs=theirs)
+    figure.set_label(finding(curves))
     if theirs:
         axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, which fits best")
     text = setting(
@@ -194,6 +197,14 @@ def times_to_target(results: Finished) -> Figure:
         )
     layout.ticks_at(axes.xaxis, sorted(table["workers"].unique()))
     axes.set_xlabel("workers n")
+    speedups = []
+    for name, rows in reached.groupby("method", sort=False):
+        few, many = rows.iloc[0], rows.iloc[-1]
+        if many["workers"] > few["workers"]:
+            ratio = number_text(few["time_to_target"] / many["time_to_target"])
+            counts = f"{many['workers']} workers as with {few['workers']}"
+            speedups.append(f"{names[name].label} is {ratio} times as fast with {counts}")
+    figure.set_label(findings.sentence("; ".join(speedups)))
     handles = []
     if len(reached):
         handles += axes.plot(
@@ -223,6 +234,7 @@ def generalization(results: Finished) -> Figure:
     for axes in panels[len(looks) * len(counts) :]:
         axes.remove()
     panels = panels[: len(looks) * len(counts)]
+    ends: dict[str, pd.Series] = {}
     unit, per_gradient = _epochs(results)
     for axes, (n, name) in zip(panels, itertools.product(counts, looks), strict=True):
         axes.set_xlabel(unit)
@@ -241,6 +253,8 @@ def generalization(results: Finished) -> Figure:
             of_seeds.index = of_seeds.index * per_gradient
             color = look.BLUE if column == _MINIBATCH else look.VERMILLION
             draw_band(axes, of_seeds, color, linestyle=line, label=label)
+            if column == "test_loss" and n == counts[-1] and len(of_seeds):
+                ends[looks[name].label] = of_seeds.iloc[-1]
             theirs = _published_epochs(results, name, column)
             axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
     for axes in panels:
@@ -251,6 +265,8 @@ def generalization(results: Finished) -> Figure:
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
     for axes in panels[::columns]:
         axes.set_ylabel("loss")
+    where = f"with the gradients of {counted(counts[-1], 'worker')}"
+    figure.set_label(findings.best(pd.DataFrame(ends).T, "test loss at the end", where))
     text = setting(results, "minibatch and test loss")
     finish(figure, drawn, text, published_handles(figure, drawn))
     return figure
@@ -308,17 +324,20 @@ def misspecified(results: Finished, panel: str) -> Figure:
     theirs = published_curves(results, panel, f"{method} n={{:g}}", curves)
     sequential = _sequential(results) if panel == "6a" else {}
     figure, (axes,) = look.new_figure(*PANEL)
-    appearance = look.METHOD_LOOKS[method]
+    appearance, sgd = look.METHOD_LOOKS[method], look.METHOD_LOOKS["sgd"].label
     shown = [*curves.values(), *theirs.values(), *sequential.values()]
     log_axis(axes, shown, limit=MOST_LOSS)
     if sequential:
         black = {n: look.Shade(look.BLACK, "") for n in sequential}
         published_sgd = published_curves(results, panel, _SEQUENTIAL, sequential)
-        label = look.METHOD_LOOKS["sgd"].label.format  # without the number of workers
-        draw_family(axes, sequential, label, ":", looks=black, theirs=published_sgd)
+        draw_family(axes, sequential, lambda _: sgd, ":", looks=black, theirs=published_sgd)
     label = f"{appearance.label}, n = {{}}".format
     draw_family(axes, curves, label, appearance.line, theirs=theirs)
     axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
+    named = {label(n): curve for n, curve in curves.items()}
+    for curve in sequential.values():
+        named[sgd] = curve
+    figure.set_label(finding(named, str))
     text = setting(results, "methods at too high a learning rate")
     finish(figure, axes, text, published_handles(figure, axes), columns=2)
     return figure
@@ -363,6 +382,10 @@ def rates(results: Finished) -> Figure:
     handles = []
     for n, shade in looks.items():
         handles += panels[0].plot([], [], label=workers_label(n), **_marked(shade))
+    most = results.rows(learning_rate=values_of(results, "learning_rate")[-1])
+    labels = most["method"].map(lambda name: names[name].label)
+    groups = most.groupby(labels + ", " + most["own_workers"].map(workers_label))
+    figure.set_label(best_loss(groups, f"at \u03b7 = {most['learning_rate'].iloc[0]:g}"))
     finish(figure, panels[0], setting(results, "final loss by learning rate"), handles)
     return figure
 

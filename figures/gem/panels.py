@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     ALONG,
     DIVERGED,
     Curve,
     axis_along,
+    coincident_lines,
     curve_of,
     diagnostic_curve,
     draw_curve,
@@ -88,7 +89,7 @@ def with_all_workers(results: Finished) -> Finished:
 
 def rates(results: Finished) -> list[float]:
     """Return the learning rates of the results, ascending."""
-    return sorted(_rate(results.summary).dropna().unique())
+    return sorted(rate_of(results.summary).dropna().unique())
 
 
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
@@ -103,7 +104,7 @@ def at_rate(results: Finished, rate: float | None = None) -> Finished:
     selected = rate
     if selected is None:
         selected = STATED_RATE if STATED_RATE in all_rates else max(all_rates, default=STATED_RATE)
-    return results._replace(summary=results.summary[_rate(results.summary) == selected])
+    return results._replace(summary=results.summary[rate_of(results.summary) == selected])
 
 
 def one_cluster(results: Finished) -> Finished:
@@ -191,6 +192,15 @@ def draw_family(
     axis_along(axes, against)
 
 
+def finding(
+    curves: Mapping[Any, Curve],
+    label: Callable[[Any], str] = workers_label,
+    quantity: str = LOSS,
+) -> str:
+    """State which curve of a family ends lowest."""
+    return findings.end(curves, {value: label(value) for value in curves}, quantity)
+
+
 def published_curves(
     results: Finished, figure: str, series: str, curves: Mapping[Any, Curve]
 ) -> dict[Any, pd.Series]:
@@ -264,7 +274,8 @@ def finish(
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
         labels = [str(handle.get_label()) for handle in handles]
         layout.legend_below(figure, handles, labels, columns or fit)
-    layout.title(figure, text)
+    overlaps = coincident_lines(axes) if len(figure.axes) == 1 else []
+    layout.title(figure, "; ".join([text, *overlaps]))
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
@@ -303,7 +314,7 @@ def _losses(commits: pd.DataFrame) -> np.ndarray:
     return commits["loss"].to_numpy(np.float64)
 
 
-def _rate(summary: pd.DataFrame) -> pd.Series:
+def rate_of(summary: pd.DataFrame) -> pd.Series:
     """Return the learning rate of each run: the study's column, or else the method's."""
     for name in ("learning_rate", "method.learning_rate"):
         if name in summary:

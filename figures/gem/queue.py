@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted
+from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, draw_band, draw_curves
 from asyncsim.study.columns import axis_of
@@ -45,10 +45,11 @@ def discipline(results: Finished) -> Figure:
     )
     ranks = ranks[ranks["workers"] == n]
     names = [name for name in _LOOKS if name in values_of(results, "discipline")]
-    figure = look.LiteralFigure(figsize=(look.DOUBLE, 4.9), layout="constrained")
+    rows = max(2, len(names)) if look.is_narrow(2) else 1
+    figure = look.LiteralFigure(figsize=(look.DOUBLE, 4.9 * rows), layout="constrained")
     halves: Any = figure.subfigures(2, 1)
     top, below = halves
-    share, staleness = top.subplots(1, 2, sharex=True)
+    share, staleness = top.subplots(min(2, rows), 2 // min(2, rows), sharex=True)
     _by_rank(share, ranks.assign(share=ranks["share"] * n), "share", "commits of a worker / mean")
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
     _by_rank(staleness, ranks, "staleness_mean", axis_of("staleness_mean"))
@@ -62,7 +63,8 @@ def discipline(results: Finished) -> Figure:
             f"without workers that never commit: up to {never.max()} of {n}", fontsize=7
         )
     share.legend(loc="best")
-    panels = np.atleast_1d(below.subplots(1, len(names), sharex=True, sharey=True))
+    grid = (1, len(names)) if rows == 1 else (len(names), 1)
+    panels = np.atleast_1d(below.subplots(*grid, sharex=True, sharey=True))
     curves = {name: _losses(chosen(results, discipline=name)) for name in names}
     log_axis(
         panels[0],
@@ -77,6 +79,13 @@ def discipline(results: Finished) -> Figure:
         axes.set_title(f"losses, {_LOOKS[name][0]}")
         axes.set_ylabel(LOSS)
         axes.label_outer()
+    shares = n * ranks.groupby(["discipline", "worker"])["share"].mean().unstack()
+    texts = [
+        f"{number_text(shares.loc[name].max())} and {number_text(shares.loc[name].min())} times "
+        f"the mean number of commits with {_LOOKS[name][0]}"
+        for name in names
+    ]
+    figure.set_label(f"The busiest and the idlest worker make {'; '.join(texts)}.")
     finish(
         figure,
         panels[0],

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, tensor_label
+from asyncsim.base.console import counted, number_text, tensor_label
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
@@ -19,6 +19,7 @@ from .panels import (
     chosen,
     draw_family,
     family,
+    finding,
     finish,
     log_axis,
     methods_of,
@@ -37,6 +38,7 @@ def losses(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, curves.values())
     draw_family(axes, curves)
+    figure.set_label(finding(curves))
     finish(figure, axes, setting(results, "GEM with n workers, in place of AlexNet on ImageNet"))
     return figure
 
@@ -82,6 +84,16 @@ def heat_map(results: Finished, place: int) -> Figure:
         f"{subject} \u03c0 of each tensor, {counted(counts[place], 'worker')}",
         network,
         statistic="mean of",
+    )
+    name, medians = next(iter(by_method.items()))
+    scales = medians.mean(axis=1)
+    low, high = (
+        f"{number_text(scales[tensor])} for {tensor_label(tensor)}"
+        for tensor in (scales.idxmin(), scales.idxmax())
+    )
+    figure.set_label(
+        f"With {counted(counts[place], 'worker')}, the mean over the run of {looks[name].label}'s "
+        f"median \u03c0 is {low}, the lowest, and {high}, the highest."
     )
     finish(figure, panels[-1], text)
     return figure
