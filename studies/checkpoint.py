@@ -108,19 +108,25 @@ def run(config: Config) -> Result:
     def conclude(folder: Path, summary: pd.DataFrame) -> None:
         table = intervals_table(config, summary)
         best = parabola_optimum(table["interval"], table["goodput"])
+        cluster = config.cluster(daly_interval(saving, every))
+        rounds = simulate(cluster, _ROUNDS_SHOWN * config.workers, 0, progress=False)
         text = (
-            f"{describe(config.cluster(daly_interval(saving, every)))}, at Daly's interval\n"
+            f"{describe(cluster)}, at Daly's interval\n"
             f"{over_seeds(summary['seed'].nunique(), 'means over')}; goodput: share of the time "
             "whose work is kept; law: Daly's equation 20\n"
             f"{text_of(table, _COLUMNS)}\n"
             f"optimum by the law of Young {number_text(young_interval(saving, every))} s, of Daly "
             f"{number_text(daly_interval(saving, every))} s"
         )
-        present(folder, {TABLE: table}, text, verdict=_verdict(table, best))
+        example = "at Daly's interval, seed 0", rounds
+        present(folder, {TABLE: table}, text, verdict=_verdict(table, best), example=example)
 
     record = config.options_record("checkpoint")
     return run_jobs("checkpoint", config, record, jobs, executor_of(config, ()), conclude)
 
+
+#: Rounds of the timeline on the study's page, some crashes long by default.
+_ROUNDS_SHOWN = 1000
 
 _COLUMNS = (
     Column("interval", "interval (s)"),

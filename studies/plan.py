@@ -48,6 +48,7 @@ from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth, is_matrix
 from asyncsim.clusters.policy import parse_policy
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, text_of
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
@@ -69,8 +70,8 @@ NONE = "none"
 _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 #: Commits per job, and seconds of an hour.
 _JOB, _HOUR = 100_000, 3600.0
-#: Evaluations of a replay.
-_EVALUATIONS = 40
+#: Evaluations of a replay, and rounds of the timeline on the study's page.
+_EVALUATIONS, _ROUNDS_SHOWN = 40, 200
 #: Policies whose versions hold varying numbers of messages.
 _UNEVEN = ("rounds", "buckets")
 #: Relative tolerance of equal times, for instance of cells without noise.
@@ -598,6 +599,9 @@ def _conclude(
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
     assumed, links = _assumptions(candidates)
     noise, ended = ONE_SEED if table["seeds"].max() == 1 else "", _replayed(table)
+    clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
+    cluster = clusters[tuple(table.loc[0, list(CHOICES)])]
+    commits = min(config.simulate, _ROUNDS_SHOWN * cluster.workers)
     present(
         folder,
         {PLAN: table},
@@ -607,6 +611,7 @@ def _conclude(
         noise,
         at_the_edge(ended, config.tune, list(map(repr, ended["name"]))) if len(ended) else "",
         verdict=answer(config, table, links),
+        example=(f"{table['name'][0]}, seed 0", simulate(cluster, commits, 0, progress=False)),
     )
 
 

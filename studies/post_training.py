@@ -255,7 +255,17 @@ def _conclude(
     if (folder / SPLIT).exists():
         divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
         tables[SPLIT] = divided
-    present(folder, tables, *_texts(config, clusters, tables), verdict=answer(config, tables))
+    ranked = tables.get(REWARDS, tables[QUEUES])
+    by = "time_to_target" if REWARDS in tables else "update_time"
+    queue = ranked.loc[ranked[by].idxmin(), "queue"]
+    trace = simulate(clusters[queue], config.steps, 0, progress=False)
+    present(
+        folder,
+        tables,
+        *_texts(config, clusters, tables),
+        verdict=answer(config, tables),
+        example=(f"{queue}, seed 0", trace),
+    )
 
 
 def _about(config: Config, clusters: dict[str, Cluster]) -> str:

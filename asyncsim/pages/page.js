@@ -130,11 +130,16 @@ if (!data.answer.length) $("results").remove();
 if (data.command) $("command").textContent = data.command;
 else $("made").remove();
 for (const [name, source, caption] of data.figures) {
-  const figure = element("figure", null, $("figures")), image = element("img", null, figure, "figure");
+  const figure = element("figure", null, $("figures")), scroll = element("div", null, figure);
+  const image = element("img", null, scroll, "figure");
   image.src = source;
   image.alt = caption || name;
-  // Made for paper, at seven inches; a screen has room for more.
-  image.onload = () => { image.width = 1.4 * image.naturalWidth; };
+  // Made for paper, at seven inches; a screen has room for more, and a phone scrolls.
+  image.onload = () => {
+    image.width = 1.4 * image.naturalWidth;
+    image.style.minWidth = `${0.8 * image.naturalWidth}px`;
+    if (scroll.scrollWidth > scroll.clientWidth) Object.assign(scroll, { tabIndex: 0, role: "group", ariaLabel: name });
+  };
   if (caption) element("figcaption", caption, figure);
 }
 if (!data.figures.length) $("figures").remove();

@@ -36,6 +36,7 @@ from asyncsim.pages.trust import trust_page
 from asyncsim.replays.run import Run
 from asyncsim.study import results
 from asyncsim.study.columns import axis_of
+from asyncsim.study.finished import EXAMPLE
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 
@@ -136,10 +137,13 @@ def write_animation(
 
 
 def _timelines(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> list[dict[str, Any]]:
-    """Return the timelines of the runs, the best run's last; without runs, of the first trace."""
+    """Return the timelines of the runs, the best run's last; without runs, of an example or the
+    first trace.
+    """
     if chosen:
         return [timeline(title, trace, run) for title, run, trace in chosen]
-    for file in sorted(folder.glob("traces/**/*.parquet")):
+    traces = sorted(folder.glob("traces/**/*.parquet"))
+    for file in (*folder.glob(f"{EXAMPLE}/*.parquet"), *traces):
         with contextlib.suppress(InputError, OSError):  # damaged, or reads at several servers
             return [timeline(file.stem, Trace.load(file))]
     return []
@@ -288,10 +292,10 @@ def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dic
 
 def _origin(folder: Path, config: Mapping[str, Any]) -> str:
     """Return the version that a study was run with, and the day on which it began."""
-    versions, origin = config.get("versions"), results.json_table(folder / results.ORIGIN)
-    version = versions.get("asyncsim", "") if isinstance(versions, dict) else ""
-    parts = [f"asyncsim {version}".strip(), f"study {config.get('study', folder.name)}"]
-    return ", ".join([*parts, *([str(origin["date"])[:10]] if "date" in origin else [])])
+    origin = results.json_table(folder / results.ORIGIN)
+    version, date = (str(origin.get(name, "")) for name in ("version", "date"))
+    study = f"study {config.get('study', folder.name)}"
+    return ", ".join(filter(None, [f"asyncsim {version}".strip(), study, date[:10]]))
 
 
 def _question(study: str) -> list[str]:

@@ -53,9 +53,8 @@ async function prepare(show) {
     const lane = sums(columns[`lane${k}`]), begin = seconds(sums(columns[`begin${k}`]));
     const end = begin.map((time, i) => time + columns[`length${k}`][i] * second);
     const first = Array.from({ length: show.lanes + 1 }, (_, worker) => lowest(lane, worker));
-    // Little-endian: alpha, blue, green, red.
-    const [red, green, blue] = [1, 3, 5].map((i) => parseInt((color ?? "#000000").slice(i, i + 2), 16));
-    return { name, color, pixel: (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0, begin, end, first };
+    const rgb = [1, 3, 5].map((i) => parseInt((color ?? "#000000").slice(i, i + 2), 16));
+    return { name, color, rgb, begin, end, first };
   });
   let messages = null;
   if (show.gossip) {
@@ -163,23 +162,36 @@ function timeline(show, trace, place) {
     view(min + share * (max - min), max + share * (max - min));
   }
 
-  /** Draw the phases into pixels: a row of colours for each lane, copied to its height. */
+  /** Draw the phases into pixels, each the mean of its phases' colours; a lane is a row, copied to its height. */
   const canvas = document.createElement("canvas"), inLanes = phases.filter((phase) => phase.color !== null);
   function lanesImage(min, max, width, height) {
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     const pen = canvas.getContext("2d"), image = pen.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
     const step = height / order.length, gap = step > 6 ? Math.round(0.14 * step) : 0, scale = width / (max - min);
-    const colors = new Uint32Array(width);
+    const colors = new Uint32Array(width), shares = new Float32Array(4 * width);
     order.forEach((lane, i) => {
-      colors.fill(0);
-      for (const { pixel, begin, end, first } of inLanes) {
+      shares.fill(0);
+      for (const { rgb: [red, green, blue], begin, end, first } of inLanes) {
+        const add = (x, share) => {
+          shares[4 * x] += share * red;
+          shares[4 * x + 1] += share * green;
+          shares[4 * x + 2] += share * blue;
+          shares[4 * x + 3] += share;
+        };
         const to = lowest(begin, max, first[lane], first[lane + 1]);
         // Phases of a lane do not overlap, so that their ends ascend, too.
         for (let k = lowest(end, min, first[lane], first[lane + 1]); k < to; k++) {
-          const from = Math.max(0, Math.floor((begin[k] - min) * scale));
-          const until = Math.min(width, Math.max(from + 1, Math.floor((end[k] - min) * scale)));
-          for (let x = from; x < until; x++) colors[x] = pixel;
+          const from = Math.max(0, (begin[k] - min) * scale), until = Math.min(width, (end[k] - min) * scale);
+          const [left, right] = [Math.floor(from), Math.floor(until)];
+          if (left === right) add(left, until - from);
+          else add(left, left + 1 - from);
+          for (let x = left + 1; x < right; x++) add(x, 1);
+          if (left < right) add(right, until - right);
         }
+      }
+      for (let x = 0; x < width; x++) {  // little-endian: alpha, blue, green, red
+        const share = shares[4 * x + 3], alpha = share > 0 ? Math.round(255 * Math.min(1, Math.max(0.3, share))) : 0;
+        colors[x] = ((alpha << 24) | (shares[4 * x + 2] / share << 16) | (shares[4 * x + 1] / share << 8) | (shares[4 * x] / share)) >>> 0;
       }
       const until = Math.max(Math.floor(i * step) + 1, Math.floor((i + 1) * step) - gap);
       for (let y = Math.floor(i * step) + gap; y < until && y < height; y++) pixels.set(colors, y * width);
@@ -200,6 +212,8 @@ function timeline(show, trace, place) {
     pen.clip();
     const from = lowest(commits.time, min), to = lowest(commits.time, max);
     const ink = css("--ink"), accent = css("--mark");
+    pen.textAlign = "left";
+    let free = left;  // where the next text may begin
     for (const [worker, kind, begin, end, version] of show.marks) {
       pen.fillStyle = pen.strokeStyle = ink;
       pen.lineWidth = 1.5;
@@ -213,7 +227,10 @@ function timeline(show, trace, place) {
         pen.fillRect(x(begin), top, x(until) - x(begin), height);
         pen.globalAlpha = 1;
         line(pen, [x(until), top], [x(until), top + height]);
-        pen.fillText(`${kind}${version >= 0 ? `, restored version ${version}` : ""}`, x(begin) + 3, top + 10);
+        const text = `${kind}${version >= 0 ? `, restored version ${version}` : ""}`, at = Math.max(x(until) + 3, left);
+        if (until < min || begin > max || at < free) continue;
+        free = at + pen.measureText(text).width + 6;
+        pen.fillText(text, at, top + 10);
       }
     }
     if (show.rounds && to - from < 2000) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.base.console import VERDICT
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import CHECKSUM, read_table, read_text, within, write_csv
+from asyncsim.base.files import (
+    CHECKSUM,
+    folder_name,
+    read_table,
+    read_text,
+    within,
+    write_csv,
+)
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
 #: Fewest commits per worker of a long trace: with 20 workers behind a barrier, traces of some
 #: hundred commits exceed a tight bound by some per cent.
 _LONG_TRACE = 1000
+#: The folder with the trace of the page's timeline.
+EXAMPLE = "timeline"
 #: Columns of the summary that name files.
 _FILES = ("trace_file", "run_folder")
 
@@ -225,15 +235,25 @@ def report(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
 
 
 def present(
-    folder: Path, tables: "Mapping[str, pd.DataFrame]", *texts: str, verdict: str = ""
+    folder: Path,
+    tables: "Mapping[str, pd.DataFrame]",
+    *texts: str,
+    verdict: str = "",
+    example: "tuple[str, Trace] | None" = None,
 ) -> None:
     """Write the tables of a study into its folder, draw its figures, and print its texts.
 
     Empty texts are skipped. ``verdict``: the answer to the study's question in one line, which
-    comes last, and first on the study's page.
+    comes last, and first on the study's page. ``example``: of a study that saves no runs, a trace
+    for the timeline of its page, and its name.
     """
     for name, table in tables.items():
         write_csv(folder / name, table)
+    if example is not None:
+        name, trace = example
+        shutil.rmtree(folder / EXAMPLE, ignore_errors=True)
+        (folder / EXAMPLE).mkdir()
+        trace.save(folder / EXAMPLE / f"{folder_name(name)}.parquet")
     draw(folder)
     answer = [f"{VERDICT}{'; '.join(verdict.splitlines())}"] if verdict else []
     print("\n".join(filter(None, [*texts, *answer])))

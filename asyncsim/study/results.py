@@ -16,6 +16,7 @@ from typing import Any
 
 import platformdirs
 
+from asyncsim import __version__
 from asyncsim.base import files
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_path
@@ -195,7 +196,9 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
 
 
 def write_origin(folder: Path, seconds: float | None = None) -> None:
-    """Write a study's start, its device, and its seconds so far, including earlier attempts."""
+    """Write a study's start, its version, its device, and its seconds so far, including earlier
+    attempts.
+    """
     record = json_table(folder / ORIGIN)
     record = record or {
         "id": secrets.token_hex(8),
@@ -207,7 +210,12 @@ def write_origin(folder: Path, seconds: float | None = None) -> None:
         if jax is not None and seconds is not None
         else record.get("device")
     )
-    record |= {"device": device, "cores": os.cpu_count(), "system": platform.platform()}
+    record |= {
+        "version": __version__,
+        "device": device,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+    }
     if seconds is not None:
         earlier = record.get("wall_time")
         record["wall_time"] = round(
