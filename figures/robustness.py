@@ -11,7 +11,6 @@ workers, each rule at its best rate. Its value at zero shows the cost of a rule,
 breaking point. On the right the test accuracy under each attack with the most Byzantine workers.
 """
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, over_seeds
@@ -21,8 +20,6 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "byzantine", "attack", "learning_rate", "test_accuracy")
-#: Cells with accuracies below this are dark and get white numbers.
-_DARK = 0.6
 
 
 def robustness(finished: Finished) -> Figure:
@@ -48,17 +45,8 @@ def robustness(finished: Finished) -> Figure:
     cases = cases[cases["learning_rate"] == cases["method"].map(chosen)]
     table = cases.pivot(index="method", columns="attack", values="test_accuracy").reindex(names)
     table = table[list(cases["attack"].unique())]
-    attack_axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="cividis", aspect="auto")
-    for (row, column), value in np.ndenumerate(table.to_numpy()):
-        text = "-" if np.isnan(value) else f"{value:.2f}"
-        attack_axes.text(
-            column, row, text, ha="center", va="center", color="white" if value < _DARK else "black"
-        )
-    attack_axes.set_xticks(
-        range(len(table.columns)),
-        [text.partition("(")[0].replace("_", "\n") for text in table.columns],
-    )
-    attack_axes.set_yticks(range(len(names)), names)
+    table = table.rename(columns=lambda attack: attack.partition("(")[0].replace("_", "\n"))
+    layout.number_map(attack_axes, table, "{:.2f}".format, vmin=0, vmax=1, cmap="cividis")
     attack_axes.grid(False)
     layout.panel_title(
         attack_axes, f"test accuracy under each attack of {counted(int(largest), 'worker')}"

@@ -308,7 +308,7 @@ def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
     figure = gem.forensics.fitted(read(tmp_path, "forensics"))
     # Nothing stands where a curve is missing, however near the other one is.
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.20"]
-    assert figure.axes[0].collections[0].get_array().mask.ravel().tolist() == [False, True]
+    assert figure.axes[0].images[0].get_array().mask.ravel().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("services", [(0.0, 0.1), (0.1, 0.0)])

@@ -1,7 +1,7 @@
 """Titles and legends that fit their figure, readable ticks, and notes on empty axes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import matplotlib
@@ -31,6 +31,8 @@ _LABEL_HEIGHT, _PANEL_SHARE = 0.12, 0.6
 _LABELLED_ENDS, _LABEL_SHARE = 6, 0.3
 #: Where the first curve may end on the horizontal axis (from 0 to 1), for labels at the right edge.
 _LATE = 0.9
+#: Numbers are white on cells darker than this.
+_DARK = 0.55
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
 #: Height of each further row (inches).
@@ -188,6 +190,24 @@ def labelled(figure: Figure) -> dict[str, Any]:
 def say_inside(axes: Axes, text: str) -> None:
     """Write the reason in the middle of empty axes."""
     axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+
+
+def number_map(axes: Axes, table: Any, form: Callable[[float], str], **style: Any) -> Any:
+    """Draw a table as a map of colours with each number in its cell, and ticks of its labels.
+
+    Cells without a number stay white. ``style``: arguments of matplotlib's ``imshow``. Returns its
+    image.
+    """
+    values = table.to_numpy(np.float64)
+    image = axes.imshow(values, aspect="auto", **style)
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            light = np.dot(image.to_rgba(value)[:3], [0.299, 0.587, 0.114])
+            color = "white" if light < _DARK else "black"
+            axes.text(column, row, form(value), color=color, ha="center", va="center", fontsize=6)
+    axes.set_xticks(range(len(table.columns)), [str(value) for value in table.columns])
+    axes.set_yticks(range(len(table.index)), [str(value) for value in table.index])
+    return image
 
 
 def whole_ticks(axis: Any, limit: int | Literal["auto"] = 10) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
@@ -37,8 +36,6 @@ _CLUSTER = {
     "protocol": "write_then_read",
 }
 _EXAMPLES = 60_000
-#: Numbers are white on cells darker than this.
-_DARK = 0.55
 
 
 def accuracy(results: Finished, method: str) -> Figure:
@@ -211,7 +208,10 @@ def _maps(
     width = look.DOUBLE if columns == 2 else look.SINGLE
     figure, panels = look.new_figure(width, 0.5 + 2.2 * rows, columns, rows)
     for axes, (title, values) in zip(panels, maps.items(), strict=True):
-        _heat_map(axes, values, norm, colors, form)
+        table = values.unstack().sort_index(axis=0).sort_index(axis=1)
+        layout.number_map(axes, table, form, norm=norm, cmap=colors, origin="lower")
+        axes.set_xlabel("window \u03bb")
+        axes.set_ylabel("workers n")
         axes.set_title(title)
     beyond = norm.vmin is not None and np.nanmin(_values(maps.values())) < norm.vmin
     figure.colorbar(
@@ -219,24 +219,3 @@ def _maps(
     )
     layout.title(figure, text)
     return figure
-
-
-def _heat_map(
-    axes: Axes, values: pd.Series, norm: Normalize, colors: str, form: Callable[..., str]
-) -> None:
-    """Draw values by workers (down) and window (across), each with its number; empty cells stay
-    white.
-    """
-    table = values.unstack().sort_index(axis=0).sort_index(axis=1)
-    image = axes.imshow(
-        table.to_numpy(np.float64), norm=norm, cmap=colors, aspect="auto", origin="lower"
-    )
-    for (row, column), value in np.ndenumerate(table.to_numpy(np.float64)):
-        if np.isfinite(value):
-            light = np.dot(image.to_rgba(value)[:3], [0.299, 0.587, 0.114])
-            color = "white" if light < _DARK else "black"
-            axes.text(column, row, form(value), color=color, ha="center", va="center", fontsize=6)
-    axes.set_xticks(range(len(table.columns)), [str(window) for window in table.columns])
-    axes.set_yticks(range(len(table.index)), [str(n) for n in table.index])
-    axes.set_xlabel("window \u03bb")
-    axes.set_ylabel("workers n")

@@ -42,7 +42,7 @@ STUDIES = {
         "on two cores about 25 min; without --problem mnist --steps 938 less than 1 min",
         "--problem mnist --workers 100 --steps 938 --methods gem",
     ),
-    "speedup": Study("speedup", _minutes(1, 10)),
+    "speedup": Study("speedup", _minutes(1, 15)),
     "generalization": Study("generalization", _minutes(1, 30)),
     "misspecification": Study("misspecification", _minutes(1, 90)),
     "kappa": Study("kappa", _minutes(1, 15)),

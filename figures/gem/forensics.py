@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve
 from asyncsim.study import load
 from asyncsim.study.finished import Finished
@@ -158,25 +158,11 @@ def _maps(table: pd.DataFrame, all_rates: Mapping[str, float]) -> dict[str, pd.D
 
 
 def _map(axes: Axes, square: pd.DataFrame, largest: float) -> Any:
-    cells = square.to_numpy(float)
-    digits = (
-        max(2, 1 - math.floor(math.log10(largest))) if largest > 0 else 2
-    )  # two significant digits of the largest
-    image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=largest, rasterized=True)
-    for (row, column), value in np.ndenumerate(cells):
-        color = "white" if value < 0.55 * largest else "black"
-        if np.isfinite(value):
-            axes.text(
-                column + 0.5,
-                row + 0.5,
-                f"{value:.{digits}f}",
-                color=color,
-                fontsize=6,
-                ha="center",
-                va="center",
-            )
-    axes.set_xticks(np.arange(square.shape[1]) + 0.5, [f"{value:g}" for value in square.columns])
-    axes.set_yticks(np.arange(square.shape[0]) + 0.5, [f"{value:g}" for value in square.index])
+    # Two significant digits of the largest.
+    digits = max(2, 1 - math.floor(math.log10(largest))) if largest > 0 else 2
+    table = square.rename(index="{:g}".format, columns="{:g}".format)
+    style: dict[str, Any] = {"cmap": "cividis", "vmin": 0, "vmax": largest, "origin": "lower"}
+    image = layout.number_map(axes, table, f"{{:.{digits}f}}".format, **style)
     axes.set_ylabel("service time (s)")
     return image
 
@@ -190,7 +176,7 @@ def _mark(
         "color": look.VERMILLION,
         "markeredgewidth": 1.3,
     }
-    place = square.columns.get_loc(cv) + 0.5, square.index.get_loc(service) + 0.5
+    place = square.columns.get_loc(cv), square.index.get_loc(service)
     axes.plot(*place, marker=marker, markersize=size, **style)
 
 
