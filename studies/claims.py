@@ -173,7 +173,7 @@ def _setting(evidence: Finished) -> str:
     parts = []
     for name in _SETTING:
         value = evidence.config.get(name)
-        if value is None or value == "constant(0)":
+        if value in (None, 0, "constant(0)"):
             continue
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(text if name == "problem" else f"{name} {text}")
