@@ -11,8 +11,8 @@ from asyncsim.claims.claim import Claim, Finding, above, accuracies, below, spre
 from asyncsim.study.finished import Finished, figures
 
 SOURCE = "Hermans 2017"
-#: Test accuracies of runs that learned, and of runs that failed.
-_LEARNED, _FAILED = 0.9, 0.5
+#: Accuracies of runs that learned, of runs that failed, and of guesses among ten classes.
+_LEARNED, _FAILED, _CHANCE = 0.9, 0.5, 0.15
 #: Least straightness of a straight path.
 _STRAIGHT = 0.9
 #: Share of the cells that AGN wins, as the thesis states it.
@@ -43,6 +43,9 @@ def collapse(finished: Finished) -> list[Finding]:
     return [
         _learns(finished, "downpour", 10, 1),
         _learns(finished, "downpour", 20, 1, learns=False),
+        below(
+            f"at most {_CHANCE:.0%}, near chance", _accuracy(finished, "downpour", 20, 1), _CHANCE
+        ),
     ]
 
 

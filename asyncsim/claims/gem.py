@@ -90,7 +90,10 @@ def factor_falls(finished: Finished) -> list[Finding]:
         rows = finished.rows(method="gem", workers=n).set_index("seed")
         means.append(rows["run_folder"].map(lambda name: _mean_factor(finished.run(name))))
     return [
-        above(f"{low.mean():.2g} with {n}, {high.mean():.2g} with {m} workers", low - high)
+        above(
+            f"the median factor is {low.mean():.2g} with {n}, {high.mean():.2g} with {m} workers",
+            low - high,
+        )
         for n, m, low, high in zip(counts, counts[1:], means, means[1:], strict=False)
     ]
 
