@@ -8,8 +8,8 @@ the same command share its results. A rule computes the verdict: holds, holds in
 hold, or not testable here with the reason. Differences between seeds count if their 95 % confidence
 interval excludes equality. Prints the claims, and writes them as claims.csv and as claims.md.
 
-Small scale takes about ten minutes on two cores, on the bundled digits. --scale paper runs the
-published set-ups, which need MNIST and CIFAR-10, and hours to days.
+Small scale needs fifteen minutes of processor time, about ten minutes on two cores, on the bundled
+digits. --scale paper runs the published set-ups, which need MNIST and CIFAR-10, and hours to days.
 """
 
 import contextlib
@@ -173,7 +173,7 @@ def _setting(evidence: Finished) -> str:
     parts = []
     for name in _SETTING:
         value = evidence.config.get(name)
-        if value is None or value == "constant(0)":
+        if value in (None, 0, "constant(0)"):
             continue
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(text if name == "problem" else f"{name} {text}")
@@ -206,10 +206,10 @@ def page(table: pd.DataFrame) -> str:
     for name, rows in table.groupby("list", sort=False):
         parts += [f"## {name}", "", "| claim | set-up | measured | verdict |", "|---|---|---|---|"]
         for row in rows.itertuples():
-            command = f"<br>`{row.command}`" if row.command else ""
+            command = f"`{row.command}`" if row.command else ""
             cells = (
                 f"{row.claim} [{row.source}]",
-                f"{row.setting}{command}",
+                "<br>".join(filter(None, [row.setting, command])),
                 row.measured,
                 f"**{row.verdict}**",
             )

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.study.finished import Finished
+from asyncsim.study.ranking import Noise, paired_interval
 
-#: Confidence of a statement about the mean over the seeds.
-CONFIDENCE = 0.95
+#: Seeds that are too many for a test of minutes.
+_MOST_SEEDS = 100
 
 
 class Finding(NamedTuple):
@@ -62,27 +63,37 @@ def measured(findings: Sequence[Finding]) -> str:
     return "; ".join(f"{marks[finding.holds]}{finding.text}" for finding in findings)
 
 
-def above(values: Iterable[float], bound: float = 0.0) -> bool | None:
-    """Decide whether the mean over the seeds exceeds a bound, by a t interval.
+def above(text: str, values: Iterable[float], bound: float = 0.0) -> Finding:
+    """Judge whether the mean over the seeds exceeds a bound, by its 95 % interval of Student's t.
 
-    None if the interval contains the bound, or if there is one seed only. Values that are not
-    finite, of diverged runs, have no interval: then all seeds must agree.
+    Undecided if the interval contains the bound, or if there is one seed only; the text then says
+    how many seeds would decide, if the noise and the mean stay. Values that are not finite, of
+    diverged runs, have no interval: then all seeds must agree.
     """
     sample = np.asarray(list(values), float) - bound
+    if not np.isfinite(sample).all() or np.ptp(sample) == 0:
+        is_alone = len(sample) < 2
+        positive, negative = (sample > 0).all(), (sample <= 0).all()
+        return Finding(text, None if is_alone or positive == negative else bool(positive))
+    interval = paired_interval(sample)
+    if np.isnan(interval.low) or interval.low <= 0 <= interval.high:
+        return Finding(f"{text} ({_remedy(sample)})", None)
+    return Finding(text, bool(interval.low > 0))
+
+
+def below(text: str, values: Iterable[float], bound: float = 0.0) -> Finding:
+    """Judge whether the mean over the seeds is below a bound; see `above`."""
+    return above(text, (-value for value in values), -bound)
+
+
+def _remedy(sample: np.ndarray) -> str:
+    """Say how many seeds would decide on which side of zero the mean is."""
     if len(sample) < 2:
-        return None
-    spread = sample.std(ddof=1) / np.sqrt(len(sample)) if np.isfinite(sample).all() else np.inf
-    if spread in (0.0, np.inf):
-        return True if (sample > 0).all() else False if (sample <= 0).all() else None
-    from scipy.stats import t  # a third of a second
-
-    width = float(t.ppf((1 + CONFIDENCE) / 2, len(sample) - 1)) * spread
-    return None if abs(sample.mean()) <= width else bool(sample.mean() > 0)
-
-
-def below(values: Iterable[float], bound: float = 0.0) -> bool | None:
-    """Decide whether the mean over the seeds is below a bound; see `above`."""
-    return above((-value for value in values), -bound)
+        return "one seed cannot decide"
+    # With two rows the interval of a ranking is Student's.
+    seeds = Noise(2, 0.0, 1.0).seeds_to_separate(sample.mean(), sample.var(ddof=1))
+    count = f"about {seeds}" if seeds <= _MOST_SEEDS else f"more than {_MOST_SEEDS}"
+    return f"{len(sample)} seeds; {count} would decide"
 
 
 def log_ratio(a: pd.Series, b: pd.Series) -> pd.Series:
@@ -116,4 +127,6 @@ def spread(values: pd.Series, form: str = ".3g") -> str:
 def times(ratio: pd.Series, form: str = ".2f") -> str:
     """Format the geometric mean of ratios, given as logarithms."""
     mean = ratio.mean()
-    return f"{np.exp(mean):{form}} times" if np.isfinite(mean) else "infinitely many times"
+    if not np.isfinite(mean):
+        return "infinitely many times (a run diverges or falls short)"
+    return f"{np.exp(mean):{form}} times"
