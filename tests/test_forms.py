@@ -21,6 +21,7 @@ from asyncsim import (
     recorders,
 )
 from asyncsim.replays import tuning
+from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
 
 STEPS = 300
@@ -118,3 +119,18 @@ def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
 
 
 # Trees as vectors
+
+
+def test_the_form_by_parameters_and_devices(monkeypatch):
+    problem, devices = make_problem("digits"), jax.devices()
+    assert tuning.form_of(problem, devices[:1]) == "batch"  # of 1,210 parameters
+    monkeypatch.setattr(tuning, "_FEW_PARAMETERS", 100)
+    assert [tuning.form_of(problem, devices[:count]) for count in (1, 2)] == ["single", "batch"]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+def test_the_memory_that_parts_are_written_into_is_not_made_of_the_first_of_them():
+    tree = {"bias": jnp.ones(1000), "weight": jnp.ones((999, 1001))}
+    written = jax.jit(flatten(tree, in_parts=True).ravel).lower(tree).compile().as_text()
+    assert " dynamic-update-slice(" in written
+    assert " pad(" not in written and " copy(" not in written
