@@ -294,7 +294,7 @@ def _of_messages(
         )
     # A sum of no weights would count in integers.
     total = 0.0 + np.bincount(at, np.where(is_earlier & share, weight, 0.0), rows)
-    total += np.bincount(in_flight["row"], in_flight["weight"], rows)
+    total += np.bincount(in_flight["row"].to_numpy(), in_flight["weight"], rows)
     goes_on = (previous >= 0) & is_applied
     has_next = np.bincount(previous[goes_on], minlength=rows) > 0
     total += np.bincount(previous[goes_on], shares[goes_on], rows)

@@ -326,11 +326,13 @@ def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]
     """Measure the load and the waits of each server in an interval; nan without a server."""
     if trace.protocol == "prescribed":
         return [dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)]
-    tables = trace.visits, trace.present
+    visits, present = trace.visits, trace.present
     if trace.servers == 1:
-        return [_station(trace, *tables, begin, end)]
+        return [_station(trace, visits, present, begin, end)]
     return [
-        _station(trace, *(table[table["shard"] == shard] for table in tables), begin, end)
+        _station(
+            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
+        )
         for shard in range(trace.servers)
     ]
 

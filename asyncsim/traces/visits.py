@@ -248,7 +248,9 @@ def _recorded_without_server(
         rule = "must count a worker's gradients from 0"
         require_column("visits", rows, "job", rows["job"] == job, rule)
     rows = rows.assign(job=job, partner=rows.get("partner", pd.Series(-1, rows.index)).astype(int))
-    numbers = {pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))}
+    numbers: dict[Any, int] = {
+        pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))
+    }
     numbers |= {number: row for row, number in enumerate(rows["row"])}
 
     def row_of(argument: str, row: int, name: Any) -> int:
@@ -267,8 +269,8 @@ def _recorded_without_server(
         weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
     except (TypeError, ValueError) as error:
         raise InputError(f"visits: sources and weights must be lists ({error})") from None
-    for row, names, shares in zip(rows["row"], sources, weights, strict=True):
-        if len(names) != len(shares):
+    for row, sent, shares in zip(rows["row"], sources, weights, strict=True):
+        if len(sent) != len(shares):
             raise InputError(
                 f"visits: row {row} has not as many sources as weights; give one for each"
             )
@@ -290,8 +292,8 @@ def _recorded_without_server(
         for by, row in enumerate(order)
         for sent, weight in zip(earlier[row], weights[row], strict=True)
     ]
-    names = ("step", "by", "weight")
-    taken_up = dict(zip(names, np.array(messages, float).reshape(-1, 3).T, strict=True))
+    of_messages = ("step", "by", "weight")
+    taken_up = dict(zip(of_messages, np.array(messages, float).reshape(-1, 3).T, strict=True))
     names = ("source", "taker", "weight")
     flying = _table(
         "in_flight", dict.fromkeys(names, ()) if in_flight is None else in_flight, names
@@ -300,12 +302,12 @@ def _recorded_without_server(
     arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
     if "arrive_time" in flying:
         arrives = _numbers("in_flight", flying, "arrive_time") - begin
-    sent = [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])]
+    step = [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])]
     trace = trace_without_server(
         source,
         {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD},
         taken_up,
-        columns | {"step": sent, "arrive_time": arrives},
+        columns | {"step": step, "arrive_time": arrives},
         {"start_time": np.full(source.workers, np.nan)},
     )
     require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
