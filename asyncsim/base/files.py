@@ -258,7 +258,7 @@ def free_folder(stem: str) -> Path:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Create a folder as a whole: yield a hidden folder, which gets the name at the end.
 
-    Nothing is left behind after an error.
+    Nothing is left behind after an error. Raises InputError if it cannot be written.
     """
     partial = partial_of(path)
     try:
@@ -267,8 +267,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         put_in_place(partial, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise InputError(
+                f"{str(path)!r}: cannot be written: {error.strerror or error}; give a folder that "
+                "can"
+            ) from error
         raise
 
 
