@@ -320,7 +320,10 @@ def make_folder(folder: Path) -> None:
     if not require_plain(folder).is_dir():
         make_folder(folder.parent)
         _list(folder)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:  # a file
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
         _sync(folder.parent)
 
 
