@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
@@ -56,7 +57,7 @@ EQUAL_RATE, EQUAL_EFFECTIVE, TUNED, QUEUE_RATE = (
     "equal rate of the queue",
 )
 #: Commits of a trace that measures a limit, parts of its last half, and rates.
-_LIMIT_COMMITS, _LIMIT_PARTS, _LIMIT_RANGE = 2000, 10, np.geomspace(0.02, 64, 80)
+_LIMIT_COMMITS, _LIMIT_PARTS, _LIMIT_RANGE = 2000, 10, np.geomspace(0.02, 64, 40)
 #: Growth per commit of a loss that has underflowed.
 _ROUND_OFF = 1e-12
 #: Share of the harm at the equal rate that is attributed to one cause alone.
@@ -267,31 +268,31 @@ def measured_limits(trace: Trace, rule: str, momenta: Sequence[float]) -> dict[f
     """Measure, by momentum, the effective rate at which replays of ``x**2 / 2`` neither grow nor
     shrink.
 
-    A local rate of 1 sends ``-x`` for any window. Between the last rate that shrinks and the first
-    that grows, the growth is interpolated over the logarithm of the rate. NaN if no rate grows, or
-    all do.
+    A local rate of 1 sends ``-x`` for any window. The second search is between two rates of the
+    first.
     """
-    runs = replay_ensemble(
-        trace,
-        outer,
-        quadratic([1.0]),
-        precision="float64",
-        evaluate_every=len(trace),
-        progress=False,
-        effective_rate=_LIMIT_RANGE.tolist(),
-        server_momentum=list(momenta),
-        rule=rule,
-        learning_rate=1.0,
-    )
-    growths = np.reshape([_growth(run) for run in runs], (len(_LIMIT_RANGE), len(momenta)))
-    logs, limits = np.log(_LIMIT_RANGE), {}
-    for momentum, growth in zip(momenta, growths.T, strict=True):
-        above = int(np.argmax(growth > _ROUND_OFF))
-        ends = slice(above - 1, above + 1)
-        limits[momentum] = (
-            float(np.exp(np.interp(0, growth[ends], logs[ends]))) if above else np.nan
+    low, ratios = np.ones(len(momenta)), _LIMIT_RANGE
+    for _ in range(2):
+
+        def method(ratio: Any, server_momentum: Any, low: np.ndarray = low) -> Method:
+            rate = ratio * jnp.interp(server_momentum, jnp.array(momenta), jnp.array(low))
+            return outer(rate, server_momentum, rule, 1.0)
+
+        runs = replay_ensemble(
+            trace,
+            method,
+            quadratic([1.0]),
+            precision="float64",
+            evaluate_every=len(trace),
+            progress=False,
+            ratio=ratios.tolist(),
+            server_momentum=list(momenta),
         )
-    return limits
+        growths = np.reshape([_growth(run) for run in runs], (len(ratios), len(momenta)))
+        above = np.argmax(growths > _ROUND_OFF, axis=0)
+        low = np.where(above, low * ratios[above - 1], np.nan)
+        ratios = np.geomspace(1, ratios[1] / ratios[0], len(ratios))
+    return dict(zip(momenta, (low * np.sqrt(ratios[1])).tolist(), strict=True))
 
 
 def _growth(run: Run) -> float:

@@ -119,7 +119,7 @@ def test_a_run_that_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch
         patch.setattr(owner, "savez" if broken == "interrupted" else broken, full)
         with pytest.raises(
             (InputError, KeyboardInterrupt),
-            match=r"^$|cannot write the run: No space left on device",
+            match=r"^$|run.: cannot be written: No space left on device",
         ):
             make_run().save(tmp_path / "run")
     assert os.listdir(tmp_path) == [] or broken == "interrupted"

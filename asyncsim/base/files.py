@@ -259,7 +259,7 @@ def free_folder(stem: str) -> Path:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Create a folder as a whole: yield a hidden folder, which gets the name at the end.
 
-    Nothing is left behind after an error.
+    Nothing is left behind after an error. Raises InputError if it cannot be written.
     """
     partial = partial_of(path)
     try:
@@ -268,8 +268,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         put_in_place(partial, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise InputError(
+                f"{str(path)!r}: cannot be written: {error.strerror or error}; give a folder that "
+                "can"
+            ) from error
         raise
 
 
@@ -316,7 +321,10 @@ def make_folder(folder: Path) -> None:
     if not require_plain(folder).is_dir():
         make_folder(folder.parent)
         _list(folder)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:  # a file
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
         _sync(folder.parent)
 
 

@@ -7,6 +7,7 @@ from asyncsim.base.files import free_folder, whole_folder, write_csv, write_json
 from asyncsim.calibration.fitting import FAMILIES, KINDS
 from asyncsim.calibration.log import read_visits
 from asyncsim.calibration.prediction import forecast
+from asyncsim.clusters.cluster import as_workers
 
 
 def report(
@@ -29,15 +30,15 @@ def report(
         See `read_visits` and `asyncsim.calibrate`; the folder exists; a number is out of range.
     """
     if workers is not None:
-        require_count("workers", workers)
+        as_workers(workers)
     require_count("runs", runs, minimum=2)
     require_count("seed", seed, minimum=0)
     require_choice("law", law, (*KINDS, *FAMILIES))
     trace = read_visits(path, unit)
     # Last, because a mistake in the arguments may be why the folder exists.
     target = require_free("out", out or free_folder(f"{Path(path).stem}-calibrated"))
-    predicted = forecast(trace, workers or trace.workers, seed, runs=runs, law=law)
-    with whole_folder(target) as partial:
+    with whole_folder(target) as partial:  # a folder that cannot be written fails at once
+        predicted = forecast(trace, workers or trace.workers, seed, runs=runs, law=law)
         write_json(partial / "cluster.json", predicted.cluster.to_dict())
         write_csv(partial / "prediction.csv", predicted.table)
         predicted.draw(partial / "fit")

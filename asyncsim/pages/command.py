@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         return code
     except InputError as error:
-        tell_error(error)
+        tell_error(error, "asyncsim figures --help explains the options")
         return 2
 
 

@@ -111,13 +111,8 @@ class Run:
             The folder exists already, or cannot be written.
         """
         target = require_free("path", path)
-        try:
-            with whole_folder(target) as partial:
-                self._write(partial)
-        except OSError as error:
-            raise InputError(
-                f"path = {str(target)!r}: cannot write the run: {error.strerror or error}"
-            ) from error
+        with whole_folder(target) as partial:
+            self._write(partial)
         return target
 
     def _write(self, folder: Path) -> None:
