@@ -36,7 +36,7 @@ def write_contents(entries: Sequence[Any]) -> Path:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         f"style-src 'unsafe-inline'\"><title>asyncsim: studies</title><style>{style}</style></head>"
         "<body><header><h1>Finished studies</h1></header><main>"
-        '<div class="scroll" tabindex="0" role="region" aria-label="studies">'
+        '<div class="scroll list" tabindex="0" role="region" aria-label="studies">'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         "</main></body></html>\n"
     )
