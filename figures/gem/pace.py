@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, draw_band, evaluation_curve
+from asyncsim.drawing.curves import Curve, draw_band
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -44,8 +44,9 @@ _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
 #: Mark of a number of workers that misses the target, and its height as a part of the axis.
 _NEVER: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 8, "linestyle": "none"}
 _TOP = 0.95
-#: The mean minibatch loss since the previous evaluation, which includes dropout as figure 5 does.
-_MINIBATCH = "minibatch_loss"
+#: The mean loss of the last minibatches before an evaluation, which includes dropout as figure 5
+#: does, and their number: a whole epoch deviates more from the published first point.
+_MINIBATCH, _RECENT = "minibatch_loss", 200
 #: Most panels of figure 5 side by side.
 _COLUMNS = 3
 _PARTS = {_MINIBATCH: ("minibatches", "-"), "test_loss": ("test", (0, (3, 1)))}
@@ -298,11 +299,13 @@ def measure_generalization(results: Finished) -> list[Deviation]:
 
 
 def _evaluated(results: Finished) -> pd.DataFrame:
-    """Concatenate the evaluations of runs, with the mean minibatch loss since the previous one."""
+    """Concatenate the evaluations of runs, with the mean loss of the minibatches before each."""
     tables = []
     for run in results.runs():
-        curve = evaluation_curve([run], measure="final_loss")
-        tables.append(run.evaluations.assign(**{_MINIBATCH: curve.mean}))
+        losses, commits = run.commits["loss"].to_numpy(np.float64), run.evaluations["commit"]
+        width = int(min(_RECENT, commits.diff().max()))
+        recent = [losses[max(0, k - width) : k].mean() if k else np.nan for k in commits]
+        tables.append(run.evaluations.assign(**{_MINIBATCH: recent}))
     return pd.concat(tables)
 
 
