@@ -55,7 +55,7 @@ for function in (
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)
 NAMES["ROUNDS"] = simulate(Cluster(8, "gamma(1, 0.3)", policy="barrier()"), 16)
-NAMES["Timing"] = asyncsim.methods.Timing
+NAMES["Timing"], NAMES["Applied"] = asyncsim.methods.Timing, asyncsim.methods.Applied
 NAMES["PROBLEM"] = problems.quadratic([1.0, 0.5])
 
 
@@ -66,4 +66,5 @@ def test_a_call_is_refused(case, monkeypatch):
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
     with pytest.raises(InputError) as error:
         eval(call, names)
-    assert [part for part in message.split(" & ") if not re.search(part, str(error.value))] == []
+    text = str(error.value)
+    assert [part for part in message.split(" & ") if not re.search(part, text)] == [], text
