@@ -329,6 +329,12 @@ def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
         [bar.get_width() for bar in axes.patches], np.ravel(list(parts.values()))
     )
     assert [text.get_text() for text in axes.texts] == ["2.00 commits/s", "1.00 commits/s"]
+    beside = table.assign(policy="asynchronous", counted_share=[0.9, 0.995])
+    pd.concat([table, beside]).to_csv(tmp_path / "goodput.csv", index=False)
+    assert failures.goodput(finished.read(tmp_path, "failures")).get_label() == (
+        "With 20 deaths of a worker per hour, 99.5% of the workers' time counts under "
+        "asynchronous, 60% under barrier."
+    )
 
 
 def test_looks_are_stable_and_distinct():

@@ -113,6 +113,13 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"{value:#.{digits}g}"
 
 
+def percent_text(share: float) -> str:
+    """Write a share in percent; only none and all of the whole are written 0% and 100%."""
+    text = f"{share:.0%}"
+    is_part = LEAST_SHARE < share < 1 - LEAST_SHARE
+    return f"{share:.1%}" if is_part and text in ("0%", "100%") else text
+
+
 def table_text(table: Any, digits: int = 3) -> str:
     """Write the rows of a DataFrame, with floats as in `number_text` and dashes for missing values.
 
