@@ -55,6 +55,11 @@ def summary_of(docstring: str | None) -> str:
     return " ".join((docstring or "").partition("\n\n")[0].split())
 
 
+def capital(text: str) -> str:
+    """Begin a text with a capital letter."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def over_seeds(count: int, prefix: str = "mean and range of", fewest: int | None = None) -> str:
     """Describe the seeds of curves: ``mean and range of 3 seeds``, or ``1 seed``.
 
