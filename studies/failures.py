@@ -211,5 +211,6 @@ def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
         "deaths",
         f"{text_of(goodput, columns)}\n",
         f"simulated time until {target} is reached\n{text_of(times)}",
-        verdict=_verdict(goodput, summary.assign(died=files.map(died))),
+        verdict=_verdict(goodput, summary.assign(died=files.map(died)))
+        + (" (one seed)" if summary["seed"].nunique() == 1 else ""),
     )

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import studentized_range, t
 
+from asyncsim.study.outcome import leading
 from asyncsim.study.ranking import (
     Measure,
     as_good,
@@ -173,6 +174,9 @@ def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there(
     alone = judged(summary({"a": [1.0], "b": [9.0]}))
     assert "one seed cannot show how certain this order is" in said(alone)
     assert said(alone).endswith("(one seed)")
+    runs = summary({"a": [1.0, 2.0], "b": [9.0, 9.0]})
+    assert leading(runs).endswith("ahead of b with 0.0900")
+    assert leading(runs[runs["seed"] == 0]).endswith("ahead of b with 0.0900 (one seed)")
     # Columns without an interval are left out.
     assert "vs " not in ranked_text(alone, ["method"], TIME, [])
     table = judged(
@@ -215,6 +219,7 @@ def test_a_run_that_ended_before_it_held_the_target_is_not_beaten(seeds):
     # Runs that end later did not hold it in time.
     later = ranked(rows.assign(simulated_seconds=100.0), found, by, TIME)
     assert said(later).startswith("sgd is ")
+    assert said(later.assign(cut_off=1)).startswith("no fastest method: only sgd held")
 
 
 def test_the_same_runs_are_called_that():

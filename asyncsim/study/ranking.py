@@ -478,7 +478,7 @@ def _cut_off(
     rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, longer: str
 ) -> str:
     """Name the rows that touched the target before the best row's time, and whose runs ended before
-    that time; empty if there are none.
+    that time or (``cut_off``) while they met the target; empty if there are none.
     """
     (best, first), *rest = rows
     time = first[measure.name]
@@ -490,8 +490,7 @@ def _cut_off(
         for name, row in rest
         if row["first_touch"] < time
         and np.isinf(row[measure.name])
-        # A longer run would have reached it later.
-        and row.get("simulated_seconds", np.inf) < time
+        and (row.get("cut_off") or row.get("simulated_seconds", np.inf) < time)
     ]
     if not rivals:
         return ""
