@@ -83,9 +83,9 @@ def curves(finished: Finished) -> Figure:
     figure, panels = draw_along(drawn, labels, sizes, scale, until, steady, _GRADIENTS, rising)
     if config["measure"].endswith("_to_target"):
         runs = finished.summary.merge(table[["method", "learning_rate"]])
-        runs = runs.assign(method=runs["method"].map(labels)).groupby("method")
-        missed = "missed the target in some seed"
-        reached = runs[config["measure"]].agg(["mean", "min", "max"])
+        named = runs["method"].map(labels)
+        missed = findings.missed(runs, named, config)
+        reached = runs.groupby(named)[config["measure"]].agg(["mean", "min", "max"])
         figure.set_label(findings.best(reached, axis_of(config["measure"]), failure=missed))
     else:
         figure.set_label(findings.end(drawn, labels, axis_of(quantity), rising=rising))

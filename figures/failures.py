@@ -11,7 +11,7 @@ deaths.
 
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.console import counted, over_seeds, percent_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study import load
@@ -46,12 +46,13 @@ def goodput(finished: Finished) -> Figure:
     layout.legend_below(figure, list(handles.values()), list(handles), 3)
     seeds = finished.summary["seed"].nunique()
     worst = table[table["deaths"] == table["deaths"].max()].sort_values(parts[0].name)
-    shares = [
-        f"{row[parts[0].name]:.0%} of the workers' time counts under {row['policy']}"
-        for _, row in worst.iloc[[-1, 0] if len(worst) > 1 else [0]].iterrows()
-    ]
+    least, most = (percent_text(worst[parts[0].name].iloc[place]) for place in (0, -1))
+    places = [f"under {worst['policy'].iloc[-1]}", f"{least} under {worst['policy'].iloc[0]}"]
+    if least == most and len(worst) > 1:
+        places = ["under every policy"]
     deaths = f"With {table['deaths'].max():g} deaths of a worker per hour"
-    figure.set_label(f"{deaths}, {', '.join(shares)}.")
+    share = f"{most} of the workers' time counts {', '.join(places[: len(worst)])}"
+    figure.set_label(f"{deaths}, {share}.")
     layout.title(figure, f"cost of workers' deaths; {over_seeds(seeds, 'means over')}", look.DOUBLE)
     return figure
 

@@ -21,10 +21,12 @@ from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve
+from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve, mark_after
 from asyncsim.drawing.paper import drawer
+from asyncsim.study import load
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
+from asyncsim.study.target import Target
 
 _COLUMNS = (
     "topology",
@@ -50,6 +52,7 @@ def gossip(finished: Finished) -> Figure:
     keys = ["topology", "method", "learning_rate", *(["dirichlet"] if "dirichlet" in table else [])]
     names = list(table.loc[table["topology"] != "server", "name"].unique())
     looks = look.looks(table["method"].unique())
+    labels = {method: appearance.label for method, appearance in looks.items()}
     curves: dict[tuple[float | None, str, str], Curve] = {}
     for record in table.to_dict("records"):
         selection = {name: record[name] for name in keys}
@@ -82,11 +85,17 @@ def gossip(finished: Finished) -> Figure:
                 axes.set_ylim(low, 1.0)
             else:
                 axes.set_yscale("log")
-            for (of, place, method), curve in curves.items():
-                if of == split and place in (name, "server"):
-                    draw_curve(axes, curve, looks[method], against, until)
+            shown = {
+                method: curve
+                for (of, place, method), curve in curves.items()
+                if of == split and place in (name, "server")
+            }
+            for method, curve in shown.items():
+                draw_curve(axes, curve, looks[method], against, until)
             axes.axhline(config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
             axes.set_xlim(0, until)
+            unit = "s" if against == "time" else "gradients"
+            mark_after(axes, shown, labels, accuracy, against, unit)
             axes.set_xlabel(label)
             if row % 2 == 0:
                 axes.set_title(name if split is None else f"{name}\n{_split_text(split)}")
@@ -132,8 +141,9 @@ def gossip(finished: Finished) -> Figure:
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = counted(config["workers"], "worker")
     setting = ", ".join([config["problem"], f"{workers}{slow}", *attack_text(config.get("attack"))])
-    title_parts = ["methods by topology at their best learning rates", setting, seeds]
-    labels = {method: appearance.label for method, appearance in looks.items()}
+    tried = config["tune"]
+    rates = "at their best learning rates" if tried[1:] else f"all at learning rate {tried[0]:g}"
+    title_parts = [f"methods by topology, {rates}", setting, seeds]
     for split, name in itertools.product(splits, names):
         selection = {
             method: curve
@@ -150,8 +160,12 @@ def gossip(finished: Finished) -> Figure:
     if "dirichlet" in keys:
         rows += ", " + runs["dirichlet"].map(_split_text)
     reached = runs.groupby(rows)["time_to_target"].agg(["mean", "min", "max"])
-    missed = "missed the target in some seed"
-    figure.set_label(findings.best(reached, axis_of("time_to_target"), failure=missed))
+    missed = findings.missed(runs, rows, config)
+    caption = findings.best(reached, axis_of("time_to_target"), failure=missed)
+    if splits == [None]:  # one seed has no ranges, but the verdict names it
+        goal = Target(config["target"], quantity, config.get("hold", 0))
+        caption = caption or findings.sentence(load("gossip").verdict(table, goal))
+    figure.set_label(caption)
     return figure
 
 

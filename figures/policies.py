@@ -16,7 +16,7 @@ import itertools
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.console import counted, over_seeds, percent_text
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
@@ -54,9 +54,9 @@ def time_spent(finished: Finished) -> Figure:
     if len(useful) > 1:
         figure.set_label(
             f"With {_cluster(table, rows['workers'].iloc[0], rows['window'].iloc[0])}, workers "
-            f"compute accepted gradients for {useful.iloc[-1]:.0%} of their time under "
-            f"{useful.index[-1]}, the most, and for {useful.iloc[0]:.0%} under {useful.index[0]}, "
-            "the least."
+            f"compute accepted gradients for {percent_text(useful.iloc[-1])} of their time under "
+            f"{useful.index[-1]}, the most, and for {percent_text(useful.iloc[0])} under "
+            f"{useful.index[0]}, the least."
         )
     layout.title(
         figure, f"workers' time under each policy; {_seeds(finished, 'means over')}", look.DOUBLE

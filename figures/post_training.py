@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.base.console import counted, number_text, over_seeds, percent_text
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
@@ -170,7 +170,7 @@ def timeline(finished: Finished) -> Figure:
     texts = [f"{number_text(mean)} in {queue}" for queue, mean in means.items()]
     figure.set_label(
         f"The mean staleness of the samples shown is {', '.join(texts)}; "
-        f"{1 - is_trained.mean():.0%} of them are never trained."
+        f"{percent_text(1 - is_trained.mean())} of them are never trained."
     )
     about = "samples by their staleness when trained; lines: new versions"
     shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])

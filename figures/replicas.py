@@ -93,8 +93,9 @@ def replicas(finished: Finished) -> Figure:
     )
     subject = "methods at their best learning rates"
     runs = finished.summary.merge(table[["method", "learning_rate"]])
-    reached = runs.groupby(runs["method"].map(labels))["time_to_target"]
-    failure = "missed the target in some seed"
+    named = runs["method"].map(labels)
+    reached = runs.groupby(named)["time_to_target"]
+    failure = findings.missed(runs, named, config)
     figure.set_label(
         findings.best(
             reached.agg(["mean", "min", "max"]), axis_of("time_to_target"), failure=failure

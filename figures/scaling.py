@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import percent_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
@@ -90,7 +91,7 @@ def scaling(finished: Finished) -> Figure:
     name = config["network"] if config.get("layers") is None else Path(config["layers"]).name
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
     most = summary[summary["nodes"] == largest].itertuples()
-    ways = " and ".join(f"{row.efficiency:.0%} with {row.way} division" for row in most)
+    ways = " and ".join(f"{percent_text(row.efficiency)} with {row.way} division" for row in most)
     figure.set_label(f"Without overheads, {largest} nodes reach {ways} of a linear speed-up.")
     about = "" if published is None else "overheads that would explain the published point; "
     layout.title(

@@ -28,6 +28,7 @@ from asyncsim.study.ranking import (
     Measure,
     as_good,
     at_the_edge,
+    course,
     grid,
     ranked,
     ranked_text,
@@ -130,11 +131,15 @@ def run(config: Config) -> Result:
         cells = [cell._replace(goal=config.goal, seconds=config.time_budget) for cell in cells]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            table, grid_table = results_tables(config, cells[0], read(folder, "compare"))
+            finished = read(folder, "compare")
+            table, grid_table = results_tables(config, cells[0], finished)
+            names, losses = list(table["method"]), ""
+            if not table["reached"].any():
+                losses = course(finished, table, names, _BY, config.goal)
             present(
                 folder,
                 {TABLE: table, TUNING: grid_table},
-                report(config, cells[0], table, grid_table),
+                report(config, cells[0], table, grid_table, losses),
             )
             if warning := say_at_start(summary, config.goal):
                 note(warning)
@@ -202,8 +207,13 @@ def _check_measure(config: Config, problem: Problem) -> None:
         )
 
 
-def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataFrame) -> str:
-    """Format the study's output: the clusters, the ranking and the verdicts of both tables."""
+def report(
+    config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataFrame, losses: str
+) -> str:
+    """Format the study's output: the clusters, the ranking and the verdicts of both tables.
+
+    ``losses``: as in `asyncsim.study.ranking.verdict`.
+    """
     measure, several = config.measured, len(table) > 1
     problem_measures = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
     clusters = timings(cell.cluster, cell.methods, config.bits)
@@ -233,11 +243,13 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, grid_table: pd.DataF
         "standard deviation over the seeds",
     ]
     lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *problem_measures, *_COSTS)))
+    longer = "--steps" if config.time_budget is None else "--time-budget"
     if several:
-        lines.append(f"{VERDICT}{verdict(table, list(table['method']), measure)}")
+        names = list(table["method"])
+        words = verdict(table, names, measure, goal=config.goal, losses=losses, longer=longer)
+        lines.append(f"{VERDICT}{words}")
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which favours noisy methods"
-    longer = "--steps" if config.time_budget is None else "--time-budget"
     lines += [
         f"{row.method}: touched by {row.touched} of {row.seeds} seeds, but "
         f"{counted(row.cut_off, 'run')} ended before "

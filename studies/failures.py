@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from asyncsim.base.console import counted, number_text
+from asyncsim.base.console import counted, number_text, percent_text
 from asyncsim.base.errors import require_nonnegative
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
@@ -162,21 +162,43 @@ def times_table(finished: Finished, target: Target) -> pd.DataFrame:
     return means(runs, [*_CLUSTER, "method"], ["time_to_target", "final_loss"])
 
 
-def _verdict(goodput: pd.DataFrame) -> str:
-    """Say which policies keep the most and the least of their throughput with the most deaths."""
+def _verdict(goodput: pd.DataFrame, summary: pd.DataFrame) -> str:
+    """Say which policies keep the most and the least of their throughput with the most deaths.
+
+    ``summary``: with ``died``, the workers that died during each run.
+    """
+    if goodput["deaths"].nunique() < 2:
+        return "one rate of deaths: there is nothing to compare it with; give several --deaths"
+    summary = summary[summary["deaths"] == summary["deaths"].max()]
+    expected = summary["workers"] * summary["deaths"] / _HOUR * summary["simulated_seconds"]
+    if not summary["died"].any():
+        most = summary.loc[expected.idxmax()]
+        return (
+            f"no worker died in these runs ({most['workers']} workers, "
+            f"{number_text(most['simulated_seconds'])} s; {number_text(expected.max(), 2)} deaths "
+            "expected): deaths cannot be compared; give more --steps"
+        )
     worst = goodput[goodput["deaths"] == goodput["deaths"].max()].dropna(subset="remaining")
     kept = worst.groupby("policy", sort=False)["remaining"].mean().sort_values(ascending=False)
     if kept.empty:
         return "no policy makes commits"
     deaths = f"at {number_text(worst['deaths'].iloc[0])} deaths per worker and hour"
-    text = f"{deaths} {kept.index[0]} keeps {kept.iloc[0]:.0%} of its throughput"
-    return text if len(kept) == 1 else f"{text}, {kept.index[-1]} only {kept.iloc[-1]:.0%}"
+    shares = [percent_text(kept.iloc[place]) for place in (0, -1)]
+    if len(kept) > 1 and shares[0] == shares[1]:
+        if shares[0] == "100%":
+            return f"{deaths} no policy loses throughput"
+        return f"{deaths} every policy keeps {shares[0]} of its throughput"
+    text = f"{deaths} {kept.index[0]} keeps {shares[0]} of its throughput"
+    return text if len(kept) == 1 else f"{text}, {kept.index[-1]} only {shares[1]}"
 
 
 def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     finished = read(folder, "failures")
-    shares = {file: kept_share(finished.trace(file)) for file in summary["trace_file"].unique()}
-    goodput = goodput_table(summary.assign(kept=summary["trace_file"].map(shares)))
+    traces = {file: finished.trace(file) for file in summary["trace_file"].unique()}
+    shares = {file: kept_share(trace) for file, trace in traces.items()}
+    died = {file: int((trace.absences["kind"] == "crash").sum()) for file, trace in traces.items()}
+    files = summary["trace_file"]
+    goodput = goodput_table(summary.assign(kept=files.map(shares)))
     times = times_table(finished, target)
     columns: list[Any] = [*_CLUSTER, "throughput", "kept", "remaining", *PARTS, "staleness_mean"]
     counts = (
@@ -189,5 +211,6 @@ def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
         "deaths",
         f"{text_of(goodput, columns)}\n",
         f"simulated time until {target} is reached\n{text_of(times)}",
-        verdict=_verdict(goodput),
+        verdict=_verdict(goodput, summary.assign(died=files.map(died)))
+        + (" (one seed)" if summary["seed"].nunique() == 1 else ""),
     )

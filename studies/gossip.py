@@ -1,9 +1,10 @@
-"""Without a server: gossip on topologies against all-reduce and a server, with slow workers.
+"""Without a server: gossip on topologies, compared with methods that have a server.
 
 Methods without a server are run on each topology, the rest on a cluster with a server, all with the
-same random numbers and each at the best of its learning rates, on homogeneous data or data split by
-class. Prints the simulated time and the gradients to a target, and the distance of the replicas
-beside the topology's spectral gap; writes traces, runs, two tables and a figure.
+same random numbers and each at the best of the learning rates that are tried. Options split the
+data by class, or make a worker or a link slow. Prints the simulated time and the gradients to a
+target, and the distance of the replicas beside the topology's spectral gap; writes traces, runs,
+two tables and a figure.
 """
 
 import dataclasses
@@ -295,7 +296,8 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
 
 
 def verdict(table: pd.DataFrame, goal: Target) -> str:
-    """Name the fastest method without a server and compare it with the methods that have one.
+    """Compare the fastest method without a server with the methods that have one, the fastest
+    first.
 
     Methods that missed the target with some seed follow, with their duration if it was shorter.
     """
@@ -314,24 +316,29 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
     lacking = f"; not reached with every seed: {', '.join(missed)}" if missed else ""
     if serverless.empty:
         return f"no method without a server reached {goal} with every seed{lacking}"
-    first = serverless.loc[serverless["time_to_target"].idxmin()]
-    text = (
-        f"first without a server at {goal}: {first['method']} on {first['topology']}, after "
-        f"{number_text(first['time_to_target'])} s and {number_text(first['gradients_to_target'])} "
-        "gradients"
-    )
-    for row in table[
-        (table["topology"] == SERVER) & (table["reached"] == table["seeds"])
-    ].itertuples():
-        time, work = (
-            row.time_to_target / first["time_to_target"],
-            first["gradients_to_target"] / row.gradients_to_target,
+    fastest = serverless.loc[[serverless["time_to_target"].idxmin()]]
+    with_server = table[(table["topology"] == SERVER) & (table["reached"] == table["seeds"])]
+    compared = pd.concat([fastest, with_server]).sort_values("time_to_target", kind="stable")
+    clauses: list[str] = []
+    first = compared.iloc[0]
+    for _, row in compared.iterrows():
+        place = row["topology"].removesuffix("()").replace("_", " ")
+        subject = f"{row['method']} on the {place}{'' if place in ('ring', SERVER) else ' graph'}"
+        if row["topology"] != SERVER:
+            subject = f"the fastest without a server, {subject},"
+        time, gradients = row["time_to_target"], row["gradients_to_target"]
+        work = gradients / first["gradients_to_target"]
+        clauses.append(
+            f"{subject} takes {number_text(time / first['time_to_target'])} times as long and "
+            f"{number_text(max(work, 1 / work))} times {'the' if work >= 1 else 'fewer'} gradients"
+            if clauses
+            else f"{subject} reaches {goal} in {number_text(time)} s and {gradients:,.0f} gradients"
         )
-        text += (
-            f"; {number_text(time)} times as fast as {row.method}, with {number_text(work)} times "
-            "its gradients"
-        )
-    return text + lacking
+    settings = ["one seed"] if table["seeds"].max() == 1 else []
+    if table["learning_rate"].nunique() == 1:
+        settings.append(f"rate {table['learning_rate'].iloc[0]:g}")
+    setting = f" ({', '.join(settings)})" if settings else ""
+    return f"{'; '.join(clauses)}{lacking}{setting}"
 
 
 def _conclude(

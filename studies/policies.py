@@ -24,8 +24,16 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import Column, Columns, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
-from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
-from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
+from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
+from asyncsim.study.ranking import (
+    Measure,
+    at_the_edge,
+    course,
+    grid,
+    ranked,
+    ranked_text,
+    verdict,
+)
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.theory import throughput_theory
@@ -196,7 +204,7 @@ def _conclude(
     tables, texts = {POLICIES: policies}, [_policies_text(policies, summary["seed"].nunique())]
     if "method" in summary:
         tables[TIMES], tables[TUNING] = times_tables(summary)
-        texts.append(_times_text(tables[TIMES], config))
+        texts.append(_times_text(tables[TIMES], config, read(folder, "policies")))
     present(folder, tables, *texts)
     if "method" in summary and (warning := say_at_start(summary, config.goal)):
         note(warning)
@@ -236,7 +244,7 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     )
 
 
-def _times_text(times: pd.DataFrame, config: Config) -> str:
+def _times_text(times: pd.DataFrame, config: Config, finished: Finished) -> str:
     measure, texts = Measure("time_to_target"), []
     for (workers, method), group in times.groupby(["workers", "method"], sort=False):
         table = group.reset_index(drop=True)
@@ -248,11 +256,14 @@ def _times_text(times: pd.DataFrame, config: Config) -> str:
         by = ["policy", *([] if one_window else ["window"]), "learning_rate"]
         columns = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
         edge = at_the_edge(table, config.tune, names)
+        goal = config.goal
+        losses = "" if table["reached"].any() else course(finished, table, names, _RUNS, goal)
         texts.append(
             f"{method}, {counted(int(workers), 'worker')}: simulated time until "
             f"{config.goal.criterion()}\n"
             f"{ranked_text(table, by, measure, columns)}\n"
-            f"{VERDICT}{verdict(table, names, measure, 'policy')}" + (f"\n{edge}" if edge else "")
+            f"{VERDICT}{verdict(table, names, measure, 'policy', goal, losses)}"
+            + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)
 

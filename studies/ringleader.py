@@ -124,7 +124,12 @@ def run(config: Config) -> Result:
                 f"{ranked_text(table, _BY, _MEASURE, _COLUMNS)}"
             )
             edge = at_the_edge(table, config.tune, table["method"])
-            words = verdict(table, list(table["method"]), _MEASURE) if len(table) > 1 else ""
+            names = list(table["method"])
+            words = (
+                verdict(table, names, _MEASURE, goal=config.goal, longer="--horizon")
+                if len(names) > 1
+                else ""
+            )
             present(folder, {TABLE: table, TUNING: tuning}, text, edge, verdict=words)
 
         return run_cells("ringleader", config, cells, conclude)

@@ -329,6 +329,12 @@ def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
         [bar.get_width() for bar in axes.patches], np.ravel(list(parts.values()))
     )
     assert [text.get_text() for text in axes.texts] == ["2.00 commits/s", "1.00 commits/s"]
+    beside = table.assign(policy="asynchronous", counted_share=[0.9, 0.995])
+    pd.concat([table, beside]).to_csv(tmp_path / "goodput.csv", index=False)
+    assert failures.goodput(finished.read(tmp_path, "failures")).get_label() == (
+        "With 20 deaths of a worker per hour, 99.5% of the workers' time counts under "
+        "asynchronous, 60% under barrier."
+    )
 
 
 def test_looks_are_stable_and_distinct():
@@ -539,6 +545,24 @@ def losses_of(**ranges):
 def test_a_finding_names_the_best_and_how_far_the_next_one_is(ranges, rising, finding):
     table = losses_of(**ranges)
     assert findings.best(table, "loss (nats)", "with 20 workers", rising) == finding
+
+
+def test_captions_say_with_how_many_seeds_a_target_was_missed_and_when_it_was_crossed():
+    runs = pd.DataFrame(
+        {
+            "method": ["sgd"] * 2 + ["gem"] * 2 + ["far"] * 2,
+            "time_to_target": [40.0, 44.0] + [np.inf] * 3 + [50.0],
+            "first_touch": [40.0, 44.0, 36.0, 36.6, 9.0, 50.0],
+            "train_loss": [0.1, 0.1, 0.2, 0.2, 0.5, 0.1],
+        }
+    )
+    config = {"target": 0.3, "target_of": "train_loss"}
+    words = findings.missed(runs, runs["method"], config)
+    times = runs.groupby("method")["time_to_target"].agg(["mean", "min", "max"])
+    assert findings.best(times, "time (s)", failure=words) == (
+        "The time is lowest for sgd (42.0 s); far missed the target with 1 of 2 seeds; gem crosses "
+        "it at 36.3 s with both seeds but ends before it is held."
+    )
 
 
 def test_captions_state_findings_or_describe(tmp_path):

@@ -2,6 +2,7 @@
 it cannot use.
 """
 
+import pandas as pd
 import pytest
 
 from asyncsim import study, theory
@@ -37,7 +38,8 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     )
     assert "one seed cannot show the noise" in said.out
     assert "of 0.3 is reached and held at the next 2 evaluations" in said.out
-    assert "first without a server at a test accuracy of 0.3" in said.out
+    assert "the fastest without a server, " in said.out
+    assert " reaches a test accuracy of 0.3 in " in said.out and "(one seed" in said.out
     assert len(summary) == 4 * 2  # on a directed graph nobody meets in pairs
     finished = read(out, "gossip")
     table = finished.table(gossip.TABLE)
@@ -90,6 +92,33 @@ def test_data_alike_and_split(tmp_path, capsys):
     assert (out / "gossip.png").exists()
 
 
+def test_the_verdict_begins_with_the_fastest_and_its_ratios_are_above_one():
+    table = pd.DataFrame(
+        {
+            "topology": ["ring()", "one_peer_exponential()", "server"],
+            "method": ["dpsgd", "sgp", "downpour"],
+            "learning_rate": 0.1,
+            "seeds": 1,
+            "reached": 1,
+            "time_to_target": [6.4, 7.2, 1.6],
+            "gradients_to_target": [23.0, 22.0, 4.0],
+            "simulated_seconds": 12.0,
+        }
+    )
+    goal = Target(0.3)
+    assert gossip.verdict(table, goal) == (
+        "downpour on the server reaches a training loss of 0.3 in 1.60 s and 4 gradients; the "
+        "fastest without a server, dpsgd on the ring, takes 4.00 times as long and 5.75 times the "
+        "gradients (one seed, rate 0.1)"
+    )
+    slow_server = table.assign(time_to_target=[9.0, 6.4, 12.8], learning_rate=[0.1, 0.1, 0.2])
+    assert gossip.verdict(slow_server, goal) == (
+        "the fastest without a server, sgp on the one peer exponential graph, reaches a training "
+        "loss of 0.3 in 6.40 s and 22 gradients; downpour on the server takes 2.00 times as long "
+        "and 5.50 times fewer gradients (one seed)"
+    )
+
+
 def test_a_slow_link_is_one_of_worker_0():
     """To its first neighbour, as a topology has it; to the server, of the latency and the
     bandwidth.
@@ -117,8 +146,10 @@ def test_methods_without_a_server_are_attacked(tmp_path, capsys):
     assert summary["method"].tolist() == ["sgp", "adpsgd", "clipped_gossip", "robust_gossip"]
     printed = capsys.readouterr()
     assert "4 workers, worker 0 5 times as slow, attack alie(workers=1, z=1); time" in printed.out
-    title = figures("gossip").gossip(read(tmp_path / "gossip", "gossip")).get_suptitle()
-    assert "attack alie(workers=1, z=1)" in title.replace("\n", " ")
+    figure = figures("gossip").gossip(read(tmp_path / "gossip", "gossip"))
+    title = figure.get_suptitle().replace("\n", " ")
+    assert figure.get_label().startswith("No method without a server reached a test accuracy")
+    assert "attack alie(workers=1, z=1)" in title and "all at learning rate 0.1" in title
     # On the ring a worker has two messages.
     assert "robust_gossip: f=1 used: 3 replicas on ring()" in printed.err
     assert "clipped_gossip: f = 2 and 2 messages on ring(): none counts" in printed.err

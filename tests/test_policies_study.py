@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from asyncsim import study, theory
+from asyncsim.base.console import number_text
+from asyncsim.study import ranking
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
+from asyncsim.study.target import Target
 
 policies = study.load("policies")
 figures = figures_of("policies")
@@ -101,6 +104,35 @@ def test_without_methods_there_are_traces_alone(capsys):
     policies.run(policies.Config(**options, methods=(), resume=folder))
     assert capsys.readouterr().err.count(": read") == 8
     assert {path: path.read_bytes() for path in files} == files
+
+
+def test_policies_that_miss_the_target_are_compared_at_the_end_and_at_one_time(results):
+    finished, _ = results
+    times = finished.table(policies.TIMES)
+    names = list(times["policy"])
+    by = ["policy", "workers", "window", "method", "learning_rate"]
+    text = ranking.course(finished, times, names, by, Target(0.2))
+    ends, at_time = {}, {}
+    runs = {name: finished.runs(policy=name) for name in names}
+    tables = {name: [run.evaluations for run in runs[name]] for name in names}
+    time = min(rows["commit_time"].iloc[-1] for seeds in tables.values() for rows in seeds)
+    for name, seeds in tables.items():
+        ends[name] = np.mean([rows["train_loss"].iloc[-1] for rows in seeds])
+        at_time[name] = np.mean(
+            [np.interp(time, rows["commit_time"], rows["train_loss"]) for rows in seeds]
+        )
+    best = min(at_time, key=at_time.get)
+    low, high = (number_text(choose(ends.values())) for choose in (min, max))
+    assert f"accepted gradients the training loss is {low} to {high}; " in text
+    assert text.endswith(
+        f"at {number_text(time)} s (the last common time) {best} is lowest "
+        f"({number_text(at_time[best])})"
+    )
+    missed = times.assign(time_to_target=np.inf, reached=0)
+    measure = ranking.Measure("time_to_target")
+    assert ranking.verdict(missed, names, measure, "policy", "a training loss of 0.2", text) == (
+        f"no policy reached a training loss of 0.2; {text}"
+    )
 
 
 @pytest.mark.full

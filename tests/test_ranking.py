@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import studentized_range, t
 
+from asyncsim.study.outcome import leading
 from asyncsim.study.ranking import (
     Measure,
     as_good,
@@ -15,6 +16,7 @@ from asyncsim.study.ranking import (
     noise_of,
     order_columns,
     ranked,
+    ranked_text,
     rates_as_good,
     spread,
     tuned,
@@ -163,13 +165,20 @@ def test_seeds_that_do_not_reach_it_bound_the_time_from_below():
     )
     assert never["apart_from_best"] and never["best_low"] > 5 and np.isinf(never["best_high"])
     assert never["apart_from_above"] is None and list(order_columns(table)[""])[2] == "?3"
-    assert spread(table, "time_to_target")[1] == "inf"
+    assert spread(table, "time_to_target")[1] == "not reached"
+    assert "not reached" in (text := ranked_text(table, ["method"], TIME, ["first_touch"]))
+    assert "vs best" in text and " inf" not in text
 
 
 def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there():
-    assert "one seed, which cannot show how certain this order is" in said(
-        judged(summary({"a": [1.0], "b": [9.0]}))
-    )
+    alone = judged(summary({"a": [1.0], "b": [9.0]}))
+    assert "one seed cannot show how certain this order is" in said(alone)
+    assert said(alone).endswith("(one seed)")
+    runs = summary({"a": [1.0, 2.0], "b": [9.0, 9.0]})
+    assert leading(runs).endswith("ahead of b with 0.0900")
+    assert leading(runs[runs["seed"] == 0]).endswith("ahead of b with 0.0900 (one seed)")
+    # Columns without an interval are left out.
+    assert "vs " not in ranked_text(alone, ["method"], TIME, [])
     table = judged(
         summary({"a": [10.0, 11.0, 10.0], "b": [9.0, np.nan, 9.0], "c": [20.0, 22.0, 20.0]})
     )
@@ -180,8 +189,37 @@ def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there(
     ]
     assert "not compared: b (diverged with 1 of 3 seeds)" in said(table)
     never = said(judged(summary({"a": [np.inf] * 3, "b": [np.inf] * 3})))
-    assert "no method is the best: even a did not reach the target with some seed" in never
+    assert never == "no method reached the target; the order is by loss"
+    assert "reached the target with every seed; a did with 1 of 2" in said(
+        judged(summary({"a": [np.inf, 20.0], "b": [np.inf] * 2}))
+    )
     assert "only method" in said(judged(summary({"a": [1.0, 2.0]})))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_that_ended_before_it_held_the_target_is_not_beaten(seeds):
+    found = pd.concat(
+        [
+            summary({"sgd": [42.0, 43.0][:seeds]}),
+            summary({"gem": [np.inf] * seeds, "far": [np.inf] * seeds}, length=40.0),
+        ]
+    )
+    found["first_touch"] = found["method"].map({"sgd": 42.0, "gem": 36.3, "far": np.inf})
+    by = ("method", "learning_rate")
+    rows = grid(found, by, ("simulated_seconds",), TIME)
+    table = ranked(rows, found, by, TIME)
+    time = {1: "42.0", 2: "42.5"}[seeds]
+    assert said(table).startswith(
+        f"no fastest method: only sgd held the target ({time} s); gem touched it at 36.3 s, but "
+        "its runs end at 40.0 s, before it was held; give more --steps"
+    )
+    # The bound of 40 s is below the best time, and says nothing.
+    assert table["best_low"].iloc[1:].lt(1).all() == (seeds == 2)
+    assert "over" not in ranked_text(table, ["method"], TIME, [])
+    # Runs that end later did not hold it in time.
+    later = ranked(rows.assign(simulated_seconds=100.0), found, by, TIME)
+    assert said(later).startswith("sgd is ")
+    assert said(later.assign(cut_off=1)).startswith("no fastest method: only sgd held")
 
 
 def test_the_same_runs_are_called_that():

@@ -11,7 +11,15 @@ import pandas as pd
 import pytest
 
 from asyncsim.__main__ import main
-from asyncsim.base.console import Progress, heard, note, number_text, table_text, tell_error
+from asyncsim.base.console import (
+    Progress,
+    heard,
+    note,
+    number_text,
+    percent_text,
+    table_text,
+    tell_error,
+)
 from asyncsim.study.columns import Column, as_column, axis_of, text_of, with_titles
 from asyncsim.study.jobs import expected_end
 
@@ -34,6 +42,12 @@ from asyncsim.study.jobs import expected_end
 )
 def test_numbers(value, text):
     assert number_text(value) == text
+
+
+def test_percents_of_parts_are_neither_none_nor_all():
+    shares = (0.0, 0.004, 0.5, 0.9949, 0.9951, 0.9999, 1.0, 1.02)
+    texts = "0% 0.4% 50% 99% 99.5% 100% 100% 102%"
+    assert " ".join(map(percent_text, shares)) == texts
 
 
 @pytest.fixture

@@ -55,6 +55,11 @@ def summary_of(docstring: str | None) -> str:
     return " ".join((docstring or "").partition("\n\n")[0].split())
 
 
+def capital(text: str) -> str:
+    """Begin a text with a capital letter."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def over_seeds(count: int, prefix: str = "mean and range of", fewest: int | None = None) -> str:
     """Describe the seeds of curves: ``mean and range of 3 seeds``, or ``1 seed``.
 
@@ -111,6 +116,13 @@ def number_text(value: float, digits: int = 3) -> str:
     if 10 ** (digits - 1) <= float(f"{abs(value):.{digits}g}") < _LARGE:
         return f"{value:,.0f}"
     return f"{value:#.{digits}g}"
+
+
+def percent_text(share: float) -> str:
+    """Write a share in percent; only none and all of the whole are written 0% and 100%."""
+    text = f"{share:.0%}"
+    is_part = LEAST_SHARE < share < 1 - LEAST_SHARE
+    return f"{share:.1%}" if is_part and text in ("0%", "100%") else text
 
 
 def table_text(table: Any, digits: int = 3) -> str:

@@ -549,23 +549,31 @@ def mark_below(
 
 
 def mark_after(
-    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], rising: bool = False
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    rising: bool = False,
+    against: str = "time",
+    unit: str = "s",
 ) -> None:
-    """Note the duration of each curve that continues beyond the right end of a time axis.
+    """Note the end of each curve that continues beyond the right end of the axes.
 
     If all do, one note has their range. ``rising``: the curves rise, so that there is room at the
-    bottom.
+    bottom. ``against``: ``"time"`` or ``"step"``, in ``unit``.
     """
     end, appearances = axes.get_xlim()[1], look.looks(curves)
-    last = {name: float(np.nanmax(curves[name].time, initial=0.0)) for name in appearances}
+    text_of = number_text if against == "time" else "{:,.0f}".format
+    last = {
+        name: float(np.nanmax(_along(curves[name], against), initial=0.0)) for name in appearances
+    }
     notes = [
-        (f"{labels[name]} ends at {number_text(last[name])} s", appearance.color)
+        (f"{labels[name]} ends at {text_of(last[name])} {unit}", appearance.color)
         for name, appearance in appearances.items()
         if last[name] > 1.001 * end
     ]
     if len(notes) == len(appearances) > 1:
-        ends = dict.fromkeys(number_text(time) for time in (min(last.values()), max(last.values())))
-        notes = [(f"all end at {' to '.join(ends)} s", look.BLACK)]
+        ends = dict.fromkeys(text_of(place) for place in (min(last.values()), max(last.values())))
+        notes = [(f"all end at {' to '.join(ends)} {unit}", look.BLACK)]
     for row, (text, color) in enumerate(notes):
         style: dict[str, Any] = {
             "ha": "right",

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import number_text
+from asyncsim.base.console import capital, number_text
 from asyncsim.drawing.curves import Curve
+from asyncsim.study.target import Target
 
 #: Ratios from here on are not written: the two values say enough.
 _LARGE_RATIO = 1000
@@ -30,7 +31,7 @@ def best(
     setting: str = "",
     rising: bool = False,
     failed: Iterable[Any] = (),
-    failure: str = "diverged in some seed",
+    failure: str | Mapping[Any, str] = "diverged in some seed",
 ) -> str:
     """State which row is the best, how far the next one is, and which one is the worst.
 
@@ -46,6 +47,8 @@ def best(
         The best value is the highest, not the lowest.
     failed : iterable
         Rows that are named at the end with ``failure``, as are rows with an infinite mean.
+    failure : str or mapping
+        The words for all of these rows, or for each.
 
     Returns
     -------
@@ -58,7 +61,13 @@ def best(
     is_failed = table.index.isin(list(failed)) | ~np.isfinite(table["mean"])
     rows = table[~is_failed].sort_values("mean", ascending=not rising)
     lost = dict.fromkeys([*failed, *table.index[is_failed]])
-    clauses = [f"{_listed(lost)} {failure}"] if lost else []
+    words_of = {
+        row: failure if isinstance(failure, str) else failure.get(row, "failed") for row in lost
+    }
+    clauses = [
+        f"{_listed(row for row in lost if words_of[row] == words)} {words}"
+        for words in dict.fromkeys(words_of.values())
+    ]
     words, _, unit = quantity.partition(" (")
     unit = f" {unit.removesuffix(')')}" if unit else ""
     if len(rows) + len(lost) < 2 or not (rows["max"] > rows["min"]).any():
@@ -90,9 +99,30 @@ def end(
     return best(table, f"{quantity} at the end", setting, rising, failed)
 
 
+def missed(summary: pd.DataFrame, names: pd.Series, config: Mapping[str, Any]) -> dict[Any, str]:
+    """Say of each row with how many seeds it missed the target, and when its runs crossed it if
+    they ended before they had held it.
+
+    ``summary`` and ``config``: of a study with a target; ``names``: the row of each run.
+    """
+    goal = Target(config["target"], config["target_of"])
+    words = {}
+    for name, runs in summary.groupby(names, sort=False):
+        is_missed, seeds = np.isinf(runs["time_to_target"]), len(runs)
+        touch = runs.loc[is_missed & goal.is_met_by(runs[goal.of]), "first_touch"].mean()
+        every = {1: "", 2: " with both seeds"}.get(seeds, " with every seed")
+        where = every if is_missed.all() else f" with {is_missed.sum()} of {seeds} seeds"
+        words[name] = (
+            f"missed the target{where}"
+            if np.isnan(touch)
+            else f"crosses it at {number_text(touch)} s{where} but ends before it is held"
+        )
+    return words
+
+
 def sentence(text: str) -> str:
     """Begin a text with a capital letter and end it with a full stop."""
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capital(text)}." if text else ""
 
 
 def _distance(first: pd.Series, second: pd.Series) -> str:

@@ -26,7 +26,7 @@ function element(tag, text, parent, classes) {
 
 /** Return the number at the begin of a text, such as "0.3 ± 0.1"; NaN without one. */
 function number(text) {
-  return parseFloat(text.replaceAll(",", "").replace("inf", "Infinity"));
+  return parseFloat(text.replaceAll(",", "").replace(/^(inf|not reached)/, "Infinity"));
 }
 
 function rounded(text) {

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.base.console import counted, heard, number_text
+from asyncsim.base.console import capital, counted, heard, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
@@ -95,7 +95,7 @@ def write_page(
     page = {
         "title": f"{title}{of}",
         "origin": _origin(folder, config),
-        "verdict": "; ".join(filter(None, [unfinished, verdict])) or None,
+        "verdict": capital("; ".join(filter(None, [unfinished, verdict]))) or None,
         "question": _question(study),
         "answer": answer,
         "command": None

@@ -7,6 +7,7 @@ Pages show the words of the axis where the mouse is over a column's name.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import table_text
@@ -23,6 +24,8 @@ class Column(NamedTuple):
     )
 
 
+#: Printed for an infinite time, or number of gradients, until a target.
+NOT_REACHED = "not reached"
 #: Columns of a printed table, some by their names alone.
 Columns = list[str | Column]
 #: The columns that several studies have. Others have their names as titles.
@@ -90,8 +93,15 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
                     f"{part} of {total}"
                     for part, total in zip(values, table[column.of], strict=True)
                 ]
+            elif is_until_target(column.name) and pd.api.types.is_float_dtype(values):
+                values = values.astype(object).mask(np.isinf(values), NOT_REACHED)
             titled[column.title] = values
     return pd.DataFrame(titled, table.index)
+
+
+def is_until_target(name: str) -> bool:
+    """Return whether a column is infinite where a target was not reached."""
+    return name.endswith("_to_target") or name == "first_touch"
 
 
 def text_of(

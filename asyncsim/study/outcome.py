@@ -157,7 +157,8 @@ def leading(summary: pd.DataFrame, by: Sequence[str] = ("method",), column: str 
     runs = summary.groupby([*settings, "method"], sort=False)["status"]
     lost = runs.agg(lambda status: (status == "diverged").all())
     names = [" ".join(map(str, key)) if isinstance(key, tuple) else key for key in lost[lost].index]
-    return "; ".join([*clauses, *([f"diverged: {_several(names)}"] if names else [])])
+    text = "; ".join([*clauses, *([f"diverged: {_several(names)}"] if names else [])])
+    return f"{text} (one seed)" if "seed" in summary and summary["seed"].nunique() == 1 else text
 
 
 def setting_text(name: str, value: Any) -> str:

@@ -24,7 +24,9 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.study.columns import Column, as_column, text_of
+from asyncsim.study.columns import NOT_REACHED, Column, as_column, is_until_target, text_of
+from asyncsim.study.finished import Finished
+from asyncsim.study.target import Target
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
@@ -301,7 +303,9 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
     """
     pairs = zip(table[name], table[f"{name}_sd"], strict=True)
     return [
-        number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "")
+        NOT_REACHED
+        if np.isinf(mean) and is_until_target(name)
+        else number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "")
         for mean, sd in pairs
     ]
 
@@ -325,7 +329,7 @@ def ranked_text(
 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
     """Return columns of a printed table: the places, and the intervals relative to the row above
-    and the best row.
+    and the best row, if there are any.
 
     The mark ``~`` before a place: not distinguishable from the row above; ``?``: not compared with
     it.
@@ -335,51 +339,120 @@ def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
         f"{marks_of[row.apart_from_above] if row.Index else ''}{row.Index + 1}"
         for row in table.itertuples()
     ]
-    above, best = (
-        map(_interval, table[f"{name}_low"], table[f"{name}_high"]) for name in ("above", "best")
-    )
-    return {"": places, "vs above": list(above), "vs best": list(best)}
+    columns = {
+        f"vs {name}": list(
+            map(_interval, table[f"{name}_low"], table[f"{name}_high"], table["ratio"])
+        )
+        for name in ("above", "best")
+    }
+    shown = {name: texts for name, texts in columns.items() if set(texts) > {"-"}}
+    return {"": places, **shown}
 
 
 def marks(table: pd.DataFrame) -> str:
     """Return a legend of the columns and marks of `order_columns` that a table has."""
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
     separated = table["apart_from_above"].iloc[1:]
-    parts = [f"vs above, vs best: {relative} in the line above, or in the first"]
+    where = {"vs above": "in the line above", "vs best": "in the first"}
+    shown = [name for name in order_columns(table) if name in where]
+    parts = [f"{', '.join(shown)}: {relative} {', or '.join(where[name] for name in shown)}"]
+    parts = parts if shown else []
     parts += ["~: not distinguishable from the line above"] if separated.eq(False).any() else []
     parts += ["?: not compared with the line above"] if separated.isna().any() else []
     return "; ".join(parts)
 
 
-def _interval(low: float, high: float) -> str:
-    if np.isnan(low):
+def _interval(low: float, high: float, ratio: bool) -> str:
+    """Write an interval; a lower bound alone that includes equality says nothing."""
+    if np.isnan(low) or (np.isinf(high) and low <= (1 if ratio else 0)):
         return "-"
     ends = [f"{end:.2f}" if 0.1 <= abs(end) < 100 else number_text(end, 2) for end in (low, high)]
     return " to ".join(ends) if np.isfinite(high) else f"over {ends[0]}"
 
 
+def course(
+    finished: Finished, table: pd.DataFrame, names: Sequence[str], by: Sequence[str], goal: Target
+) -> str:
+    """State the range of the target's measure at the ends of the runs of a table's rows, and the
+    best row at the last time that all runs have.
+
+    ``by``: the columns that identify a row's runs. Runs that diverged are left out.
+    """
+    rate = finished.summary.get("method.learning_rate", float("nan"))
+    runs = finished.summary.assign(learning_rate=rate)
+    runs = runs[runs["status"] == "finished"].drop_duplicates([*by, "seed"])
+    evaluations = {}
+    for name, row in zip(names, table.index, strict=True):
+        folders = runs.merge(table.loc[[row], list(by)])["run_folder"]
+        if len(folders):
+            evaluations[name] = [finished.run(folder).evaluations for folder in folders]
+    if len(evaluations) < 2:
+        return ""
+    every = list(itertools.chain.from_iterable(evaluations.values()))
+    time = min(rows["commit_time"].iloc[-1] for rows in every)
+    at_end, at_time = (
+        {
+            name: np.mean([np.interp(end, rows["commit_time"], rows[goal.of]) for rows in seeds])
+            for name, seeds in evaluations.items()
+        }
+        for end in (np.inf, time)
+    )
+    gradients = [rows["gradients"].iloc[-1] for rows in every]
+    counts = dict.fromkeys(f"{count:,.0f}" for count in (min(gradients), max(gradients)))
+    choose = max if goal.from_below else min
+    best = choose(at_time, key=lambda name: at_time[name])
+    return (
+        f"after {' to '.join(counts)} accepted gradients the "
+        f"{as_column(goal.of).axis} is {number_text(min(at_end.values()))} to "
+        f"{number_text(max(at_end.values()))}; at {number_text(time)} s (the last common time) "
+        f"{best} is {'highest' if goal.from_below else 'lowest'} ({number_text(at_time[best])})"
+    )
+
+
 def verdict(
-    table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method"
+    table: pd.DataFrame,
+    names: Sequence[str],
+    measure: Measure,
+    what: str = "method",
+    goal: object = "the target",
+    losses: str = "",
+    longer: str = "--steps",
 ) -> str:
     """Say which row of a `ranked` table is the best, which rows cannot be distinguished, and with
     which confidence.
 
-    ``names``: the names of the rows. ``what``: the noun for a row.
+    Parameters
+    ----------
+    names : Sequence[str]
+        The names of the rows.
+    what : str
+        The noun for a row.
+    goal : object
+        The target in words.
+    losses : str
+        A sentence on the losses (see `course`), for tables whose rows all missed the target.
+    longer : str
+        The option that makes runs longer.
     """
     seeds, total = int(table["paired_seeds"].iloc[0]), int(table["seeds"].max())
+    one_seed = " (one seed)" if total == 1 else ""
     rows = list(zip(names, table.to_dict("records"), strict=True))
     (best, first), *rest = rows
     if not np.isfinite(first[measure.name]):
-        reason = "diverged" if first["diverged"] else "did not reach the target"
-        return f"no {what} is the best: even {best} {reason} with some seed; the order is by loss"
+        order = losses or "the order is by loss"
+        if first["diverged"]:
+            return f"no {what} is the best: even {best} {_lacking(first)}; {order}{one_seed}"
+        if table["reached"].any():
+            seeds_of_best = f"{best} did with {first['reached']} of {first['seeds']}"
+            return f"no {what} reached {goal} with every seed; {seeds_of_best}"
+        return f"no {what} reached {goal}; {order}{one_seed}"
     if not rest:
-        return f"{best} is the only {what}: there is nothing to compare it with"
+        return f"{best} is the only {what}: there is nothing to compare it with{one_seed}"
+    cut_off = _cut_off(rows, measure, what, longer)
     if seeds < 2:
-        return (
-            f"{best} is first with one seed, which cannot show how certain this order is; give "
-            "--seeds 3 or more"
-        )
-    lines = [_best_of(rows, measure, what, seeds)]
+        uncertain = "one seed cannot show how certain this order is: give --seeds 3 or more"
+        return f"{cut_off or f'{best} is first; {uncertain}'}{one_seed}"
+    lines = [cut_off or _best_of(rows, measure, what, seeds)]
     for (above, _), (name, row) in itertools.pairwise(rows):
         if row["same_as_above"]:
             lines.append(f"equal with every seed: {above} and {name}")
@@ -399,6 +472,34 @@ def verdict(
         f"{counted(seeds, 'seed')}{common}"
     )
     return "\n".join(lines)
+
+
+def _cut_off(
+    rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, longer: str
+) -> str:
+    """Name the rows that touched the target before the best row's time, and whose runs ended before
+    that time or (``cut_off``) while they met the target; empty if there are none.
+    """
+    (best, first), *rest = rows
+    time = first[measure.name]
+    if measure.name != "time_to_target":
+        return ""
+    rivals = [
+        f"{name} touched it at {number_text(row['first_touch'])} s, but its runs end at "
+        f"{number_text(row['simulated_seconds'])} s, before it was held"
+        for name, row in rest
+        if row["first_touch"] < time
+        and np.isinf(row[measure.name])
+        and (row.get("cut_off") or row.get("simulated_seconds", np.inf) < time)
+    ]
+    if not rivals:
+        return ""
+    is_alone = all(np.isinf(row[measure.name]) for _, row in rest)
+    holder = f"only {best} held the target" if is_alone else f"{best} held the target first"
+    return (
+        f"no fastest {what}: {holder} ({number_text(time)} s); {'; '.join(rivals)}; give more "
+        f"{longer}"
+    )
 
 
 def _best_of(
@@ -424,7 +525,7 @@ def _best_of(
         unit, than = f"times the {heading}", f" of {best}"
     else:
         unit, than = f"{'less' if measure.best == 'most' else 'more'} {heading}", f" than {best}"
-    gap = _interval(row["best_low"], row["best_high"])
+    gap = _interval(row["best_low"], row["best_high"], first["ratio"])
     return (
         f"{praise}, distinguishable from all others; the nearest, {nearest}, has {gap} {unit}{than}"
     )
