@@ -2,11 +2,11 @@
 
 Clusters that differ only in the policy have the same random numbers. By default every worker is
 five times as slow once in twenty local steps. Prints for each policy the accepted commits per
-second beside the theoretical maximum, the parts of the workers' time (computing, sending, waiting,
-held), the spread of their shares and the staleness; and for each method the time to a training
-loss, the best policies, and how sure that is. Writes these as tables, beside traces, runs, a
-summary and figures. Without any method (--methods, and nothing after it) it computes no gradients:
-traces, their table and its figure.
+second beside the theoretical maximum, the parts of the workers' time (computing accepted gradients,
+computing in vain, sending, waiting, held), the spread of their shares and the staleness; and for
+each method the time to a training loss, the best policies, and how sure that is. Writes these as
+tables, beside traces, runs, a summary and figures. Without any method (--methods, and nothing after
+it) it computes no gradients: traces, their table and its figure.
 """
 
 import dataclasses
@@ -203,10 +203,11 @@ def _conclude(
 
 
 def _policies_text(policies: pd.DataFrame, traces: int) -> str:
-    parts = [
+    policies = policies.assign(accepted=policies["computing"] - policies["in_vain"])
+    idle = [
         part
-        for part in (*Phases._fields, "in_vain")
-        if part == "in_vain" or policies[part].max() >= LEAST_SHARE
+        for part in Phases._fields
+        if part != "computing" and policies[part].max() >= LEAST_SHARE
     ]
     window = ("window",) if policies["window"].nunique() > 1 else ()
     columns: Columns = [
@@ -216,7 +217,7 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         "throughput",
         Column("versions", "versions/s"),
     ]
-    printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
+    printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", "accepted", "in_vain", *idle])
     theories = [
         TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None
         for row in policies.itertuples()
@@ -230,8 +231,8 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     ]
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short "
-        "traces may exceed; parts of the workers' time; "
-        "staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
+        "traces may exceed; parts of the workers' time; accepted, in vain: computing gradients "
+        "that the server accepts, or not; staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
         f"{table_text(printed)}\n"
     )
 

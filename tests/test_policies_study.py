@@ -2,11 +2,13 @@
 
 import contextlib
 import io
+import re
 
 import numpy as np
 import pytest
 
 from asyncsim import study, theory
+from asyncsim.base.console import number_text
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -49,6 +51,9 @@ def test_tables_are_of_the_traces_and_the_runs(results):
         found = [trace.summary() for trace in traces]
         assert row["throughput"] == pytest.approx(np.mean([one["throughput"] for one in found]))
         assert row["in_vain"] == pytest.approx(np.mean([one["lost_time_share"] for one in found]))
+        accepted = np.mean([one["counted_share"] for one in found])
+        assert row["computing"] - row["in_vain"] == pytest.approx(accepted)
+        assert re.search(rf" {re.escape(policy)} .* {number_text(accepted)} ", printed)
         assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
         known = theory.throughput_theory(traces[0].cluster)
         assert (row["theory"], row["theory_name"], row["exact"]) == (
