@@ -217,7 +217,9 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         "throughput",
         Column("versions", "versions/s"),
     ]
-    printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", "accepted", "in_vain", *idle])
+    printed = with_titles(
+        policies, [*columns, "staleness_mean", "staleness_q99", "accepted", "in_vain", *idle]
+    )
     theories = [
         TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None
         for row in policies.itertuples()

@@ -9,6 +9,7 @@ import pytest
 
 from asyncsim import study, theory
 from asyncsim.base.console import number_text
+from asyncsim.pages.page import two_runs
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -129,6 +130,13 @@ def test_each_policy_and_window_is_at_its_best_rate():
             row.time_to_target
         )
     assert len(figures.loss(finished).axes) == 2
+
+
+def test_the_page_names_the_policy_of_the_run_with_the_least_loss(results):
+    finished, _ = results
+    least = finished.summary.sort_values("train_loss").iloc[0]
+    ((title, _, _),) = two_runs(finished.folder)
+    assert title == f"downpour, {least['policy']}, seed {least['seed']}"
 
 
 def test_the_bars_are_the_parts_of_the_time(results):
