@@ -59,9 +59,10 @@ def checkpoint(finished: Finished) -> Figure:
         best = f"Daly's, {best},"
     elif usual["multiple"] == 1:
         also = f"; Daly's, {number_text(daly)} s, {usual['goodput']:.1%}"
+    excess = _excess(table["law"] - table["goodput"])
     figure.set_label(
         f"Of {counted(len(table), 'interval')}, {best} keeps the largest share "
-        f"({top['goodput']:.1%}{also}); the law predicts {_excess(table['law'] - table['goodput'])}."
+        f"({top['goodput']:.1%}{also}); the law predicts {excess}."
     )
     return figure
 

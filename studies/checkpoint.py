@@ -201,12 +201,9 @@ def _verdict(table: pd.DataFrame, best: float, seeds: int) -> str:
     top = table.loc[table["goodput"].idxmax()]
     noise = np.hypot(daly["goodput_sd"], top["goodput_sd"])
     advised = daly if top["goodput"] - daly["goodput"] <= noise else top
-    is_daly = advised["multiple"] == 1
-    name = (
-        "Daly's interval" if is_daly else f"{number_text(advised['multiple'])} of Daly's interval"
-    )
+    multiple = "" if advised["multiple"] == 1 else f"{number_text(advised['multiple'])} of "
     clauses = [
-        f"save every {number_text(advised['interval'])} s ({name}): it keeps "
+        f"save every {number_text(advised['interval'])} s ({multiple}Daly's interval): it keeps "
         f"{advised['goodput']:.1%} of the time"
     ]
     ratios = table["interval"] / advised["interval"]

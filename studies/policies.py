@@ -22,7 +22,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import Column, Columns, with_titles
+from asyncsim.study.columns import Column, Columns, with_titles, without_constants
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
@@ -209,17 +209,12 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         for part in Phases._fields
         if part != "computing" and policies[part].max() >= LEAST_SHARE
     ]
-    window = ("window",) if policies["window"].nunique() > 1 else ()
+    shared, rest = without_constants(policies, ("workers", "window"))
     columns: Columns = [
-        "workers",
-        *window,
-        "policy",
-        "throughput",
-        Column("versions", "versions/s"),
+        *("workers", "window", "policy", "throughput", Column("versions", "versions/s")),
+        *("staleness_mean", "staleness_q99", "accepted", "in_vain", *idle),
     ]
-    printed = with_titles(
-        policies, [*columns, "staleness_mean", "staleness_q99", "accepted", "in_vain", *idle]
-    )
+    printed = with_titles(rest, columns)
     theories = [
         TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None
         for row in policies.itertuples()
@@ -232,9 +227,10 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()
     ]
     return (
-        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short "
-        "traces may exceed; parts of the workers' time; accepted, in vain: computing gradients "
-        "that the server accepts, or not; staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
+        f"{shared}means over {counted(traces, 'trace')}; theory: commits/s in the long run, which "
+        "short traces may exceed; parts of the workers' time; accepted, in vain: computing "
+        "gradients that the server accepts, or not; staleness in versions; commits of a worker: "
+        "the least and the most, relative to the mean\n"
         f"{table_text(printed)}\n"
     )
 

@@ -347,6 +347,9 @@ def test_the_page_in_a_browser(animated, tmp_path):
       result.title = document.title;
       result.hacked = window.hacked === 1;
       result.hint = document.querySelector("#answer .more-columns").textContent;
+      const isWrong = (node) =>
+        (node.scrollWidth > node.clientWidth) === (node.previousSibling.textContent === "");
+      result.wrongHints = [...document.querySelectorAll(".scroll")].filter(isWrong).length;
       const heads = [...document.querySelectorAll("th")];
       const head = heads.find((head) => head.textContent === "training loss");
       const rows = head.closest("table").tBodies[0].rows;
@@ -375,6 +378,7 @@ def test_the_page_in_a_browser(animated, tmp_path):
         animated / "report.html", script, tmp_path, "--window-size=1200,900"
     )
     assert found["failed"] == [] and errors == "" and not found["hacked"]
+    assert found["wrongHints"] == 0
     assert re.fullmatch(r"scroll for \d+ more columns", found["hint"])
     assert found["title"] == "compare: quadratic" and found["moves"] and found["plays"] == "Pause"
     assert found["up"] == sorted(found["up"]) and found["down"] == sorted(

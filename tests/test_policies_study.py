@@ -54,7 +54,7 @@ def test_tables_are_of_the_traces_and_the_runs(results):
         assert row["in_vain"] == pytest.approx(np.mean([one["lost_time_share"] for one in found]))
         accepted = np.mean([one["counted_share"] for one in found])
         assert row["computing"] - row["in_vain"] == pytest.approx(accepted)
-        assert re.search(rf" {re.escape(policy)} .* {number_text(accepted)} ", printed)
+        assert re.search(rf"\b{re.escape(policy)} .* {number_text(accepted)} ", printed)
         assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
         known = theory.throughput_theory(traces[0].cluster)
         assert (row["theory"], row["theory_name"], row["exact"]) == (
@@ -81,6 +81,7 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     assert times["time_to_target"].is_monotonic_increasing and times["above_low"].notna().any()
     assert "not distinguishable" in printed or "distinguishable from all others" in printed
     assert "4.00 (nobody waits)" in printed
+    assert printed.startswith("workers 4; window 1; means over 2 traces; ")
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 
 

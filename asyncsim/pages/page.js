@@ -90,8 +90,8 @@ function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
   });
   fill();
   function measure() {
-    const edge = scroll.scrollLeft + scroll.clientWidth + 1;
-    const beyond = [...head.children].filter((cell) => cell.offsetLeft + cell.offsetWidth > edge).length;
+    const edge = scroll.getBoundingClientRect().left + scroll.clientWidth + 1;
+    const beyond = [...head.children].filter((cell) => cell.getBoundingClientRect().right > edge).length;
     scroll.classList.toggle("more", beyond > 0);
     hint.textContent = beyond ? `scroll for ${beyond} more ${beyond === 1 ? "column" : "columns"}` : "";
   }
