@@ -349,7 +349,7 @@ def test_the_page_in_a_browser(animated, tmp_path):
       result.hint = document.querySelector("#answer .more-columns").textContent;
       const isWrong = (node) =>
         (node.scrollWidth > node.clientWidth) === (node.previousSibling.textContent === "");
-      result.wrongHints = [...document.querySelectorAll(".scroll")].filter(isWrong).length;
+      result.wrongHints = [...document.querySelectorAll("#answer .scroll")].filter(isWrong).length;
       const heads = [...document.querySelectorAll("th")];
       const head = heads.find((head) => head.textContent === "training loss");
       const rows = head.closest("table").tBodies[0].rows;

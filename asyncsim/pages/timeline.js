@@ -115,7 +115,8 @@ function timeline(show, trace, place) {
   }
   const outages = show.marks.filter(([worker]) => worker < 0);
   const kinds = new Set(show.marks.filter(([worker]) => worker >= 0).map(([, kind]) => kind));
-  const signs = [["cross", [...kinds].join(" or ")], ["band", outages.length && "outage"], ["bar", outages.length && "end of an outage, above it the restored version"]];
+  const signs = [["cross", [...kinds].join(" or ")], ["band", outages.length && "outage"],
+    ["bar", outages.length && "end of an outage, above it the restored version"], ["thin bar", show.rounds && "new version"]];
   for (const [sign, text] of signs) {
     if (!text) continue;
     const entry = element("span", null, legend);
