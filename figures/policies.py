@@ -34,6 +34,8 @@ from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 from asyncsim.traces.phases import IN_WORDS, Phases
 
+#: The axis is extended to a target that is at most this many times lower than the losses.
+_TARGET_BELOW = 10
 _COLUMNS = ("workers", "window", "policy", *Phases._fields, "in_vain", "throughput")
 
 
@@ -100,9 +102,14 @@ def loss(finished: Finished) -> Figure | None:
     all_curves = list(
         itertools.chain.from_iterable(curves.values() for curves in curves_of.values())
     )
-    scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(all_curves)
+    scale, low, high = (
+        ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(all_curves)
+    )
+    target = finished.config["target"]
+    if scale == "log" and low / _TARGET_BELOW <= target < low:
+        low = target / 1.1
     for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=True):
-        scale_losses(axes, *scale)
+        scale_losses(axes, scale, low, high)
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
@@ -113,7 +120,10 @@ def loss(finished: Finished) -> Figure | None:
         axes.set_ylabel(axis_of(quantity))
     where = f"with {title_parts[0]}," if len(groups) > 1 else ""
     rising = quantity.endswith("accuracy")
-    figure.set_label(findings.end(curves, named, axis_of(quantity), where, rising))
+    finding = findings.end(curves, named, axis_of(quantity), where, rising)
+    panels_text = ", a panel for each method and cluster" if len(groups) > 1 else ""
+    described = f"The {axis_of(quantity)} under each policy against simulated time{panels_text}."
+    figure.set_label(finding or described)
     handles = layout.labelled(figure)
     if any(curve.ends for curve in all_curves):
         (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)

@@ -26,6 +26,7 @@ from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import JobOptions, LawLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.ranking import ONE_SEED
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import checkpoint_efficiency, daly_interval, young_interval
 from asyncsim.traces.trace_summary import kept_versions
@@ -118,8 +119,9 @@ def run(config: Config) -> Result:
             f"optimum by the law of Young {number_text(young_interval(saving, every))} s, of Daly "
             f"{number_text(daly_interval(saving, every))} s"
         )
+        verdict = _verdict(table, best, summary["seed"].nunique())
         example = "at Daly's interval, seed 0", rounds
-        present(folder, {TABLE: table}, text, verdict=_verdict(table, best), example=example)
+        present(folder, {TABLE: table}, text, verdict=verdict, example=example)
 
     record = config.options_record("checkpoint")
     return run_jobs("checkpoint", config, record, jobs, executor_of(config, ()), conclude)
@@ -127,6 +129,8 @@ def run(config: Config) -> Result:
 
 #: Rounds of the timeline on the study's page, some crashes long by default.
 _ROUNDS_SHOWN = 1000
+#: Fewest intervals for a statement about the parabola.
+_FOR_A_PARABOLA = 5
 
 _COLUMNS = (
     Column("interval", "interval (s)"),
@@ -188,17 +192,32 @@ def _measured(config: Config, multiple: float, seed: int) -> Tables:
     return {results.SUMMARY: [row]}
 
 
-def _verdict(table: pd.DataFrame, best: float) -> str:
-    """Say where the best interval is, and what Daly's costs beside the best."""
+def _verdict(table: pd.DataFrame, best: float, seeds: int) -> str:
+    """Recommend the interval with the highest goodput, or Daly's if the noise hides a difference.
+
+    ``best``: the interval at the top of the parabola, stated from five intervals and two seeds on.
+    """
     daly = table.iloc[(table["multiple"] - 1).abs().argmin()]
     top = table.loc[table["goodput"].idxmax()]
-    share = number_text(best * daly["multiple"] / daly["interval"])
-    text = (
-        f"the work of {daly['goodput']:.1%} of the time is kept with Daly's interval, "
-        f"{number_text(daly['interval'])} s; a parabola through the points has its top at "
-        f"{number_text(best)} s, {share} of Daly's"
-    )
     noise = np.hypot(daly["goodput_sd"], top["goodput_sd"])
-    if top["multiple"] != daly["multiple"] and not top["goodput"] - daly["goodput"] <= noise:
-        text += f"; {number_text(top['interval'])} s keeps {top['goodput']:.1%}"
-    return text if table["goodput_sd"].notna().any() else f"{text}; one seed shows no noise"
+    advised = daly if top["goodput"] - daly["goodput"] <= noise else top
+    multiple = "" if advised["multiple"] == 1 else f"{number_text(advised['multiple'])} of "
+    clauses = [
+        f"save every {number_text(advised['interval'])} s ({multiple}Daly's interval): it keeps "
+        f"{advised['goodput']:.1%} of the time"
+    ]
+    ratios = table["interval"] / advised["interval"]
+    nearby = []
+    for ratio, words in ((0.5, "twice as often"), (2.0, "half as often")):
+        row = table.loc[np.log(ratios / ratio).abs().idxmin()]
+        if row["interval"] != advised["interval"]:
+            is_close = np.isclose(row["interval"], ratio * advised["interval"])
+            often = words if is_close else f"every {number_text(row['interval'])} s"
+            nearby.append(f"{often} keeps {row['goodput']:.1%}")
+    clauses += [", ".join(nearby)] if nearby else []
+    if len(table) >= _FOR_A_PARABOLA and seeds > 1:
+        share = number_text(best * daly["multiple"] / daly["interval"])
+        clauses.append(
+            f"a parabola through the points has its top at {number_text(best)} s, {share} of Daly's"
+        )
+    return "; ".join([*clauses, *([ONE_SEED] if seeds == 1 else [])])

@@ -18,7 +18,7 @@ from asyncsim.base.console import counted, number_text, percent_text
 from asyncsim.base.errors import require_nonnegative
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, text_of, without_constants
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, present, read, trace_means
 from asyncsim.study.ranking import means
@@ -204,13 +204,15 @@ def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     counts = (
         f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: per worker and hour"
     )
+    shared, goodput_rest = without_constants(goodput, _CLUSTER)
+    _, times_rest = without_constants(times, _CLUSTER)
     present(
         folder,
         {GOODPUT: goodput, TIMES: times},
-        f"{counts}; parts of the workers' time; remaining: part of the throughput with the fewest "
-        "deaths",
-        f"{text_of(goodput, columns)}\n",
-        f"simulated time until {target} is reached\n{text_of(times)}",
+        f"{shared}{counts}; parts of the workers' time; remaining: part of the throughput with the "
+        "fewest deaths",
+        f"{text_of(goodput_rest, columns)}\n",
+        f"{shared}simulated time until {target} is reached\n{text_of(times_rest)}",
         verdict=_verdict(goodput, summary.assign(died=files.map(died)))
         + (" (one seed)" if summary["seed"].nunique() == 1 else ""),
     )

@@ -2,11 +2,11 @@
 
 Clusters that differ only in the policy have the same random numbers. By default every worker is
 five times as slow once in twenty local steps. Prints for each policy the accepted commits per
-second beside the theoretical maximum, the parts of the workers' time (computing, sending, waiting,
-held), the spread of their shares and the staleness; and for each method the time to a training
-loss, the best policies, and how sure that is. Writes these as tables, beside traces, runs, a
-summary and figures. Without any method (--methods, and nothing after it) it computes no gradients:
-traces, their table and its figure.
+second beside the theoretical maximum, the parts of the workers' time (computing accepted gradients,
+computing in vain, sending, waiting, held), the spread of their shares and the staleness; and for
+each method the time to a training loss, the best policies, and how sure that is. Writes these as
+tables, beside traces, runs, a summary and figures. Without any method (--methods, and nothing after
+it) it computes no gradients: traces, their table and its figure.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import Column, Columns, with_titles
+from asyncsim.study.columns import Column, Columns, with_titles, without_constants
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
 from asyncsim.study.ranking import (
@@ -211,20 +211,18 @@ def _conclude(
 
 
 def _policies_text(policies: pd.DataFrame, traces: int) -> str:
-    parts = [
+    policies = policies.assign(accepted=policies["computing"] - policies["in_vain"])
+    idle = [
         part
-        for part in (*Phases._fields, "in_vain")
-        if part == "in_vain" or policies[part].max() >= LEAST_SHARE
+        for part in Phases._fields
+        if part != "computing" and policies[part].max() >= LEAST_SHARE
     ]
-    window = ("window",) if policies["window"].nunique() > 1 else ()
+    shared, rest = without_constants(policies, ("workers", "window"))
     columns: Columns = [
-        "workers",
-        *window,
-        "policy",
-        "throughput",
-        Column("versions", "versions/s"),
+        *("workers", "window", "policy", "throughput", Column("versions", "versions/s")),
+        *("staleness_mean", "staleness_q99", "accepted", "in_vain", *idle),
     ]
-    printed = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
+    printed = with_titles(rest, columns)
     theories = [
         TheoryValue(row.theory, row.theory_name, row.exact) if row.theory_name else None
         for row in policies.itertuples()
@@ -237,9 +235,10 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
         f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()
     ]
     return (
-        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run, which short "
-        "traces may exceed; parts of the workers' time; "
-        "staleness in versions; commits of a worker: the least and the most, relative to the mean\n"
+        f"{shared}means over {counted(traces, 'trace')}; theory: commits/s in the long run, which "
+        "short traces may exceed; parts of the workers' time; accepted, in vain: computing "
+        "gradients that the server accepts, or not; staleness in versions; commits of a worker: "
+        "the least and the most, relative to the mean\n"
         f"{table_text(printed)}\n"
     )
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from asyncsim import Cluster, failures, methods, problems, replay, simulate, study
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 from asyncsim.traces.trace_summary import kept_versions
 
@@ -62,10 +63,18 @@ def test_a_replay_goes_on_from_the_checkpoint():
     assert run.evaluations["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-9)
 
 
-def test_goodput_by_interval(tmp_path):
+def test_goodput_by_interval(tmp_path, capsys):
     options = checkpoint.Config(
         workers=4, crashes=30, seeds=1, intervals=(0.5, 1.0, 2.0), out=tmp_path / "out"
     )
     checkpoint.run(options)
     table = read(tmp_path / "out", "checkpoint").table(checkpoint.TABLE)
     np.testing.assert_allclose(table["goodput"], table["law"], rtol=0.08)
+    printed = capsys.readouterr().out
+    assert "verdict: save every 255 s (Daly's interval): it keeps " in printed
+    assert "half as often keeps" in printed and "parabola" not in printed
+    assert "one seed cannot show the noise" in printed and "checkpoint=255 s" in printed
+    figure = figures_of("checkpoint").checkpoint(read(tmp_path / "out", "checkpoint"))
+    assert figure.get_label().startswith("Of 3 intervals, Daly's, 255 s, keeps the largest share (")
+    (law,) = [line for line in figure.axes[0].lines if line.get_label().startswith("law")]
+    assert len(law.get_xdata()) > 3 * len(table)

@@ -346,6 +346,10 @@ def test_the_page_in_a_browser(animated, tmp_path):
     script = """
       result.title = document.title;
       result.hacked = window.hacked === 1;
+      result.hint = document.querySelector("#answer .more-columns").textContent;
+      const isWrong = (node) =>
+        (node.scrollWidth > node.clientWidth) === (node.previousSibling.textContent === "");
+      result.wrongHints = [...document.querySelectorAll("#answer .scroll")].filter(isWrong).length;
       const heads = [...document.querySelectorAll("th")];
       const head = heads.find((head) => head.textContent === "training loss");
       const rows = head.closest("table").tBodies[0].rows;
@@ -374,6 +378,8 @@ def test_the_page_in_a_browser(animated, tmp_path):
         animated / "report.html", script, tmp_path, "--window-size=1200,900"
     )
     assert found["failed"] == [] and errors == "" and not found["hacked"]
+    assert found["wrongHints"] == 0
+    assert re.fullmatch(r"scroll for \d+ more columns", found["hint"])
     assert found["title"] == "compare: quadratic" and found["moves"] and found["plays"] == "Pause"
     assert found["up"] == sorted(found["up"]) and found["down"] == sorted(
         found["down"], reverse=True
@@ -488,3 +494,13 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
     assert not errors and not result["failed"]
     assert f"read version {read} at" in result["text"]
     assert f"staleness {columns['staleness'][row]}." in result["text"]
+
+
+@pytest.mark.full
+def test_a_page_shows_a_run_with_crashes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ("--workers=3", "--steps=60", "--seeds=1", "--problem=quadratic")
+    further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "0", "100")
+    assert study.main(["failures", *options, *further]) == 0
+    ((title, _, trace),) = page.two_runs(Path("results/failures"))
+    assert title == "downpour, deaths 100, seed 0" and len(trace.absences)

@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import re
 
 import numpy as np
 import pytest
 
 from asyncsim import study, theory
 from asyncsim.base.console import number_text
+from asyncsim.pages.page import two_runs
 from asyncsim.study import ranking
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
@@ -52,6 +54,9 @@ def test_tables_are_of_the_traces_and_the_runs(results):
         found = [trace.summary() for trace in traces]
         assert row["throughput"] == pytest.approx(np.mean([one["throughput"] for one in found]))
         assert row["in_vain"] == pytest.approx(np.mean([one["lost_time_share"] for one in found]))
+        accepted = np.mean([one["counted_share"] for one in found])
+        assert row["computing"] - row["in_vain"] == pytest.approx(accepted)
+        assert re.search(rf"\b{re.escape(policy)} .* {number_text(accepted)} ", printed)
         assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
         known = theory.throughput_theory(traces[0].cluster)
         assert (row["theory"], row["theory_name"], row["exact"]) == (
@@ -78,6 +83,7 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     assert times["time_to_target"].is_monotonic_increasing and times["above_low"].notna().any()
     assert "not distinguishable" in printed or "distinguishable from all others" in printed
     assert "4.00 (nobody waits)" in printed
+    assert printed.startswith("workers 4; window 1; means over 2 traces; ")
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 
 
@@ -156,6 +162,13 @@ def test_each_policy_and_window_is_at_its_best_rate():
             row.time_to_target
         )
     assert len(figures.loss(finished).axes) == 2
+
+
+def test_the_page_names_the_policy_of_the_run_with_the_least_loss(results):
+    finished, _ = results
+    least = finished.summary.sort_values("train_loss").iloc[0]
+    ((title, _, _),) = two_runs(finished.folder)
+    assert title == f"downpour, {least['policy']}, seed {least['seed']}"
 
 
 def test_the_bars_are_the_parts_of_the_time(results):

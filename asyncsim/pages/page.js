@@ -44,9 +44,9 @@ function lossAt(film, time) {
   return last;
 }
 
-/** Draw a table whose columns sort. Wide ones are printed as a paragraph for each row. */
+/** Draw a table whose columns sort, with the number of columns that are out of view. Wide ones are printed as a paragraph for each row. */
 function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
-  const scroll = element("div", null, parent, "scroll");
+  const hint = element("p", null, parent, "faint more-columns"), scroll = element("div", null, parent, "scroll");
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", name);
@@ -89,6 +89,14 @@ function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
     button.onclick = () => sort(i);
   });
   fill();
+  function measure() {
+    const edge = scroll.getBoundingClientRect().left + scroll.clientWidth + 1;
+    const beyond = [...head.children].filter((cell) => cell.getBoundingClientRect().right > edge).length;
+    scroll.classList.toggle("more", beyond > 0);
+    hint.textContent = beyond ? `scroll for ${beyond} more ${beyond === 1 ? "column" : "columns"}` : "";
+  }
+  new ResizeObserver(measure).observe(scroll);
+  scroll.onscroll = measure;
 }
 
 /** Draw a table of a file: a link to it, and the meaning of its columns. */

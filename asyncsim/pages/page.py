@@ -238,9 +238,9 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
     several workers.
 
     The study's table `results.RANKING` has the order of the methods and the rate of each; the run
-    is the method's first at this rate. In a study without that table the runs are on the study's
-    first trace, each with its method's least training loss at the end. Without ``--animate`` only
-    the best method is returned, because the staleness is then the same for all.
+    is the method's first at this rate. Without that table it is the method's run with the least
+    training loss at the end, among the runs with failures if there are any. Without ``--animate``
+    only the best method is returned, because the staleness is then the same for all.
     """
     config = results.config_of(folder)
     try:
@@ -251,31 +251,58 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
         ]
         # One worker alone has no staleness: it is shown only if no run has several.
         rows = [row for row in rows if row.get("trace.workers") != "1"] or rows
-        best: dict[str, tuple[float, dict[str, str]]] = {}
-        for row in rows:
-            loss = float(row.get("train_loss") or "nan")
-            loss = loss if np.isfinite(loss) else np.inf
-            previous = best.get(row["method"])
-            if row["trace_file"] == rows[0]["trace_file"] and (
-                previous is None or loss < previous[0]
-            ):
-                best[row["method"]] = loss, row
-        ordered = [row for _, row in sorted(best.values(), key=lambda pair: -pair[0])]
         if (folder / results.RANKING).exists():
-            ordered = _in_order_of_table(folder, rows)[::-1]
-        chosen = ordered[:: max(1, len(ordered) - 1)] if config.get("animate") else ordered[-1:]
-        rates = len({row.get("method.learning_rate") for row in rows}) > 1
-        titled = []
-        for row in chosen:
-            rate = f" at rate {row.get('method.learning_rate')}" if rates else ""
-            run, trace = (
+            ordered = _in_order_of_table(folder, rows)
+        else:
+            best: dict[str, dict[str, str]] = {}
+            for row in sorted(list(filter(_has_failures, rows)) or rows, key=_loss_at_the_end):
+                best.setdefault(row["method"], row)
+            ordered = list(best.values())
+        ends = ordered[:: max(1, len(ordered) - 1)] if config.get("animate") else ordered[:1]
+        return [
+            (
+                _title_of(row, rows),
                 Run.load(within(folder, row["run_folder"])),
                 Trace.load(within(folder, row["trace_file"])),
             )
-            titled.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
-        return titled
+            for row in reversed(ends)
+        ]
     except (InputError, OSError, ValueError, KeyError, csv.Error):  # a damaged folder
         return []
+
+
+def _has_failures(row: Mapping[str, str]) -> bool:
+    """Return whether a crash, a departure or a restored checkpoint cost time in a summary's run."""
+    lost = (row.get(f"trace.lost_to_{part}") or "0" for part in ("failed", "restoring"))
+    return any(float(share) > 0 for share in lost)
+
+
+def _loss_at_the_end(row: Mapping[str, str]) -> float:
+    loss = float(row.get("train_loss") or "nan")
+    return loss if np.isfinite(loss) else np.inf
+
+
+def _title_of(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
+    """Name a run by its method and the options that differ between the runs of a study.
+
+    In a summary the options of the cluster precede the method. A number has the name of its option.
+    """
+    columns, rate = list(row), "method.learning_rate"
+    varied = [
+        name
+        for name in (*columns[: columns.index("method")], *({rate} & row.keys()))
+        if name != "learning_rate" and row[name] and len({other[name] for other in rows}) > 1
+    ]
+    title = row["method"]
+    if rate in varied:
+        title += f" at rate {row[rate]}"
+        varied.remove(rate)
+    for name in varied:
+        try:
+            title += f", {name.replace('_', ' ')} {float(row[name]):g}"
+        except ValueError:
+            title += f", {row[name].removesuffix('()')}"
+    return f"{title}, seed {row.get('seed')}"
 
 
 def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:

@@ -113,6 +113,16 @@ function timeline(show, trace, place) {
     element("i", null, entry).style.background = color;
     entry.appendChild(document.createTextNode(name));
   }
+  const outages = show.marks.filter(([worker]) => worker < 0);
+  const kinds = new Set(show.marks.filter(([worker]) => worker >= 0).map(([, kind]) => kind));
+  const signs = [["cross", [...kinds].join(" or ")], ["band", outages.length && "outage"],
+    ["bar", outages.length && "end of an outage, above it the restored version"], ["thin bar", show.rounds && "new version"]];
+  for (const [sign, text] of signs) {
+    if (!text) continue;
+    const entry = element("span", null, legend);
+    element("i", sign === "cross" ? "\u00d7" : null, entry, sign);
+    entry.appendChild(document.createTextNode(text));
+  }
   const controls = element("div", null, place, "controls");
   const choices = [["all", "all, by number"], ["slow", "all, fewest commits first"], ["stale", "all, stalest first"],
     ["slowest", "the ten with the fewest commits"], ["fastest", "the ten with the most commits"], ["followed", `the followed ${show.noun}`]];
@@ -212,9 +222,7 @@ function timeline(show, trace, place) {
     pen.clip();
     const from = lowest(commits.time, min), to = lowest(commits.time, max);
     const ink = css("--ink"), accent = css("--mark");
-    pen.textAlign = "left";
-    let free = left;  // where the next text may begin
-    for (const [worker, kind, begin, end, version] of show.marks) {
+    for (const [worker, , begin, end] of show.marks) {
       pen.fillStyle = pen.strokeStyle = ink;
       pen.lineWidth = 1.5;
       if (worker >= 0 && row[worker] >= 0) {
@@ -227,10 +235,6 @@ function timeline(show, trace, place) {
         pen.fillRect(x(begin), top, x(until) - x(begin), height);
         pen.globalAlpha = 1;
         line(pen, [x(until), top], [x(until), top + height]);
-        const text = `${kind}${version >= 0 ? `, restored version ${version}` : ""}`, at = Math.max(x(until) + 3, left);
-        if (until < min || begin > max || at < free) continue;
-        free = at + pen.measureText(text).width + 6;
-        pen.fillText(text, at, top + 10);
       }
     }
     if (show.rounds && to - from < 2000) {
@@ -279,6 +283,18 @@ function timeline(show, trace, place) {
       for (const i of between(chosen)) if (row[commits.worker[i]] >= 0) disc(pen, x(commits.time[i]), middle(commits.worker[i]), 3);
     }
     pen.restore();
+    // The restored versions stand above the lanes: in words or as a number, as far as they fit.
+    const restored = outages.filter(([, , , end, version]) => version >= 0 && end >= min && end <= max);
+    let free = left;
+    pen.fillStyle = ink;
+    pen.textAlign = "left";
+    restored.forEach(([, , , end, version], i) => {
+      const limit = i + 1 < restored.length ? x(restored[i + 1][3]) : left + width, at = x(end);
+      const text = [`back at version ${version}`, String(version)].find((words) => at + pen.measureText(words).width <= limit);
+      if (text === undefined || at < free) return;
+      free = at + pen.measureText(`${text} `).width;
+      pen.fillText(text, at, top - 8 * window.devicePixelRatio);
+    });
   }
 
   /** Return the commits between a commit and its read. */
@@ -381,6 +397,7 @@ function timeline(show, trace, place) {
   }
 
   const lanes = base(heightOfLanes, show.noun, curves.length === 0);
+  if (outages.length) lanes.padding[0] = 24;
   lanes.scales.y = { range: () => [0, order.length], dir: -1 };
   lanes.axes[1].splits = () => {
     const every = Math.max(1, Math.ceil((order.length * 16) / heightOfLanes));
