@@ -14,8 +14,8 @@ from asyncsim.study.finished import PAPERS, figures, study_of
 from asyncsim.study.results import unfinished
 
 _USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper, of several studies
-       asyncsim figures FOLDER           redraw the figures of one study into its folder; if the
-                                         folder has a paper's name, write ./FOLDER
+       asyncsim figures FOLDER           redraw the figures and the page of one study into its
+                                         folder; if the folder has a paper's name, write ./FOLDER
 
 options of both:
   --width INCHES         width of every figure, from 1 to 20
@@ -74,14 +74,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def draw_folder(folder: Path) -> list[Path]:
     """Redraw the figures and the page of a study into its folder; return the written files."""
-    _, study = study_of(folder)
+    study_of(folder)
     with reading_results(folder), collecting(unfinished(folder)) as drawn:
-        paths = finished.draw(folder)
-        if not paths:
-            raise InputError(
-                f"folder = {str(folder)!r}: there are no figures of the study {study!r}"
-            )
-        return [*paths, write_page(folder, drawn)]
+        return [*finished.draw(folder), write_page(folder, drawn)]
 
 
 def draw_page(folder: Path, out: Path) -> Path:
