@@ -137,15 +137,16 @@ def write_animation(
 
 
 def _timelines(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> list[dict[str, Any]]:
-    """Return the timelines of the runs, the best run's last; without runs, of an example or the
-    first trace.
+    """Return the timelines of the runs, the best run's last; without runs, of an example, the first
+    trace or the first recording.
     """
     if chosen:
         return [timeline(title, trace, run) for title, run, trace in chosen]
-    traces = sorted(folder.glob("traces/**/*.parquet"))
-    for file in (*folder.glob(f"{EXAMPLE}/*.parquet"), *traces):
-        with contextlib.suppress(InputError, OSError):  # damaged, or reads at several servers
-            return [timeline(file.stem, Trace.load(file))]
+    for pattern in (f"{EXAMPLE}/*.parquet", "traces/**/*.parquet", "recordings/*/trace.parquet"):
+        for file in sorted(folder.glob(pattern)):
+            name = file.parent.name if file.stem == "trace" else file.stem
+            with contextlib.suppress(InputError, OSError):  # damaged, or reads at several servers
+                return [timeline(name, Trace.load(file))]
     return []
 
 
