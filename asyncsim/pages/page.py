@@ -38,6 +38,7 @@ from asyncsim.study import results
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import EXAMPLE
 from asyncsim.study.loading import studies
+from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 
 #: The file with a study's printed text.
@@ -90,6 +91,11 @@ def write_page(
     title = f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study
     unfinished = results.unfinished(folder)
     of = f" ({unfinished})" if unfinished else ""
+    # Behind a barrier no read is stale: without positions no worker would move.
+    moves = config.get("animate") or any(
+        trace.protocol == GOSSIP or trace.accepted.frame["staleness"].any()
+        for _, _, trace in chosen
+    )
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
     verdict, answer = split(read_text(printed) if printed.exists() else "")
     page = {
@@ -108,7 +114,7 @@ def write_page(
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
         "timelines": _timelines(folder, chosen),
-        "animation": animation(chosen, _FRAMES) if chosen else None,
+        "animation": animation(chosen, _FRAMES) if chosen and moves else None,
     }
     if out is not None:
         return _write(out, page)
