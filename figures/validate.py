@@ -78,8 +78,8 @@ def agreement(finished: Finished) -> Figure:
     )
     largest = max(table["loss_free"].max() for runs in tables.values() for table in runs)
     figure.set_label(
-        f"{summary['holds'].sum()} of {counted(len(summary), 'recording')} agree with their "
-        f"replays within the bar of {summary['bar'].iloc[0]:g}; losses of free replays differ by "
+        f"Replays agree with {summary['holds'].sum()} of {counted(len(summary), 'recording')} "
+        f"within the bar of {summary['bar'].iloc[0]:g}; losses of free replays differ by "
         f"at most {largest:.1g}."
     )
     layout.title(

@@ -32,15 +32,13 @@ _POINTS, _PARTS = 100, 10
 #: version.
 _BEGINNING = 10
 #: Explanation above the table.
-_LEGEND = f"""Central over proxy energy. For the whole vector: the median of the first \
-{_BEGINNING} worker steps, the
-highest later median of a stretch, the median of the last tenth. Then, over the last tenth, \
-quartiles over the weights,
-and the shares of the weights where pi is clipped at 0 and at its upper end, and where update and \
-drift have opposite
-signs. Ratios count commits before which the central variable has moved since the worker's read. \
-Means over the seeds;
-a diverged run counts until its end, except for its loss and its last median."""
+_LEGEND = f"""central over proxy energy, means over the seeds
+of the whole vector: median of the first {_BEGINNING} worker steps, highest later median of a \
+stretch, median of the last tenth
+of the weights: quartiles over the last tenth; shares of the weights where pi is clipped at 0 and \
+at its upper end, and where update and drift have opposite signs
+counted: commits before which the central variable has moved since the worker's read; a diverged \
+run until its end, except for its loss and its last median"""
 _QUARTILES = [f"weight_ratio_{quantile}" for quantile in (25, 50, 75)]
 _SHARES = ["clipped_low", "clipped_high", "opposite_sign"]
 

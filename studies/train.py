@@ -29,6 +29,7 @@ from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
+from asyncsim.study.outcome import leading
 
 #: The columns of the printed table; absent ones are skipped.
 _PRINTED = (
@@ -123,4 +124,6 @@ def _ending(tables: Tables) -> str:
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    present(folder, {}, text_of(summary, _PRINTED))
+    named = summary.rename(columns={"test_loss": "validation_loss"})
+    column = "validation_loss" if "validation_loss" in named else "train_loss"
+    present(folder, {}, text_of(summary, _PRINTED), verdict=leading(named, column=column))

@@ -186,6 +186,6 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         folder,
         {},
         f"replays of the recorded order: largest difference of losses and parameters\n{printed}",
-        verdict=f"{int(summary['holds'].sum())} of {counted(len(summary), 'recording')} agree with "
-        "their replays within the bar",
+        verdict=f"replays agree within the bar with {int(summary['holds'].sum())} of "
+        f"{counted(len(summary), 'recording')}",
     )

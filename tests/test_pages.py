@@ -467,6 +467,18 @@ def unpacked(packed: dict) -> dict[str, np.ndarray]:
     return dict(zip(packed["lengths"], np.split(values, ends[:-1]), strict=True))
 
 
+def test_a_page_without_figures_is_redrawn_with_the_timeline_of_the_first_recording(tmp_path):
+    recording = tmp_path / "recordings" / "gem-seed0"
+    recording.mkdir(parents=True)
+    trace = simulate(Cluster(2, Gamma(1, 0.2)), commits=6, seed=0)
+    trace.save(recording / "trace.parquet")
+    (tmp_path / "config.json").write_text('{"study": "train", "problem": "digits"}')
+    assert main(["figures", str(tmp_path)]) == 0
+    data = data_of(tmp_path / "report.html")
+    (shown,) = data["timelines"]
+    assert (shown["title"], shown["commits"], data["figures"]) == ("gem-seed0", 6, [])
+
+
 def test_a_timeline_of_rollouts_has_a_lane_for_each_slot():
     rollouts = Rollouts(slots=4, length="exponential(1)", batch=4, group=2)
     trace = simulate(Cluster(1, 0.3, rollouts=rollouts), commits=20)

@@ -1,6 +1,7 @@
 """The command ``asyncsim figures``: draws the figures of a paper, or of a folder of results."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,13 +10,13 @@ from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.drawing.look import appearance, collecting
 from asyncsim.drawing.paper import report
 from asyncsim.pages.page import write_page
-from asyncsim.study import finished
+from asyncsim.study import finished, shipped
 from asyncsim.study.finished import PAPERS, figures, study_of
 from asyncsim.study.results import unfinished
 
 _USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper, of several studies
-       asyncsim figures FOLDER           redraw the figures of one study into its folder; if the
-                                         folder has a paper's name, write ./FOLDER
+       asyncsim figures FOLDER           redraw the figures and the page of one study into its
+                                         folder; if the folder has a paper's name, write ./FOLDER
 
 options of both:
   --width INCHES         width of every figure, from 1 to 20
@@ -75,13 +76,13 @@ def main(arguments: Sequence[str]) -> int:
 def draw_folder(folder: Path) -> list[Path]:
     """Redraw the figures and the page of a study into its folder; return the written files."""
     _, study = study_of(folder)
+    if study not in {path.stem for path in shipped("studies").glob("*.py")}:
+        raise InputError(
+            f"folder = {str(folder)!r}: holds {study!r}, which is no shipped study; asyncsim show "
+            f"{shlex.quote(str(folder))} draws its page"
+        )
     with reading_results(folder), collecting(unfinished(folder)) as drawn:
-        paths = finished.draw(folder)
-        if not paths:
-            raise InputError(
-                f"folder = {str(folder)!r}: there are no figures of the study {study!r}"
-            )
-        return [*paths, write_page(folder, drawn)]
+        return [*finished.draw(folder), write_page(folder, drawn)]
 
 
 def draw_page(folder: Path, out: Path) -> Path:

@@ -38,6 +38,7 @@ from asyncsim.study import results
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import EXAMPLE
 from asyncsim.study.loading import studies
+from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 
 #: The file with a study's printed text.
@@ -90,6 +91,11 @@ def write_page(
     title = f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study
     unfinished = results.unfinished(folder)
     of = f" ({unfinished})" if unfinished else ""
+    # Behind a barrier no read is stale: without positions no worker would move.
+    moves = config.get("animate") or any(
+        trace.protocol == GOSSIP or trace.accepted.frame["staleness"].any()
+        for _, _, trace in chosen
+    )
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
     verdict, answer = split(read_text(printed) if printed.exists() else "")
     page = {
@@ -108,7 +114,7 @@ def write_page(
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
         "timelines": _timelines(folder, chosen),
-        "animation": animation(chosen, _FRAMES) if chosen else None,
+        "animation": animation(chosen, _FRAMES) if chosen and moves else None,
     }
     if out is not None:
         return _write(out, page)
@@ -137,15 +143,16 @@ def write_animation(
 
 
 def _timelines(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> list[dict[str, Any]]:
-    """Return the timelines of the runs, the best run's last; without runs, of an example or the
-    first trace.
+    """Return the timelines of the runs, the best run's last; without runs, of an example, the first
+    trace or the first recording.
     """
     if chosen:
         return [timeline(title, trace, run) for title, run, trace in chosen]
-    traces = sorted(folder.glob("traces/**/*.parquet"))
-    for file in (*folder.glob(f"{EXAMPLE}/*.parquet"), *traces):
-        with contextlib.suppress(InputError, OSError):  # damaged, or reads at several servers
-            return [timeline(file.stem, Trace.load(file))]
+    for pattern in (f"{EXAMPLE}/*.parquet", "traces/**/*.parquet", "recordings/*/trace.parquet"):
+        for file in sorted(folder.glob(pattern)):
+            name = file.parent.name if file.stem == "trace" else file.stem
+            with contextlib.suppress(InputError, OSError):  # damaged, or reads at several servers
+                return [timeline(name, Trace.load(file))]
     return []
 
 

@@ -357,7 +357,7 @@ function timeline(show, trace, place) {
     cursor: { y: false, sync: { key: place.id, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { show: false } },
     select: { show: true },
     scales: { x: { time: false, min: 0, max: show.end } },
-    axes: [axis({ show: isLast, label: isLast ? "simulated time (s)" : undefined, labelSize: 16, labelFont: "11px system-ui, sans-serif", size: 30 }),
+    axes: [axis({ show: isLast, label: isLast ? show.time : undefined, labelSize: 16, labelFont: "11px system-ui, sans-serif", size: 30 }),
       axis({ label, size: 58, labelSize: 16, labelFont: "11px system-ui, sans-serif", values: (_, splits) => splits.map((value) => value === null ? "" : round(value)) })],
     hooks: { setSelect: [(plot) => {
       if (plot.select.width > 3) view(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"));
@@ -427,7 +427,7 @@ function timeline(show, trace, place) {
   plots.forEach((plot, k) => {
     const canvas = plot.root.querySelector("canvas");
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", k ? `${curves[k - 1].label} against simulated time` : `phases of ${number(show.lanes)} ${show.noun}s against simulated time`);
+    canvas.setAttribute("aria-label", k ? `${curves[k - 1].label} against ${show.time}` : `phases of ${number(show.lanes)} ${show.noun}s against ${show.time}`);
     plot.over.addEventListener("dblclick", () => view(0, show.end));
     plot.over.addEventListener("wheel", (event) => {
       if (event.ctrlKey || event.metaKey) zoom(event.deltaY > 0 ? 1.25 : 0.8, plot.posToVal(plot.cursor.left, "x"));

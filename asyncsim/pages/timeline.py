@@ -67,6 +67,7 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
         "total": total,
         "end": end,
         "ticks": _TICKS,
+        "time": "time (s)" if trace.cluster is None else "simulated time (s)",
         "phases": list(colors.items()),
         "rounds": bool(trace.rollouts is None and trace.policy.chooses_when_to_reply),
         "gossip": trace.protocol == GOSSIP,
