@@ -53,7 +53,9 @@ QUEUE, PLAIN = "queue", "plain"
 #: Rates at which momentum and plain steps are compared. The last is the equal rate of the queue, in
 #: every case.
 EQUAL_RATE, EQUAL_EFFECTIVE, TUNED, QUEUE_RATE = (
-    *("equal rate", "equal effective rate", "each tuned"),
+    "equal rate",
+    "equal effective rate",
+    "each tuned",
     "equal rate of the queue",
 )
 #: Commits of a trace that measures a limit, parts of its last half, and rates.
@@ -65,7 +67,12 @@ _HALF = 0.5
 #: Options without effect: the study fixes the methods, and evaluates a run at its start and its
 #: end.
 _IGNORED = (
-    *("optimizer", "momentum", "attack", "evaluate_every", "diagnose_every", "diagnose_energy"),
+    "optimizer",
+    "momentum",
+    "attack",
+    "evaluate_every",
+    "diagnose_every",
+    "diagnose_energy",
     "animate",
 )
 

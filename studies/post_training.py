@@ -466,7 +466,8 @@ def _texts(
     shown: Columns = [
         "queue",
         Column("update_time", "s an update"),
-        *("learner_busy", "slots_busy"),
+        "learner_busy",
+        "slots_busy",
         Column("staleness_mean", "staleness"),
         Column("staleness_max", "largest"),
         Column("staleness_tokens_mean", "by tokens"),

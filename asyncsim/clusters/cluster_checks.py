@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 
 #: Entries that only a cluster with a server has; an all-reduce refuses them as well.
 _OF_A_SERVER = (
-    *("service", "shared_bandwidth", "protocol", "exclusive", "discipline", "read_blocks"),
-    *("server_site", "far_every", "servers"),
+    "service",
+    "shared_bandwidth",
+    "protocol",
+    "exclusive",
+    "discipline",
+    "read_blocks",
+    "server_site",
+    "far_every",
+    "servers",
 )
 #: Computations that a message may last before the unit of its bandwidth is questioned.
 _SLOW = 100

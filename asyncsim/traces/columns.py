@@ -104,17 +104,20 @@ READ_COLUMNS = {
 
 #: The columns of the parts of messages, where there are several servers.
 PART_COLUMNS = (
-    *(
-        "part",
-        "commit",
-        "worker",
-        "job",
-        "shard",
-        *READ_COLUMNS.values(),
-        "push_version",
-        "push_time",
-    ),
-    *("arrive_time", "serve_time", "commit_time", "staleness", "version", "outcome"),
+    "part",
+    "commit",
+    "worker",
+    "job",
+    "shard",
+    *READ_COLUMNS.values(),
+    "push_version",
+    "push_time",
+    "arrive_time",
+    "serve_time",
+    "commit_time",
+    "staleness",
+    "version",
+    "outcome",
 )
 
 #: The protocol of traces without a server, and the columns that only their frames have.
