@@ -16,11 +16,9 @@ import pandas as pd
 from asyncsim.base.console import number_text
 from asyncsim.drawing.curves import Curve
 
-#: Ratios from here on are not written: the two values say enough.
-_LARGE_RATIO = 1000
-#: Nor are ratios up to here.
-_EQUAL_RATIO = 1.05
-#: Rows that are named; of more, the first and the number of the others.
+#: Ratios outside of these are not written: the two values say enough.
+_EQUAL_RATIO, _LARGE_RATIO = 1.05, 1000
+#: Largest number of names in a list.
 _NAMED = 3
 
 
@@ -45,7 +43,9 @@ def best(
     rising : bool
         The best value is the highest, not the lowest.
     failed : iterable
-        Rows that are named at the end with ``failure``, as are rows with an infinite mean.
+        Rows that are named at the end, as are rows with an infinite mean.
+    failure : str
+        The words for their failure.
 
     Returns
     -------
@@ -54,15 +54,15 @@ def best(
     """
     if table.empty:
         return ""
+    failed = list(failed)
     table = table.dropna(subset="mean")
-    is_failed = table.index.isin(list(failed)) | ~np.isfinite(table["mean"])
+    is_failed = table.index.isin(failed) | ~np.isfinite(table["mean"])
     rows = table[~is_failed].sort_values("mean", ascending=not rising)
-    lost = dict.fromkeys([*failed, *table.index[is_failed]])
-    clauses = [f"{_listed(lost)} {failure}"] if lost else []
+    failed_names = dict.fromkeys([*failed, *table.index[is_failed]])
+    if len(rows) + len(failed_names) < 2 or not (rows["max"] > rows["min"]).any():
+        return ""
     words, _, unit = quantity.partition(" (")
     unit = f" {unit.removesuffix(')')}" if unit else ""
-    if len(rows) + len(lost) < 2 or not (rows["max"] > rows["min"]).any():
-        return ""
     low, high = ("highest", "lowest") if rising else ("lowest", "highest")
     values = [f"{number_text(mean)}{unit}" for mean in rows["mean"]]
     text = f"the {words} is {low} for {rows.index[0]} ({values[0]})"
@@ -70,7 +70,8 @@ def best(
         text += f", then {rows.index[1]} ({values[1]}{_distance(rows.iloc[0], rows.iloc[1])})"
     if len(rows) > 2:
         text += f", and {high} for {rows.index[-1]} ({values[-1]})"
-    return sentence("; ".join([f"{setting} {text}".strip(), *clauses]))
+    failures = [f"{_listed(failed_names)} {failure}"] if failed_names else []
+    return sentence("; ".join([f"{setting} {text}".strip(), *failures]))
 
 
 def end(
@@ -80,11 +81,16 @@ def end(
     setting: str = "",
     rising: bool = False,
 ) -> str:
-    """State which curve ends best, as `best` does; diverged ones are named at the end."""
+    """State which curve ends best, as `best` does; diverged ones are named at the end.
+
+    ``curves``, ``labels``: by the same names.
+    """
     ends = {}
     for name, curve in curves.items():
         if (finite := np.isfinite(curve.mean)).any():
-            ends[labels[name]] = [values[finite][-1] for values in curve[2:5]]
+            ends[labels[name]] = [
+                values[finite][-1] for values in (curve.mean, curve.low, curve.high)
+            ]
     table = pd.DataFrame.from_dict(ends, "index", columns=["mean", "min", "max"], dtype=float)
     failed = [labels[name] for name, curve in curves.items() if curve.ends]
     return best(table, f"{quantity} at the end", setting, rising, failed)
@@ -104,6 +110,7 @@ def _distance(first: pd.Series, second: pd.Series) -> str:
 
 
 def _listed(names: Iterable[Any]) -> str:
+    """Join names with commas and "and"; of many, name the first and count the others."""
     *rest, last = map(str, names)
     if len(rest) >= _NAMED:
         return f"{rest[0]} and {len(rest)} others"
