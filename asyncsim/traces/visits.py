@@ -173,7 +173,7 @@ def recorded(
     last = float(commits["commit_time"].max())
     is_unique = ~waiting["worker"].duplicated()
     require_column(
-        "present", waiting, "worker", is_unique, "must be there once: no worker waits twice"
+        "present", waiting, "worker", is_unique, "must differ in each row: no worker waits twice"
     )
     in_trace = waiting["arrive_time"] <= last
     rule = f"must not be after the last commit, at {last:g} from the begin"
@@ -272,7 +272,8 @@ def _recorded_without_server(
     for row, sent, shares in zip(rows["row"], sources, weights, strict=True):
         if len(sent) != len(shares):
             raise InputError(
-                f"visits: row {row} has not as many sources as weights; give one for each"
+                f"visits: row {row} has {len(sent)} sources and {len(shares)} weights; give a "
+                "weight for each source"
             )
     earlier = [
         [row_of("visits", row, name) for name in names]
