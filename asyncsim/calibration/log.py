@@ -50,7 +50,7 @@ def read_visits(path: str | Path, unit: str | None = None) -> Trace:
         or longer than a day, as in another unit. The error names column, row (from 0) and line.
     """
     is_stated = unit is not None
-    unit = require_choice("unit", unit if is_stated else "s", UNITS)
+    unit = require_choice("unit", "s" if unit is None else unit, UNITS)
     file = require_path("path", path)
     if file.suffix == ".parquet" and file.is_file():
         columns = pd.read_parquet(file).columns
