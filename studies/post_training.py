@@ -263,7 +263,7 @@ def _conclude(
         folder,
         tables,
         *_texts(config, clusters, tables),
-        verdict=answer(config, tables),
+        verdict=answer(tables),
         example=(f"{queue}, seed 0", trace),
     )
 
@@ -522,7 +522,7 @@ def _texts(
     return texts
 
 
-def answer(config: Config, tables: dict[str, pd.DataFrame]) -> str:
+def answer(tables: dict[str, pd.DataFrame]) -> str:
     """Return one sentence: which limit binds where, and which setting is the quickest."""
     queues = tables[QUEUES]
     limits = "; ".join(

@@ -39,10 +39,10 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
         lanes = int(trace.samples["slot"].max()) + 1
     else:
         commits, lanes, noun = _commits(trace), trace.workers, "worker"
-        names = phases(trace, range(min(lanes, MOST_LANES)))
-        intervals = list(names)
+        by_phase = phases(trace, range(min(lanes, MOST_LANES)))
+        intervals = list(by_phase)
         words = IN_WORDS | ({"held": "waiting for others"} if trace.protocol == GOSSIP else {})
-        colors = {words[name]: PHASES[name] for name in names._fields}
+        colors = {words[name]: PHASES[name] for name in by_phase._fields}
     total = len(commits)
     largest = None
     if trace.protocol == GOSSIP and run is not None and "central_energy" in run.commits:

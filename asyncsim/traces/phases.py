@@ -185,6 +185,7 @@ def _without_absences(
     }
     held, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
+        # Spells of a worker do not overlap, so that their ends ascend, too.
         spells = spells_of_worker.get(worker, np.zeros((0, 2)))
         for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
             if spell_begin >= end:
