@@ -90,7 +90,7 @@ UNLIKE = {
 }
 
 #: Figures of a study's runs, which its results made by hand lack.
-OF_RUNS = {"time", "updates", "factor"}
+OF_RUNS = {"time", "updates", "factor", "path"}
 
 
 def drawn(folder: Path):
