@@ -39,17 +39,17 @@ def speed_ups(finished: Finished) -> list[Finding]:
 def one_mechanism(finished: Finished) -> list[Finding]:
     """Judge whether an overhead, fitted to 64 nodes, predicts 128 nodes."""
     table = finished.table("implied.csv")
-    (few, of_few), (many, of_many) = _SPEED_UPS.items()
-    speed_up = table[table["nodes"] == many].set_index("overhead")["speed_up"]
-    predicts = (speed_up / of_many - 1).abs() <= _PREDICTS
+    (nodes, fitted), (largest, published) = _SPEED_UPS.items()
+    speed_up = table[table["nodes"] == largest].set_index("overhead")["speed_up"]
+    predicts = (speed_up / published - 1).abs() <= _PREDICTS
     agreeing, contradicting = (
         ", ".join(f"{name} ({value:.0f})" for name, value in speed_up[mask].items()) or "none"
         for mask in (predicts, ~predicts)
     )
     return [
         Finding(
-            f"fitted to {of_few} on {few} nodes, these overheads predict {of_many} on {many} "
-            f"nodes: {agreeing}; these do not: {contradicting}",
+            f"fitted to {fitted} on {nodes} nodes, these overheads predict {published} on "
+            f"{largest} nodes: {agreeing}; these do not: {contradicting}",
             bool(predicts.any()),
         )
     ]
