@@ -168,9 +168,9 @@ def claims() -> str:
         "may be chosen: `asyncsim study claims gem agn`. This is its table at small scale, on "
         "bundled problems; `--scale paper` runs the published set-ups. The command below each "
         "set-up repeats the test. A difference counts if its 95 % confidence interval over the "
-        "seeds excludes equality; *undecided* ones need more seeds, about as many as they say. "
-        "Each list was tested in an empty folder, and the `claims.csv` of these folders are the "
-        "table here.",
+        "seeds excludes equality; *undecided* differences state about how many seeds would decide. "
+        "Each list was tested in an empty folder; the table joins the `claims.csv` of these "
+        "folders.",
         "",
         study.load("claims").page(table),
     ]

@@ -21,8 +21,16 @@ from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
 _COLUMNS = (
-    *("optimizer", "adaptive", "source", "delay", "beta1", "learning_rate", "shift", "gap"),
-    *("low", "high"),
+    "optimizer",
+    "adaptive",
+    "source",
+    "delay",
+    "beta1",
+    "learning_rate",
+    "shift",
+    "gap",
+    "low",
+    "high",
 )
 _NAMES = {
     "sgd": "SGD",

@@ -32,6 +32,10 @@ from asyncsim.theory import checkpoint_efficiency, daly_interval, young_interval
 from asyncsim.traces.trace_summary import kept_versions
 
 TABLE = "intervals.csv"
+#: Rounds of the timeline on the study's page, some crashes long by default.
+_ROUNDS_SHOWN = 1000
+#: Fewest intervals for a statement about the parabola.
+_FOR_A_PARABOLA = 5
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,6 @@ def run(config: Config) -> Result:
     record = config.options_record("checkpoint")
     return run_jobs("checkpoint", config, record, jobs, executor_of(config, ()), conclude)
 
-
-#: Rounds of the timeline on the study's page, some crashes long by default.
-_ROUNDS_SHOWN = 1000
-#: Fewest intervals for a statement about the parabola.
-_FOR_A_PARABOLA = 5
 
 _COLUMNS = (
     Column("interval", "interval (s)"),

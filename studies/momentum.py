@@ -42,8 +42,17 @@ from asyncsim.theory.queueing import memoryless
 
 TABLES = ("momentum.csv", "paths.csv")
 _PRINTED = (
-    *("compute", "window", "method", "workers", "seeds", "momentum_measured", "momentum_theory"),
-    *("step_measured", "step_theory", "path_off", "assumptions_hold"),
+    "compute",
+    "window",
+    "method",
+    "workers",
+    "seeds",
+    "momentum_measured",
+    "momentum_theory",
+    "step_measured",
+    "step_theory",
+    "path_off",
+    "assumptions_hold",
 )
 #: Worker steps after the path, until all gradients of its versions are committed: a worker with
 #: exponential times takes longer once in 400 million commits.

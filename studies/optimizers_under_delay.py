@@ -53,8 +53,18 @@ _SUBJECT, _RIVALS = "muon", ("adamw_90", "adamw_95")
 #: Options without effect: the study fixes the methods and the rates, and evaluates a run at its
 #: start and its end.
 _IGNORED = (
-    *("workers", "steps", "window", "dynamic_window", "learning_rate", "optimizer", "momentum"),
-    *("attack", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
+    "workers",
+    "steps",
+    "window",
+    "dynamic_window",
+    "learning_rate",
+    "optimizer",
+    "momentum",
+    "attack",
+    "evaluate_every",
+    "diagnose_every",
+    "diagnose_energy",
+    "animate",
 )
 
 

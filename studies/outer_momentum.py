@@ -50,22 +50,31 @@ from asyncsim.traces.trace import Trace
 TABLE, LIMITS = "comparison.csv", "limits.csv"
 #: The case of a trace of the cluster, and the rule of steps without momentum.
 QUEUE, PLAIN = "queue", "plain"
-#: Rates at which momentum and plain steps are compared. The last is the equal rate of the queue, in
-#: every case.
+#: Rates at which momentum and plain steps are compared: the last is, in every case, the equal rate
+#: of the queue.
 EQUAL_RATE, EQUAL_EFFECTIVE, TUNED, QUEUE_RATE = (
-    *("equal rate", "equal effective rate", "each tuned"),
+    "equal rate",
+    "equal effective rate",
+    "each tuned",
     "equal rate of the queue",
 )
-#: Commits of a trace that measures a limit, parts of its last half, and rates.
-_LIMIT_COMMITS, _LIMIT_PARTS, _LIMIT_RANGE = 2000, 10, np.geomspace(0.02, 64, 40)
+#: Commits of a trace that measures a limit, parts of its last half, and rates of the first search.
+_LIMIT_COMMITS, _LIMIT_PARTS, _LIMIT_RATES = 2000, 10, np.geomspace(0.02, 64, 40)
 #: Growth per commit of a loss that has underflowed.
 _ROUND_OFF = 1e-12
+#: The rules at the begin of a sentence.
+_NAMES = {"nesterov": "Nesterov", "heavy_ball": "Heavy ball"}
 #: Share of the harm at the equal rate that is attributed to one cause alone.
 _HALF = 0.5
 #: Options without effect: the study fixes the methods, and evaluates a run at its start and its
 #: end.
 _IGNORED = (
-    *("optimizer", "momentum", "attack", "evaluate_every", "diagnose_every", "diagnose_energy"),
+    "optimizer",
+    "momentum",
+    "attack",
+    "evaluate_every",
+    "diagnose_every",
+    "diagnose_energy",
     "animate",
 )
 
@@ -229,11 +238,12 @@ def _measured(config: Config, case: Case, seeds: range, problem: Problem) -> Tab
 
 
 def _with_plain(rule: str, momenta: Sequence[float]) -> list[float]:
-    """Return the momenta of a rule; the first rule's with 0, of plain steps, in its program."""
+    """Return the momenta of a rule; the first rule's program computes plain steps, 0, as well."""
     return [*([0.0] if rule == MOMENTA[0] else []), *momenta]
 
 
 def _rates(run: Run) -> dict[str, Any]:
+    """Return seed, rule, momentum and outer rates of a run as columns."""
     values = run.config["hyperparameters"]
     return {
         "seed": run.config["seed"],
@@ -268,12 +278,12 @@ def measured_limits(trace: Trace, rule: str, momenta: Sequence[float]) -> dict[f
     """Measure, by momentum, the effective rate at which replays of ``x**2 / 2`` neither grow nor
     shrink.
 
-    A local rate of 1 sends ``-x`` for any window. The second search is between two rates of the
-    first.
+    A local rate of 1 sends ``-x`` for any window. The second search is between the last rate of the
+    first that does not grow and the next one. NaN where none of the rates grows, or all do.
     """
-    low, ratios = np.ones(len(momenta)), _LIMIT_RANGE
+    low, ratios = np.ones(len(momenta)), _LIMIT_RATES
     for _ in range(2):
-
+        # An ensemble computes all pairs of a ratio and a momentum; the rates depend on both.
         def method(ratio: Any, server_momentum: Any, low: np.ndarray = low) -> Method:
             rate = ratio * jnp.interp(server_momentum, jnp.array(momenta), jnp.array(low))
             return outer(rate, server_momentum, rule, 1.0)
@@ -289,8 +299,8 @@ def measured_limits(trace: Trace, rule: str, momenta: Sequence[float]) -> dict[f
             server_momentum=list(momenta),
         )
         growths = np.reshape([_growth(run) for run in runs], (len(ratios), len(momenta)))
-        above = np.argmax(growths > _ROUND_OFF, axis=0)
-        low = np.where(above, low * ratios[above - 1], np.nan)
+        first_growing = np.argmax(growths > _ROUND_OFF, axis=0)
+        low = np.where(first_growing, low * ratios[first_growing - 1], np.nan)
         ratios = np.geomspace(1, ratios[1] / ratios[0], len(ratios))
     return dict(zip(momenta, (low * np.sqrt(ratios[1])).tolist(), strict=True))
 
@@ -383,6 +393,7 @@ def verdict(table: pd.DataFrame) -> str:
 
 
 def _answer(rows: pd.DataFrame, rule: str, momentum: float) -> str:
+    """State the harms of a rule behind the queue, and their cause; see `verdict`."""
     rate, effective, tuned = (
         rows.loc[(QUEUE, rule, name)] for name in (EQUAL_RATE, EQUAL_EFFECTIVE, TUNED)
     )
@@ -398,7 +409,7 @@ def _answer(rows: pd.DataFrame, rule: str, momentum: float) -> str:
     else:
         cause = "undecided between a larger effective rate and staleness"
     text = (
-        f"{_name(rule)} with momentum {momentum:g} behind the queue multiplies the loss by "
+        f"{_NAMES[rule]} with momentum {momentum:g} behind the queue multiplies the loss by "
         f"{_harm(rate)} at the equal rate, by {_harm(effective)} at the equal effective rate and "
         f"by {_harm(tuned)} with each tuned"
     )
@@ -407,11 +418,8 @@ def _answer(rows: pd.DataFrame, rule: str, momentum: float) -> str:
     return f"{text}: {cause}."
 
 
-def _name(rule: str) -> str:
-    return {"nesterov": "Nesterov", "heavy_ball": "Heavy ball"}[rule]
-
-
 def _harm(row: pd.Series) -> str:
+    """Format a harm with its interval."""
     ends = [number_text(row[name]) for name in ("harm", "low", "high")]
     return ends[0] if np.isnan(row["low"]) else f"{ends[0]} ({ends[1]} to {ends[2]})"
 

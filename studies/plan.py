@@ -683,13 +683,16 @@ def _text(config: Config, table: pd.DataFrame) -> str:
     columns: Columns = [
         Column("name", "combination"),
         Column("cost", time),
-        *("theory", "behind", "staleness_mean"),
+        "theory",
+        "behind",
+        "staleness_mean",
         *(["computing"] if "in_vain" in shares else []),  # otherwise equal to the goodput
         *(*shares, "goodput"),
         Column("gigabytes", "GB"),
         *("worker_hours", "money", *(["gradients"] if in_time else [])),
         Column("time_to_target", "to target (s)"),
-        *("rounds_to_target", "learning_rate"),
+        "rounds_to_target",
+        "learning_rate",
     ]
     beyond = int((table["extrapolated"] > 0).sum())
     far = (

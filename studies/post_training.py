@@ -263,7 +263,7 @@ def _conclude(
         folder,
         tables,
         *_texts(config, clusters, tables),
-        verdict=answer(config, tables),
+        verdict=answer(tables),
         example=(f"{queue}, seed 0", trace),
     )
 
@@ -466,7 +466,8 @@ def _texts(
     shown: Columns = [
         "queue",
         Column("update_time", "s an update"),
-        *("learner_busy", "slots_busy"),
+        "learner_busy",
+        "slots_busy",
         Column("staleness_mean", "staleness"),
         Column("staleness_max", "largest"),
         Column("staleness_tokens_mean", "by tokens"),
@@ -521,7 +522,7 @@ def _texts(
     return texts
 
 
-def answer(config: Config, tables: dict[str, pd.DataFrame]) -> str:
+def answer(tables: dict[str, pd.DataFrame]) -> str:
     """Return one sentence: which limit binds where, and which setting is the quickest."""
     queues = tables[QUEUES]
     limits = "; ".join(

@@ -10,6 +10,7 @@ import importlib
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import optax.contrib
 import pandas as pd
 import pytest
@@ -43,6 +44,7 @@ NAMES |= {
 }
 NAMES |= {
     "dataclasses": dataclasses,
+    "jnp": jnp,
     "optax": optax,
     "pd": pd,
     "failures": failures,
@@ -50,7 +52,7 @@ NAMES |= {
 }
 for function in (
     *(asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig),
-    *(asyncsim.methods.add, check_fields, check_method),
+    *(asyncsim.methods.add, asyncsim.methods.Applied, check_fields, check_method),
 ):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)

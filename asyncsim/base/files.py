@@ -451,7 +451,7 @@ def _sync(path: Path) -> None:
 
 
 def field_values(value: Any, kind: Any = None) -> dict[str, Any]:
-    """Return the fields of a dataclass by name; ``kind``: only those of this dataclass."""
+    """Return the fields of a dataclass by name; ``kind``: only the fields of this base class."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind or value)}
 
 

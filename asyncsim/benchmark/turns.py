@@ -11,17 +11,17 @@ from asyncsim.base.console import tell
 
 #: Columns of the summary; a ratio is the first contender's rate over this one's, in the same turn.
 COLUMNS = (
-    *(
-        "task",
-        "workers",
-        "method",
-        "contender",
-        "amount",
-        "per_second",
-        "per_second_min",
-        "per_second_max",
-    ),
-    *("ratio", "ratio_min", "ratio_max"),
+    "task",
+    "workers",
+    "method",
+    "contender",
+    "amount",
+    "per_second",
+    "per_second_min",
+    "per_second_max",
+    "ratio",
+    "ratio_min",
+    "ratio_max",
 )
 
 

@@ -18,8 +18,16 @@ from asyncsim.simulation.delays import delays
 #: Columns of `UsualModel.rows`. ``version``: after the visit. ``others``: number of other open
 #: reads at that instant. The rest is as in a trace's frame.
 COLUMNS = (
-    *("worker", "start_time", "arrive_time", "serve_time", "commit_time"),
-    *("read_version", "read_time", "version", "outcome", "others"),
+    "worker",
+    "start_time",
+    "arrive_time",
+    "serve_time",
+    "commit_time",
+    "read_version",
+    "read_time",
+    "version",
+    "outcome",
+    "others",
 )
 
 

@@ -49,7 +49,8 @@ def read_visits(path: str | Path, unit: str | None = None) -> Trace:
         row, at its worker or at the server; or the median computation is shorter than a microsecond
         or longer than a day, as in another unit. The error names column, row (from 0) and line.
     """
-    is_stated, unit = unit is not None, require_choice("unit", unit or "s", UNITS)
+    is_stated = unit is not None
+    unit = require_choice("unit", "s" if unit is None else unit, UNITS)
     file = require_path("path", path)
     if file.suffix == ".parquet" and file.is_file():
         columns = pd.read_parquet(file).columns

@@ -21,9 +21,12 @@ _BARS = 40
 
 
 def staleness(axes: Axes, measured: np.ndarray, runs: Sequence[np.ndarray]) -> None:
-    """Draw the distribution of the staleness: measured, and the range of the predicted runs."""
-    everything = np.concatenate(runs)
-    last = int(max(np.quantile(measured, 1 - _TAIL), np.quantile(everything, 1 - _TAIL))) + 1
+    """Draw the distribution of the staleness: measured, and the range of the predicted runs.
+
+    ``measured``, and each of ``runs``: versions, by commit.
+    """
+    pooled = np.concatenate(runs)
+    last = int(max(np.quantile(measured, 1 - _TAIL), np.quantile(pooled, 1 - _TAIL))) + 1
     width = max(1, round(last / _BARS))
     edges = np.arange(-0.5, last + width + 0.5, width)
     shares = np.array([np.histogram(run, edges)[0] / (len(run) * width) for run in runs])
@@ -36,16 +39,18 @@ def staleness(axes: Axes, measured: np.ndarray, runs: Sequence[np.ndarray]) -> N
         alpha=0.6,
         label=f"measured: mean {number_text(measured.mean())}, std {number_text(measured.std())}",
     )
-    label = f"predicted: mean {number_text(everything.mean())}, std {number_text(everything.std())}"
-    low, high = shares.mean(axis=0) - shares.min(axis=0), shares.max(axis=0) - shares.mean(axis=0)
-    style: dict = {
-        "color": look.BLACK,
-        "linewidth": 0.8,
-        "marker": "o",
-        "markersize": 2.5,
-        "linestyle": "none",
-    }
-    axes.errorbar(middle, shares.mean(axis=0), yerr=(low, high), label=label, **style)
+    mean, low, high = shares.mean(axis=0), shares.min(axis=0), shares.max(axis=0)
+    axes.errorbar(
+        middle,
+        mean,
+        yerr=(mean - low, high - mean),
+        label=f"predicted: mean {number_text(pooled.mean())}, std {number_text(pooled.std())}",
+        color=look.BLACK,
+        linewidth=0.8,
+        marker="o",
+        markersize=2.5,
+        linestyle="none",
+    )
     axes.set_xlabel(f"staleness (versions){beyond(measured, edges[-1])}")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -67,7 +72,10 @@ def staleness_forecast(axes: Axes, runs: Sequence[np.ndarray]) -> None:
 
 
 def waits(axes: Axes, measured: np.ndarray, runs: Sequence[np.ndarray]) -> None:
-    """Draw the distribution function of the waits: measured, and the range of the runs."""
+    """Draw the distribution function of the waits: measured, and the range of the runs.
+
+    ``measured``, and each of ``runs``: seconds, by commit.
+    """
     end = max(np.quantile(measured, 1 - _TAIL), np.quantile(np.concatenate(runs), 1 - _TAIL))
     scale, unit = _unit(float(end))
     points = np.linspace(0, end if end > 0 else 1.0, _CURVE_POINTS)
@@ -102,7 +110,11 @@ def waits(axes: Axes, measured: np.ndarray, runs: Sequence[np.ndarray]) -> None:
 def times(
     axes: Axes, label: str, parts: Sequence[Part], predicted: np.ndarray | None = None
 ) -> None:
-    """Draw the fitted durations, those to be predicted, and the laws, one for each part."""
+    """Draw the distribution functions of fitted durations, of durations to be predicted, and of the
+    laws.
+
+    ``label``: the words along the axis. ``parts``: with a law each, pooled. ``predicted``: seconds.
+    """
     samples = [part.uncensored for part in parts]
     scale = _durations(axes, label, np.concatenate(samples), predicted)
     if parts[0].steps == 1:  # else the law describes one step
@@ -115,7 +127,7 @@ def times(
 def _durations(
     axes: Axes, label: str, fitted: np.ndarray, predicted: np.ndarray | None = None
 ) -> float:
-    """Draw the distribution functions of the fitted durations and of those to be predicted.
+    """Draw the distribution functions of the fitted durations and of the durations to be predicted.
 
     Returns the factor from seconds to the unit of the axis.
     """
@@ -144,6 +156,7 @@ def _durations(
 
 
 def _law(axes: Axes, scale: float, laws: Sequence[Law], weights: Sequence[int]) -> None:
+    """Draw the distribution function of a mixture of laws; ``scale``: as `_durations` returns."""
     points = np.linspace(*axes.get_xlim(), _CURVE_POINTS)
     probability = np.average([law.cdf(points / scale) for law in laws], axis=0, weights=weights)
     name = f"{len(laws)} laws, one per worker" if len(laws) > 1 else type(laws[0]).__name__.lower()
@@ -153,15 +166,12 @@ def _law(axes: Axes, scale: float, laws: Sequence[Law], weights: Sequence[int]) 
 
 
 def _share(values: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the share of the values that are at most each point."""
     return np.searchsorted(np.sort(values), points, side="right") / len(values)
 
 
 def _unit(longest: float) -> tuple[float, str]:
-    """Return a factor for seconds, and the unit of the product."""
-    return (
-        (1.0, "s")
-        if longest >= 0.1 or longest <= 0
-        else (1e3, "ms")
-        if longest >= 1e-4
-        else (1e6, "\u00b5s")
-    )
+    """Return the factor from seconds to a unit that fits the longest time (s), and the unit."""
+    if longest >= 0.1 or longest <= 0:
+        return 1.0, "s"
+    return (1e3, "ms") if longest >= 1e-4 else (1e6, "\u00b5s")

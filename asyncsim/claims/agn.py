@@ -52,7 +52,9 @@ def collapse(finished: Finished) -> list[Finding]:
 def accumulation(finished: Finished) -> list[Finding]:
     """Judge DOWNPOUR with longer windows (target T2)."""
     windows = sorted(finished.summary["window"].unique())
-    return [_learns(finished, "downpour", 10, w, learns=False) for w in windows if w > 1]
+    return [
+        _learns(finished, "downpour", 10, window, learns=False) for window in windows if window > 1
+    ]
 
 
 def rescue(finished: Finished) -> list[Finding]:

@@ -14,7 +14,7 @@ import pandas as pd
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Noise, paired_interval
 
-#: Seeds that are too many for a test of minutes.
+#: Larger numbers of seeds are not stated: such a test takes hours.
 _MOST_SEEDS = 100
 
 
@@ -66,15 +66,16 @@ def measured(findings: Sequence[Finding]) -> str:
 def above(text: str, values: Iterable[float], bound: float = 0.0) -> Finding:
     """Judge whether the mean over the seeds exceeds a bound, by its 95 % interval of Student's t.
 
-    Undecided if the interval contains the bound, or if there is one seed only; the text then says
-    how many seeds would decide, if the noise and the mean stay. Values that are not finite, of
-    diverged runs, have no interval: then all seeds must agree.
+    ``values``: one per seed. The finding is undecided if the interval contains the bound, or if
+    there is one seed only; the text then says how many seeds would decide, if the noise and the
+    mean stay. Values that are not finite, of diverged runs, have no interval: then all seeds must
+    agree.
     """
     sample = np.asarray(list(values), float) - bound
     if not np.isfinite(sample).all() or np.ptp(sample) == 0:
-        is_alone = len(sample) < 2
+        is_single = len(sample) < 2
         positive, negative = (sample > 0).all(), (sample <= 0).all()
-        return Finding(text, None if is_alone or positive == negative else bool(positive))
+        return Finding(text, None if is_single or positive == negative else bool(positive))
     interval = paired_interval(sample)
     if np.isnan(interval.low) or interval.low <= 0 <= interval.high:
         return Finding(f"{text} ({_remedy(sample)})", None)
@@ -113,6 +114,7 @@ def accuracies(finished: Finished, column: str = "test_accuracy", **values: Any)
 
 
 def _by_seed(finished: Finished, column: str, diverged: float, values: Any) -> pd.Series:
+    """Return a column of the rows with some values, by seed, and ``diverged`` for diverged runs."""
     rows = finished.rows(**values).set_index("seed")
     return rows[column].where(rows["status"] == "finished", diverged)
 

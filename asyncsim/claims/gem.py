@@ -112,7 +112,7 @@ def shared_batch(finished: Finished) -> list[Finding]:
 def overfitting(finished: Finished) -> list[Finding]:
     """Compare the rise of the test loss above its minimum (figure 5), at the paper's rate."""
     findings = []
-    for method, supports in (("sgd", above), ("gem", below)):
+    for method, judge in (("sgd", above), ("gem", below)):
         rows = _at_stated_rate(finished, method)
         rise = pd.Series(
             [
@@ -122,16 +122,17 @@ def overfitting(finished: Finished) -> list[Finding]:
         )
         name = method.upper()
         text = f"{name}'s test loss ends at {times(rise)} its minimum, the limit is {_OVERFIT}"
-        findings.append(supports(text, rise, np.log(_OVERFIT)))
+        findings.append(judge(text, rise, np.log(_OVERFIT)))
     return findings
 
 
 def generalization(finished: Finished) -> list[Finding]:
     """Compare GEM's test loss with momentum SGD's, each at its best rate."""
-    summary = finished.summary.assign(of=finished.summary["method"].str.partition("(")[0])
-    best = tuned(summary, ["of"], Measure("test_loss"), over=("method",))
+    families = finished.summary["method"].str.partition("(")[0]
+    summary = finished.summary.assign(family=families)
+    best = tuned(summary, ["family"], Measure("test_loss"), over=("method",))
     best = best.assign(test_error=1 - best["test_accuracy"])
-    gem, sgd = (best[best["of"] == name].set_index("seed") for name in ("gem", "sgd"))
+    gem, sgd = (best[best["family"] == name].set_index("seed") for name in ("gem", "sgd"))
     loss = log_ratio(sgd["test_loss"], gem["test_loss"])
     error = sgd["test_error"] - gem["test_error"]
     end = gem["simulated_seconds"]
@@ -142,9 +143,9 @@ def generalization(finished: Finished) -> list[Finding]:
         }
     )
     early = log_ratio(by_then, gem["test_loss"])
-    rates = " and ".join(f"{of['method'].iloc[0]}" for of in (sgd, gem))
+    methods = " and ".join(runs["method"].iloc[0] for runs in (sgd, gem))
     return [
-        above(f"equal gradients, {rates}: SGD's test loss is {times(loss)} GEM's", loss),
+        above(f"equal gradients, {methods}: SGD's test loss is {times(loss)} GEM's", loss),
         above(f"SGD's test error minus GEM's is {spread(error, '+.2%')}", error),
         above(f"equal time: SGD's test loss is {times(early)} GEM's", early),
     ]

@@ -9,10 +9,12 @@ from asyncsim.claims.claim import Claim, Finding, above, below, log_ratio, sprea
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Measure, tuned
 
-#: An insensitive method loses less than this factor of its speed.
+#: An insensitive method becomes slower by less than this factor.
 _INSENSITIVE = 1.2
-
-
+#: The published range of AD-PSGD's speed-up, and a number of gradients per epoch that is the same.
+_LEAST_SPEED_UP, _LARGEST_SPEED_UP, _AS_MANY = 4, 8, 1.2
+#: Test accuracy that SGP loses at most.
+_LOST = 0.012
 #: Names of the methods in the papers.
 _NAMES = {"sgp": "SGP", "osgp": "overlap SGP", "adpsgd": "AD-PSGD", "batch_sgd": "all-reduce"}
 _TIME, _ACCURACY = Measure("time_to_target"), Measure("test_accuracy", "most")
@@ -39,9 +41,13 @@ def pairs_beat_stragglers(finished: Finished) -> list[Finding]:
         _times(finished, "batch_sgd", "gradients_to_target"),
     )
     return [
-        above(f"AD-PSGD is {times(ratio)} as fast: at least 4", ratio, np.log(4)),
-        below("at most 8", ratio, np.log(8)),
-        below(f"it needs {times(work)} the gradients, at most 1.2", work, np.log(1.2)),
+        above(
+            f"AD-PSGD is {times(ratio)} as fast: at least {_LEAST_SPEED_UP}",
+            ratio,
+            np.log(_LEAST_SPEED_UP),
+        ),
+        below(f"at most {_LARGEST_SPEED_UP}", ratio, np.log(_LARGEST_SPEED_UP)),
+        below(f"it needs {times(work)} the gradients, at most {_AS_MANY}", work, np.log(_AS_MANY)),
     ]
 
 
@@ -49,18 +55,13 @@ def straggler(slow: Finished, even: Finished) -> list[Finding]:
     """Compare how much a slow worker delays each method."""
     findings = []
     for method in ("sgp", "adpsgd"):
-        loss = log_ratio(_times(slow, method), _times(even, method))
-        findings.append(
-            below(
-                f"a worker 5 times as slow makes {_NAMES[method]} {times(loss)} as slow",
-                loss,
-                np.log(_INSENSITIVE),
-            )
-        )
-    loss = log_ratio(_times(slow, "batch_sgd"), _times(even, "batch_sgd"))
+        slowdown = log_ratio(_times(slow, method), _times(even, method))
+        text = f"a worker 5 times as slow makes {_NAMES[method]} {times(slowdown)} as slow"
+        findings.append(below(text, slowdown, np.log(_INSENSITIVE)))
+    slowdown = log_ratio(_times(slow, "batch_sgd"), _times(even, "batch_sgd"))
     return [
         *findings,
-        above(f"and all-reduce {times(loss)}", loss, np.log(_INSENSITIVE)),
+        above(f"and all-reduce {times(slowdown)}", slowdown, np.log(_INSENSITIVE)),
     ]
 
 
@@ -68,32 +69,33 @@ def slow_network(late: Finished, even: Finished) -> list[Finding]:
     """Compare how much a latency delays each method."""
     findings = []
     for method in ("osgp", "sgp", "batch_sgd"):
-        loss = log_ratio(_times(late, method), _times(even, method))
-        text = f"a latency of half a gradient's time makes {_NAMES[method]} {times(loss)} as slow"
+        slowdown = log_ratio(_times(late, method), _times(even, method))
+        name = _NAMES[method]
+        text = f"a latency of half a gradient's time makes {name} {times(slowdown)} as slow"
         judge = above if method == "batch_sgd" else below
-        findings.append(judge(text, loss, np.log(_INSENSITIVE)))
+        findings.append(judge(text, slowdown, np.log(_INSENSITIVE)))
     return findings
 
 
-def faster_on_slow_network(late: Finished, even: Finished) -> list[Finding]:
+def faster_on_slow_network(finished: Finished) -> list[Finding]:
     """Compare SGP and OSGP with all-reduce on a slow network."""
-    reduced = _times(late, "batch_sgd")
+    reduced = _times(finished, "batch_sgd")
     return [
         above(f"{_NAMES[method]} is {times(ratio)} as fast as all-reduce", ratio)
         for method in ("sgp", "osgp")
-        for ratio in [log_ratio(reduced, _times(late, method))]
+        for ratio in [log_ratio(reduced, _times(finished, method))]
     ]
 
 
-def same_accuracy(late: Finished, even: Finished) -> list[Finding]:
+def same_accuracy(finished: Finished) -> list[Finding]:
     """Compare the final test accuracy of SGP with all-reduce's."""
-    runs = _best(even, over=("topology",), measure=_ACCURACY)
+    runs = _best(finished, over=("topology",), measure=_ACCURACY)
     sgp, reduced = (runs[method]["test_accuracy"] for method in ("sgp", "batch_sgd"))
     return [
         above(
             f"test accuracy of SGP {spread(sgp, '.1%')}, of all-reduce {spread(reduced, '.1%')}",
             sgp - reduced,
-            -0.012,
+            -_LOST,
         )
     ]
 
@@ -143,14 +145,14 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         "On a slow network SGP is faster than all-reduce",
         "Assran et al. 2019, SGP",
-        (_LATE, _EVEN),
+        (_LATE,),
         faster_on_slow_network,
         _IMAGENET,
     ),
     Claim(
         "SGP is at most 1.2 points less accurate than all-reduce",
         "Assran et al. 2019, SGP",
-        (_LATE, _EVEN),
+        (_EVEN,),
         same_accuracy,
         _IMAGENET,
     ),

@@ -56,9 +56,9 @@ def _compared(
     measure.
     """
     runs, findings = finished.summary, []
-    runs = runs.assign(measured=runs.apply(measure, axis=1))
+    runs = runs.assign(measure=runs.apply(measure, axis=1))
     for (n, window), cell in runs.groupby(["workers", "window"]):
-        by_rate = cell.pivot(index=["method", "learning_rate"], columns="seed", values="measured")
+        by_rate = cell.pivot(index=["method", "learning_rate"], columns="seed", values="measure")
         best = by_rate.loc[by_rate.mean(axis=1).groupby("method").idxmin()].droplevel(1)
         ratio = log_ratio(best.loc["aeasgd"], best.loc["lsgd"])
         findings.append(above(f"n = {n}, period {window}: {text(ratio)}", ratio, bound))
@@ -101,10 +101,9 @@ def stationary(finished: Finished) -> list[Finding]:
 
 def not_decelerated(finished: Finished) -> list[Finding]:
     """Compare the times to the target of LGD and EASGD with that of workers alone."""
-    table = finished.table("leaders.csv").set_index("method")["time_to_target"]
-    unpulled = table.pop(_UNPULLED)
-    center = table.pop("easgd")
-    leader = table.item()
+    times_to_target = finished.table("leaders.csv").set_index("method")["time_to_target"]
+    unpulled, center = times_to_target.pop(_UNPULLED), times_to_target.pop("easgd")
+    leader = times_to_target.item()
     return [
         Finding(
             f"the leader is in a well after {leader:,.0f} s, the best of workers alone after "

@@ -10,6 +10,8 @@ from asyncsim.claims.claim import Claim, Finding
 from asyncsim.study.finished import Finished
 
 SOURCE = "Das et al. 2016"
+#: The published speed-ups of VGG-A by the number of nodes.
+_SPEED_UPS = {64: 53, 128: 90}
 #: Relative error of a speed-up that agrees, and of one that an overhead predicts from another.
 _AGREES, _PREDICTS = 0.1, 0.03
 
@@ -22,7 +24,7 @@ def _speed_up(finished: Finished, nodes: int, way: str = "hybrid") -> float:
 def speed_ups(finished: Finished) -> list[Finding]:
     """Compare the speed-ups of VGG-A with the published ones, with the assumed speeds."""
     findings = []
-    for nodes, published in ((64, 53.0), (128, 90.0)):
+    for nodes, published in _SPEED_UPS.items():
         ours = _speed_up(finished, nodes)
         findings.append(
             Finding(
@@ -37,17 +39,17 @@ def speed_ups(finished: Finished) -> list[Finding]:
 def one_mechanism(finished: Finished) -> list[Finding]:
     """Judge whether an overhead, fitted to 64 nodes, predicts 128 nodes."""
     table = finished.table("implied.csv")
-    speed_up = table[table["nodes"] == 128].set_index("overhead")["speed_up"]
-    predicts = (speed_up / 90 - 1).abs() <= _PREDICTS
-    texts = (
-        ", ".join(f"{name} ({value:.0f})" for name, value in speed_up[chosen].items())
-        for chosen in (predicts, ~predicts)
+    (nodes, fitted), (largest, published) = _SPEED_UPS.items()
+    speed_up = table[table["nodes"] == largest].set_index("overhead")["speed_up"]
+    predicts = (speed_up / published - 1).abs() <= _PREDICTS
+    agreeing, contradicting = (
+        ", ".join(f"{name} ({value:.0f})" for name, value in speed_up[mask].items()) or "none"
+        for mask in (predicts, ~predicts)
     )
-    agreeing, rest = texts
     return [
         Finding(
-            f"fitted to 53 on 64 nodes, these overheads predict 90 on 128 nodes: "
-            f"{agreeing or 'none'}; these do not: {rest or 'none'}",
+            f"fitted to {fitted} on {nodes} nodes, these overheads predict {published} on "
+            f"{largest} nodes: {agreeing}; these do not: {contradicting}",
             bool(predicts.any()),
         )
     ]

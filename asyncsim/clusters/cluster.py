@@ -46,8 +46,15 @@ _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
 #: Entries that `to_dict` omits at their default: older versions did not have them.
 _LATER = (
-    *("failures", "topology", "sites", "far_latency", "far_bandwidth", "server_site", "far_every"),
-    *("servers", "rollouts"),
+    "failures",
+    "topology",
+    "sites",
+    "far_latency",
+    "far_bandwidth",
+    "server_site",
+    "far_every",
+    "servers",
+    "rollouts",
 )
 #: Characters of an argument in `Cluster.__repr__`.
 _LONGEST_SHOWN = 80

@@ -23,15 +23,22 @@ if TYPE_CHECKING:
 
 #: Entries that only a cluster with a server has; an all-reduce refuses them as well.
 _OF_A_SERVER = (
-    *("service", "shared_bandwidth", "protocol", "exclusive", "discipline", "read_blocks"),
-    *("server_site", "far_every", "servers"),
+    "service",
+    "shared_bandwidth",
+    "protocol",
+    "exclusive",
+    "discipline",
+    "read_blocks",
+    "server_site",
+    "far_every",
+    "servers",
 )
-#: Computations that a message may last before the unit of its bandwidth is questioned.
+#: A message that takes longer than this many computations may have a bandwidth in another unit.
 _SLOW = 100
 
 
 def require_sites(cluster: "Cluster", name: str) -> None:
-    """Check that there are sites for an entry between them."""
+    """Check that the cluster has sites, for an entry between them."""
     if cluster.sites is None:
         raise InputError(
             f"{name} = {getattr(cluster, name)}: is between sites, and there is one; give sites, "
@@ -99,7 +106,7 @@ def check_visits(cluster: "Cluster") -> None:
     is_torn = (cluster.protocol, cluster.discipline) == ("write_then_read", "lock_free")
     if cluster.read_blocks > 1 and not is_torn:
         raise InputError(
-            f"read_blocks = {cluster.read_blocks}: nobody commits while a read is made, unless "
+            f"read_blocks = {cluster.read_blocks}: no worker commits during a read, unless "
             "protocol is 'write_then_read' and discipline 'lock_free'; give these two, or leave "
             "read_blocks out"
         )
@@ -192,7 +199,7 @@ def check_failures(cluster: "Cluster") -> None:
     if restores and cluster.read_blocks > 1:
         raise InputError(
             f"read_blocks = {cluster.read_blocks}: with an outage, a read would be torn between "
-            "what was lost and what was restored; leave one of them out"
+            "lost and restored versions; leave one of them out"
         )
     if restores and cluster.policy.completes_between_messages:
         raise InputError(
@@ -211,7 +218,7 @@ def check_failures(cluster: "Cluster") -> None:
 
 
 def as_servers(servers: Any) -> int | tuple[str, ...]:
-    """Return a number of servers, or the names of the tensors of each."""
+    """Check and return a number of servers, or the names of the tensors of each."""
     if not isinstance(servers, list | tuple):
         return require_count("servers", servers)
     for group in servers:
@@ -295,15 +302,17 @@ def check_topology(cluster: "Cluster", topology: Topology) -> None:
 def _require_defaults(
     cluster: "Cluster", names: tuple[str, ...], why: str, instead: str = ""
 ) -> None:
-    """Check that some entries have their defaults."""
+    """Check that some entries have their defaults; ``why`` and ``instead`` explain the error."""
     for entry in fields(cluster):
         value = getattr(cluster, entry.name)
         if entry.name in names and value != entry.default:
-            text = f"{entry.name} = {_quoted(value)}: {why}; leave {entry.name} out{instead}"
-            raise InputError(text)
+            raise InputError(
+                f"{entry.name} = {_quoted(value)}: {why}; leave {entry.name} out{instead}"
+            )
 
 
 def _quoted(value: Any) -> str:
+    """Format an entry's value as the user would write it."""
     if isinstance(value, tuple):
         return f"({', '.join(map(str, value))})"
     return repr(value) if isinstance(value, str) else str(value)

@@ -27,8 +27,16 @@ from asyncsim.clusters.laws import Law, LawLike, as_law
 #: The parameters of each failure.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "crash": (
-        *("every", "lasts", "detect", "workers", "site", "together", "on"),
-        *("scope", "checkpoint", "saving"),
+        "every",
+        "lasts",
+        "detect",
+        "workers",
+        "site",
+        "together",
+        "on",
+        "scope",
+        "checkpoint",
+        "saving",
     ),
     "pause": ("every", "lasts", "workers", "site", "together", "on"),
     "slow": ("every", "lasts", "speed", "workers", "site", "together", "on"),

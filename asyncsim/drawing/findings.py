@@ -17,11 +17,9 @@ from asyncsim.base.console import capital, number_text
 from asyncsim.drawing.curves import Curve
 from asyncsim.study.target import Target
 
-#: Ratios from here on are not written: the two values say enough.
-_LARGE_RATIO = 1000
-#: Nor are ratios up to here.
-_EQUAL_RATIO = 1.05
-#: Rows that are named; of more, the first and the number of the others.
+#: Ratios outside of these are not written: the two values say enough.
+_EQUAL_RATIO, _LARGE_RATIO = 1.05, 1000
+#: Largest number of names in a list.
 _NAMED = 3
 
 
@@ -46,32 +44,34 @@ def best(
     rising : bool
         The best value is the highest, not the lowest.
     failed : iterable
-        Rows that are named at the end with ``failure``, as are rows with an infinite mean.
+        Rows that are named at the end, as are rows with an infinite mean.
     failure : str or mapping
         The words for all of these rows, or for each.
 
     Returns
     -------
     str
-        Empty if there is nothing to compare, or no row has a range: one seed shows no noise.
+        Empty if there is nothing to compare, or no row has a range, as with one seed.
     """
     if table.empty:
         return ""
+    failed = list(failed)
     table = table.dropna(subset="mean")
-    is_failed = table.index.isin(list(failed)) | ~np.isfinite(table["mean"])
+    is_failed = table.index.isin(failed) | ~np.isfinite(table["mean"])
     rows = table[~is_failed].sort_values("mean", ascending=not rising)
-    lost = dict.fromkeys([*failed, *table.index[is_failed]])
+    failed_names = dict.fromkeys([*failed, *table.index[is_failed]])
+    if len(rows) + len(failed_names) < 2 or not (rows["max"] > rows["min"]).any():
+        return ""
     words_of = {
-        row: failure if isinstance(failure, str) else failure.get(row, "failed") for row in lost
+        row: failure if isinstance(failure, str) else failure.get(row, "failed")
+        for row in failed_names
     }
     clauses = [
-        f"{_listed(row for row in lost if words_of[row] == words)} {words}"
+        f"{_listed(row for row in failed_names if words_of[row] == words)} {words}"
         for words in dict.fromkeys(words_of.values())
     ]
     words, _, unit = quantity.partition(" (")
     unit = f" {unit.removesuffix(')')}" if unit else ""
-    if len(rows) + len(lost) < 2 or not (rows["max"] > rows["min"]).any():
-        return ""
     low, high = ("highest", "lowest") if rising else ("lowest", "highest")
     values = [f"{number_text(mean)}{unit}" for mean in rows["mean"]]
     text = f"the {words} is {low} for {rows.index[0]} ({values[0]})"
@@ -89,11 +89,16 @@ def end(
     setting: str = "",
     rising: bool = False,
 ) -> str:
-    """State which curve ends best, as `best` does; diverged ones are named at the end."""
+    """State which curve ends best, as `best` does; diverged ones are named at the end.
+
+    ``curves``, ``labels``: by the same names.
+    """
     ends = {}
     for name, curve in curves.items():
         if (finite := np.isfinite(curve.mean)).any():
-            ends[labels[name]] = [values[finite][-1] for values in curve[2:5]]
+            ends[labels[name]] = [
+                values[finite][-1] for values in (curve.mean, curve.low, curve.high)
+            ]
     table = pd.DataFrame.from_dict(ends, "index", columns=["mean", "min", "max"], dtype=float)
     failed = [labels[name] for name, curve in curves.items() if curve.ends]
     return best(table, f"{quantity} at the end", setting, rising, failed)
@@ -134,6 +139,7 @@ def _distance(first: pd.Series, second: pd.Series) -> str:
 
 
 def _listed(names: Iterable[Any]) -> str:
+    """Join names with commas and "and"; of many, name the first and count the others."""
     *rest, last = map(str, names)
     if len(rest) >= _NAMED:
         return f"{rest[0]} and {len(rest)} others"

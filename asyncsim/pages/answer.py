@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncsim.base.console import VERDICT
 
-#: Two columns of a table, unlike two words of a sentence.
+#: Two spaces or more separate columns, one separates the words of a sentence.
 _COLUMNS = re.compile(r"\S {2,}\S")
 
 
@@ -35,7 +35,7 @@ def _parts(lines: Sequence[str]) -> list[dict[str, Any]]:
     start, stop = max(spans, key=lambda span: len(_columns(lines[slice(*span)])))
     columns = _columns(lines[start:stop])
     if len(columns) < 2:
-        return [{"text": line, "aligned": bool(re.search(_COLUMNS, line))} for line in lines]
+        return [{"text": line, "aligned": bool(_COLUMNS.search(line))} for line in lines]
     head, *rows = ([" ".join(line[part].split()) for part in columns] for line in lines[start:stop])
     return [*_parts(lines[:start]), {"columns": head, "rows": rows}, *_parts(lines[stop:])]
 

@@ -15,7 +15,7 @@ from asyncsim.traces.trace import Trace
 
 #: Largest numbers of commits and workers of a timeline; it shows the first ones of a longer trace.
 MOST_COMMITS, MOST_LANES = 20_000, 2_000
-#: Times are integers from 0 to this one, the end.
+#: Times are integers from 0 to this, the end.
 _TICKS = 2**24 - 1
 #: The phases of a sample, with their colours; in the queue it is in no lane.
 _OF_SAMPLES = {"generating": SKY, "in the queue": None}
@@ -39,10 +39,10 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
         lanes = int(trace.samples["slot"].max()) + 1
     else:
         commits, lanes, noun = _commits(trace), trace.workers, "worker"
-        names = phases(trace, range(min(lanes, MOST_LANES)))
-        intervals = list(names)
+        by_phase = phases(trace, range(min(lanes, MOST_LANES)))
+        intervals = list(by_phase)
         words = IN_WORDS | ({"held": "waiting for others"} if trace.protocol == GOSSIP else {})
-        colors = {words[name]: PHASES[name] for name in names._fields}
+        colors = {words[name]: PHASES[name] for name in by_phase._fields}
     total = len(commits)
     largest = None
     if trace.protocol == GOSSIP and run is not None and "central_energy" in run.commits:
@@ -85,7 +85,10 @@ def _columns(
     end: float,
     largest: float | None,
 ) -> dict[str, np.ndarray]:
-    """Return the columns of integers of `timeline`."""
+    """Return the columns of integers of `timeline`; times are in ticks.
+
+    ``intervals``: by phase, a table of worker, begin and end (s).
+    """
     ticks = _TICKS / end if end > 0 else 1.0
 
     def in_ticks(times: Any) -> np.ndarray:
@@ -146,11 +149,7 @@ def _samples(trace: Trace) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
     last = samples[["end_time", "take_time"]].max().max()
     intervals = [
         pd.DataFrame(
-            {
-                "worker": samples["slot"],
-                "begin": samples[begin],
-                "end": samples[end].fillna(last),
-            }
+            {"worker": samples["slot"], "begin": samples[begin], "end": samples[end].fillna(last)}
         ).dropna()
         for begin, end in (("start_time", "end_time"), ("ready_time", "take_time"))
     ]
@@ -175,16 +174,12 @@ def _messages(trace: Trace, end: float) -> tuple[np.ndarray, ...]:
 
 
 def _curves(run: Run | None, end: float) -> list[tuple[str, list[list[float]]]]:
-    """Return the run's training loss over time.
-
-    Without a server also the mean squared distance of the replicas from their mean.
+    """Return titles and points (s, value) of the run's training loss and, without a server, of the
+    mean squared distance of the replicas from their mean.
     """
     if run is None:
         return []
-    titles = {
-        "train_loss": "training loss",
-        "consensus_distance": "replicas' spread",
-    }
+    titles = {"train_loss": "training loss", "consensus_distance": "replicas' spread"}
     table = run.evaluations[run.evaluations["commit_time"] <= end]
     return [
         (title, table[["commit_time", name]].to_numpy(float).tolist())

@@ -138,7 +138,8 @@ def _token_versions(
         return versions
     sample = place[amid["row"]].to_numpy()
     order = np.lexsort((amid["share"], sample))
-    # The last switch before a token, of its own sample: shares are below 2.
+    # The last switch before a token, of its own sample: a sample has the keys from twice its number
+    # on, as shares are below 2.
     keys = (2 * sample + amid["share"].to_numpy())[order]
     row = np.arange(len(trained))[:, None]
     tokens_at = 2 * row + np.arange(longest) / tokens[:, None]

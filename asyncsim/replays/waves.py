@@ -323,9 +323,10 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
 def _share_slots(read: np.ndarray, restored: Any = 0) -> tuple[np.ndarray, int]:
     """Assign a slot to each distinct read until its last commit, using as few slots as possible.
 
-    ``read`` has shape ``[commits]`` or ``[commits, blocks]``. A ``restored`` read is another one
-    than an earlier read of its position.
+    ``read``: positions, ``[commits]`` or ``[commits, blocks]``. ``restored``: 1 for reads of a
+    restored version, which differ from other reads of their position.
     """
+    # Even numbers are usual reads, odd ones restored reads.
     distinct, group = np.unique(2 * read + restored, return_inverse=True)
     group = group.reshape(read.shape)
     last = np.zeros(len(distinct), int)

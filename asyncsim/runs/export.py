@@ -22,8 +22,8 @@ _UNFIT = {ord(","): ";", ord("\n"): " ", ord("\r"): " ", ord('"'): "'", ord("%")
 def write_tables(name: str, out: str | None = None) -> list[Path]:
     """Write the tables of a study into a new folder; return their paths.
 
-    ``name``: a tag or a folder of results. ``out``: by default the first free
-    folder of ``NAME-csv``, ``NAME-csv-2``, ... in the working folder.
+    ``name``: a tag or a folder of results. ``out``: by default the first free folder of
+    ``NAME-csv``, ``NAME-csv-2``, ... in the working folder.
 
     Raises
     ------

@@ -11,7 +11,7 @@ after a message that was given up. Without a server see `asyncsim.simulation.pee
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from simpy.events import NORMAL, EventPriority
@@ -40,6 +40,23 @@ if TYPE_CHECKING:
 FRUITLESS, FRUITLESS_OF_A_WORKER = 100_000, 1_000
 
 
+class Lives(Protocol):
+    """The lives of workers, of which `Absences` gives notice."""
+
+    @property
+    def counted(self) -> set[int]:
+        """The workers that the others count."""
+
+    def end_life(self, index: int, cause: int, /) -> None:
+        """End a life: the worker goes away."""
+
+    def dismiss(self, index: int) -> None:
+        """Count a worker no more."""
+
+    def begin_life(self, index: int) -> None:
+        """Begin a life: the worker is back."""
+
+
 class Absences:
     """The absences of workers: when they begin, are detected and end.
 
@@ -47,14 +64,11 @@ class Absences:
     ----------
     cluster, weather, clock, rows
         The cluster, its failures, the clock and the rows of the run.
-    lives
-        The lives of workers: ``end_life(index, cause)`` when one goes away, ``dismiss(index)`` when
-        the others count it no more, ``begin_life(index)`` when it is back, and ``counted``, the
-        workers that the others count.
+    lives : Lives
     fruitless : str
         The end of the error about too many failures.
     priority : EventPriority
-        Usually failures of an instant are not sorted apart, but come in the order of scheduling.
+        Of failures; by default those of an instant come with other events, as scheduled.
 
     Attributes
     ----------
@@ -70,7 +84,7 @@ class Absences:
         weather: Weather,
         clock: Clock,
         rows: Record,
-        lives: Any,
+        lives: Lives,
         fruitless: str,
         priority: EventPriority = NORMAL,
     ):

@@ -22,15 +22,28 @@ from asyncsim.traces.trace import Trace
 
 #: Memory (bytes) of a message in a trace.
 _MESSAGE_BYTES = 120
-#: A row, a share of its state, and when it arrives (s).
+#: A row, a share of its state, and its arrival (s).
 _Message = tuple[int, float, float]
-#: The same after its round; -1 if any later round may take it up.
+#: The same after its round, or after -1 if any later round may take it up.
 _Pending = tuple[int, int, float, float]
-#: The messages of a round to a worker, their latest arrival, and, with failures, the senders that
-#: it need not await.
-_Round = tuple[list[_Message], list[float], set[int]]
-_NO_SENDERS: set[int] = set()
-_NOTHING: _Round = [], [0.0], _NO_SENDERS
+
+
+class _Round:
+    """The messages of a round to a worker, and their latest arrival (s).
+
+    ``senders``: with failures, the workers whose messages it need not await.
+    """
+
+    __slots__ = ("latest", "messages", "senders")
+
+    def __init__(self) -> None:
+        self.messages: list[_Message] = []
+        self.latest = 0.0
+        self.senders: set[int] = set()
+
+
+#: A round that awaits no message; never written.
+_NO_ROUND = _Round()
 
 
 class Messages(Peers):
@@ -57,8 +70,7 @@ class Messages(Peers):
         self._rounds: list[dict[int, _Round]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
-        self._waiting = [-1] * n
-        self._ready = [0.0] * n  # the round that a worker waits for, and since when
+        self._waiting, self._ready = [-1] * n, [0.0] * n  # a worker's awaited round, and since (s)
         self._wake = self.apply_at if self._mixes_beside else self.resume_at
         self._taken_up = Record(("step", "weight", "arrive_time", "by"))
         self.records.append(self._taken_up)
@@ -86,7 +98,7 @@ class Messages(Peers):
         """Take up the messages that have arrived, and compute."""
         index, now = worker.index, self.clock._now
         if self._by_round:
-            messages = self._round(index)
+            messages = self._pop_round(index)
         else:
             box, messages = self._inbox[index], []
             while box and box[0][0] <= now:
@@ -104,7 +116,7 @@ class Messages(Peers):
         index, now = worker.index, self.clock._now
         number = self.applied[index]
         if self._mixes_beside:
-            messages = self._round(index)
+            messages = self._pop_round(index)
         else:
             messages, self._mixed[index] = self._mixed[index], []
         row = len(self.rows)
@@ -127,10 +139,9 @@ class Messages(Peers):
         complete.
         """
         now, part, fails = self.clock._now, number % len(self._edges), self.absences is not None
+        # Local names: this loop takes most of the time of a simulation.
         at_once, by_round, waits, rounds = self.at_once, self._by_round, self._waits, self._rounds
-        waiting = self._waiting
-        ready = self._ready
-        expected = self._expected[part]
+        waiting, ready, expected = self._waiting, self._ready, self._expected[part]
         wake = self._wake
         for taker, share in self._sends[part][index]:
             arrival = (
@@ -145,24 +156,23 @@ class Messages(Peers):
                 heappush(self._inbox[taker], (arrival, row, share))
             if not waits:
                 continue
-            box = rounds[taker].get(number)
-            if box is None:
-                box = rounds[taker][number] = [], [0.0], set() if fails else _NO_SENDERS
-            messages, latest, senders = box
+            arrived = rounds[taker].get(number)
+            if arrived is None:
+                arrived = rounds[taker][number] = _Round()
+            messages = arrived.messages
             messages.append((row, share, arrival))
-            if arrival > latest[0]:
-                latest[0] = arrival
+            if arrival > arrived.latest:
+                arrived.latest = arrival
             if fails:
-                senders.add(index)
+                arrived.senders.add(index)
                 self._recheck(taker)
             elif waiting[taker] == number and len(messages) == expected[taker]:
                 waiting[taker] = -1
-                wake(taker, max(ready[taker], latest[0]))
+                wake(taker, max(ready[taker], arrived.latest))
 
-    def _round(self, index: int) -> list[_Message]:
-        """Return the messages of the round before a worker's next gradient, by their rows."""
-        box = self._rounds[index].pop(self.applied[index] - 1, None)
-        messages = [] if box is None else sorted(box[0])
+    def _pop_round(self, index: int) -> list[_Message]:
+        """Remove and return the messages of the round before a worker's next gradient, by rows."""
+        messages = sorted(self._rounds[index].pop(self.applied[index] - 1, _NO_ROUND).messages)
         return messages if self.absences is None else _merged(messages)
 
     def _after_round(
@@ -172,16 +182,16 @@ class Messages(Peers):
         if self._waits and number >= self._since[index]:
             part = number % len(self._edges)
             expected = self._expected[part][index]
-            messages, latest, _ = (
-                self._rounds[index].get(number, _NOTHING) if expected else _NOTHING
-            )
+            arrived = self._rounds[index].get(number, _NO_ROUND) if expected else _NO_ROUND
             is_short = (
-                len(messages) < expected if self.absences is None else self._lacks(index, number)
+                len(arrived.messages) < expected
+                if self.absences is None
+                else self._lacks(index, number)
             )
             if is_short:
                 self._waiting[index], self._ready[index] = number, now
                 return
-            now = max(now, latest[0])
+            now = max(now, arrived.latest)
         schedule(index, now)
 
     # Failures.
@@ -202,7 +212,8 @@ class Messages(Peers):
         elif taker not in self.counted or number < self._since[taker]:
             # The other half of this exchange has arrived: with this half as well, the weights that
             # the sender mixes would exceed one.
-            if self._is_exchange(index, taker, number) and taker in self._box(index, number)[2]:
+            is_exchange = self._is_exchange(index, taker, number)
+            if is_exchange and taker in self._round_of(index, number).senders:
                 self._lost.append((row, -1, share, now))
             else:
                 self._come_back(index, number, row, share, now)
@@ -220,19 +231,19 @@ class Messages(Peers):
         self._come_back(index, number, row, share, time)
         if not self._waits:
             return
-        box = self._box(taker, number)
-        box[2].add(index)
-        box[1][0] = max(box[1][0], time)
+        of_taker = self._round_of(taker, number)
+        of_taker.senders.add(index)
+        of_taker.latest = max(of_taker.latest, time)
         if self._is_exchange(index, taker, number):
-            box_of_sender = self._box(index, number)
-            arrived = [sent for sent in box_of_sender[0] if self._senders[sent[0]].index == taker]
+            of_sender = self._round_of(index, number)
+            arrived = [sent for sent in of_sender.messages if self._senders[sent[0]].index == taker]
             # Symmetric weights stay symmetric only if the partner's half returns as well.
             if arrived:
-                box_of_sender[0].remove(arrived[0])
+                of_sender.messages.remove(arrived[0])
                 self._come_back(taker, number, *arrived[0][:2], time)
             else:  # not sent yet
                 self._void.add((taker, index, number))
-            box_of_sender[2].add(taker)
+            of_sender.senders.add(taker)
         self._recheck(taker)
 
     def _come_back(self, index: int, number: int, row: int, share: float, time: float) -> None:
@@ -241,24 +252,24 @@ class Messages(Peers):
             heappush(self._inbox[index], (time, row, share))
             return
         mixes_later = self.computing[index] and not self._mixes_beside
-        box = self._box(index, max(number, self.applied[index] - 1 + mixes_later))
-        box[0].append((row, share, time))
-        box[1][0] = max(box[1][0], time)
+        mixed = self._round_of(index, max(number, self.applied[index] - 1 + mixes_later))
+        mixed.messages.append((row, share, time))
+        mixed.latest = max(mixed.latest, time)
 
     def _is_exchange(self, index: int, taker: int, number: int) -> bool:
         """Return whether two workers send to each other in a round, and wait for each other."""
         return self._by_round and taker in self._from[number % len(self._edges)][index]
 
-    def _box(self, index: int, number: int) -> _Round:
-        """Return the messages of a round to a worker."""
-        return self._rounds[index].setdefault(number, ([], [0.0], set()))
+    def _round_of(self, index: int, number: int) -> _Round:
+        """Return a round of a worker, which may be new."""
+        return self._rounds[index].setdefault(number, _Round())
 
     def _lacks(self, index: int, number: int) -> bool:
         """Return whether a message of a round is expected that was not sent yet."""
-        arrived = self._box(index, number)[2]
+        done = self._round_of(index, number).senders
         senders = self._from[number % len(self._edges)][index]
         return any(
-            peer not in arrived and peer in self.counted and number >= self._since[peer]
+            peer not in done and peer in self.counted and number >= self._since[peer]
             for peer in senders
         )
 
@@ -267,9 +278,8 @@ class Messages(Peers):
         number = self._waiting[index]
         if number >= 0 and not self._lacks(index, number):
             self._waiting[index] = -1
-            self._wake(
-                index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0])
-            )
+            latest = self._round_of(index, number).latest
+            self._wake(index, max(self._ready[index], self.clock._now, latest))
 
     def _settle(self, index: int) -> None:
         """Return a dead worker's messages to their senders, or count them as lost."""
@@ -320,7 +330,7 @@ class Messages(Peers):
         """Return the messages to a worker that it has not taken up."""
         if self._by_round:
             rounds = self._rounds[index].items()
-            return [(number, *message) for number, (box, *_) in rounds for message in box]
+            return [(number, *sent) for number, arrived in rounds for sent in arrived.messages]
         return [(-1, row, share, arrival) for arrival, row, share in self._inbox[index]]
 
     def trace(self) -> Trace:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.base.console import VERDICT
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import (
-    CHECKSUM,
-    folder_name,
-    read_table,
-    read_text,
-    within,
-    write_csv,
-)
+from asyncsim.base.files import CHECKSUM, folder_name, read_table, read_text, within, write_csv
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 
@@ -244,8 +237,8 @@ def present(
     """Write the tables of a study into its folder, draw its figures, and print its texts.
 
     Empty texts are skipped. ``verdict``: the answer to the study's question in one line, which
-    comes last, and first on the study's page. ``example``: of a study that saves no runs, a trace
-    for the timeline of its page, and its name.
+    comes last, and first on the study's page. ``example``: the name of a trace, and the trace, for
+    the timeline on the page of a study that saves no runs.
     """
     for name, table in tables.items():
         write_csv(folder / name, table)

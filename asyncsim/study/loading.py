@@ -385,10 +385,7 @@ def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
             yield _source(file, vars(sys.modules[kind.__module__]))
             items = (*items, {} if isinstance(value, type) else getattr(value, "__dict__", {}))
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = (
-                *items,
-                field_values(value),
-            )
+            items = (*items, field_values(value))
     for item in items:
         yield from _parts(item, earlier)
     yield f";{len(items)}".encode()

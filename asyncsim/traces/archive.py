@@ -50,8 +50,17 @@ _READ = (1, 2, 3, FORMAT)
 _RENAMED = {"form_version": "push_version", "form_time": "push_time"}
 #: Columns of whole numbers, and of names, in the tables that up to format 3 are in the header.
 _COUNTS = (
-    *("part", "commit", "row", "worker", "taker", "job", "shard"),
-    *("read_version", "push_version", "version", "staleness"),
+    "part",
+    "commit",
+    "row",
+    "worker",
+    "taker",
+    "job",
+    "shard",
+    "read_version",
+    "push_version",
+    "version",
+    "staleness",
 )
 _NAMES = ("kind", "outcome")
 _METADATA = b"asyncsim"

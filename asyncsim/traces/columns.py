@@ -104,17 +104,20 @@ READ_COLUMNS = {
 
 #: The columns of the parts of messages, where there are several servers.
 PART_COLUMNS = (
-    *(
-        "part",
-        "commit",
-        "worker",
-        "job",
-        "shard",
-        *READ_COLUMNS.values(),
-        "push_version",
-        "push_time",
-    ),
-    *("arrive_time", "serve_time", "commit_time", "staleness", "version", "outcome"),
+    "part",
+    "commit",
+    "worker",
+    "job",
+    "shard",
+    *READ_COLUMNS.values(),
+    "push_version",
+    "push_time",
+    "arrive_time",
+    "serve_time",
+    "commit_time",
+    "staleness",
+    "version",
+    "outcome",
 )
 
 #: The protocol of traces without a server, and the columns that only their frames have.
@@ -149,9 +152,12 @@ def table_of(name: str, columns: Mapping[str, Any], size: int | None = None) -> 
 
 
 def arrays_of(table: pd.DataFrame, *names: str) -> list[np.ndarray]:
-    """Return columns of a table; of names, their positions."""
+    """Return columns of a table as arrays; a column of names as the codes of its categories."""
     columns = (table[name] for name in names)
-    return [(c.cat.codes if c.dtype == "category" else c).to_numpy() for c in columns]
+    return [
+        (column.cat.codes if column.dtype == "category" else column).to_numpy()
+        for column in columns
+    ]
 
 
 @functools.cache

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 class Phases(NamedTuple):
     """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
 
-    computing: (
-        pd.DataFrame
-    )  #: until the message sets off; to its arrival where its departure is not recorded
+    #: Until the message departs, or arrives where its departure is not recorded.
+    computing: pd.DataFrame
     #: A message travels to the server, or waits for a link; with separate read_then_write visits
     #: the request to read, and after that visit both ways in between.
     sending: pd.DataFrame
-    waiting: pd.DataFrame  #: at the server, and then served
+    #: At the server, before the service.
+    waiting: pd.DataFrame
     served: pd.DataFrame
-    held: pd.DataFrame  #: after the service: a policy delays the reply
-    returning: pd.DataFrame  #: the reply travels to the worker
-    away: pd.DataFrame  #: crashed, or left, and no message of it travels or is at the server
+    #: After the service: a policy delays the reply.
+    held: pd.DataFrame
+    #: The reply travels to the worker.
+    returning: pd.DataFrame
+    #: Crashed, or left, and no message of it travels or is at the server.
+    away: pd.DataFrame
 
 
 #: The phases in words.
@@ -48,7 +51,7 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     end. A trace does not record their begins; the reply is assumed to travel as long as the median
     one. Nor does it record their ends; they are assumed to last to the end of the trace, or to the
     arrival of the message, which also ends the reply. With several servers the times are those of a
-    message's last part.
+    message's last part. Raises InputError for several servers with separate reads.
     """
     if trace.servers > 1 and trace.source.separate_reads:
         raise InputError(
@@ -78,21 +81,23 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         absences = trace.spells[trace.spells["worker"].isin(workers)]
         away = _table((absences["worker"], absences["begin"], absences["end"].fillna(last)))
         return Phases(computing, empty, empty, empty, waits, empty, away)
-    # When the server let go of the worker before each computation.
+    # The departure of the reply before each computation.
     ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
-    ways = (frame["start_time"] - ready)[frame["job"] > 0]
-    way = float(np.median(ways)) if len(ways) else 0.0
-    unfinished = _unfinished(frame, open_reads, present, way, last)
+    travel_times = (frame["start_time"] - ready)[frame["job"] > 0]
+    travel_time = float(np.median(travel_times)) if len(travel_times) else 0.0
+    unfinished = _unfinished(frame, open_reads, present, travel_time, last)
     unserved = (present["worker"], present["arrive_time"], last)
     waits, services = ([], [unserved]) if trace.discipline == "lock_free" else ([unserved], [])
-    gaps, away = _table(*_let_wait(trace, frame, open_reads, present, last)), empty
+    gaps, away = _table(*_gaps(trace, frame, open_reads, present, last)), empty
     if trace.has_failures:
         gaps, away = _without_absences(trace, gaps[gaps["worker"].isin(workers)], last)
     return Phases(
-        computing=_table((worker, frame["start_time"], frame["until"]), unfinished["computing"]),
+        computing=_table(
+            (worker, frame["start_time"], frame["compute_end"]), unfinished["computing"]
+        ),
         sending=_table(
-            (worker, frame["until"], frame["asked"]),
-            (worker, np.maximum(frame["pulled"], frame["until"]), frame["arrive_time"]),
+            (worker, frame["compute_end"], frame["request_time"]),
+            (worker, np.maximum(frame["pull_time"], frame["compute_end"]), frame["arrive_time"]),
             unfinished["sending"],
         ),
         waiting=_table(
@@ -112,11 +117,11 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
 
 
 def computations(trace: "Trace") -> pd.DataFrame:
-    """Return the frame with the end of each computation, ``until``, and the visits after it.
+    """Return the frame with the end of each computation, ``compute_end``, and its next visits (s).
 
-    ``asked``: when its first message arrived, and the end of the computation if that is not
-    recorded. ``pulled``: the end of the read before its message was formed, if that is a separate
-    visit.
+    ``request_time``: the arrival of its first message; also the end of the computation if that is
+    not recorded. ``pull_time``: the end of the read before its message was formed, if that is a
+    separate visit.
     """
     frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
     if (push_read < 0).all():
@@ -128,18 +133,22 @@ def computations(trace: "Trace") -> pd.DataFrame:
         pull_time = np.where(unread, np.nan, pull_time)
         request_time = frame["arrive_time"].where(unread, arrive)
     return frame.assign(
-        pulled=pull_time, asked=request_time, until=frame["send_time"].fillna(request_time)
+        pull_time=pull_time,
+        request_time=request_time,
+        compute_end=frame["send_time"].fillna(request_time),
     )
 
 
-def _let_wait(
+def _gaps(
     trace: "Trace",
     frame: pd.DataFrame,
     open_reads: pd.DataFrame,
     present: pd.DataFrame,
     last: float,
 ) -> list[tuple]:
-    """Return the intervals between a commit and the read that the policy delays."""
+    """Return the intervals from a commit to the worker's next read, if they may last: the policy
+    delays the read, or the worker is away.
+    """
     if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
     reads = trace.reads[trace.reads["shard"] < 0]
@@ -176,6 +185,7 @@ def _without_absences(
     }
     held, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
+        # Spells of a worker do not overlap, so that their ends ascend, too.
         spells = spells_of_worker.get(worker, np.zeros((0, 2)))
         for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
             if spell_begin >= end:
@@ -191,9 +201,16 @@ def _without_absences(
 
 
 def _unfinished(
-    frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
+    frame: pd.DataFrame,
+    open_reads: pd.DataFrame,
+    present: pd.DataFrame,
+    travel_time: float,
+    last: float,
 ) -> dict[str, tuple]:
-    """Return the last reply, computation and journey of workers with an open read."""
+    """Return the last reply, computation and journey of workers with an open read.
+
+    ``travel_time``: the assumed time of the reply (s). ``last``: the end of the trace (s).
+    """
     is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
     reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
     pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
@@ -204,7 +221,7 @@ def _unfinished(
     # An earlier arrival belongs to another visit, a read that the worker asks for meanwhile.
     end = np.where(arrived >= ready, arrived, last)
     request_time = np.fmin(end, pulls["read_arrive_time"])
-    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), request_time)
+    begin = np.minimum(ready + travel_time * (reads["job"].to_numpy() > 0), request_time)
     return {
         "returning": (worker, ready, begin),
         "computing": (worker, begin, request_time),

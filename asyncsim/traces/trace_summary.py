@@ -370,7 +370,7 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
             np.nan,
         )
     capacity = trace.workers * (end - begin)
-    rows = computations(trace)[["worker", "start_time", "until"]]
+    rows = computations(trace)[["worker", "start_time", "compute_end"]]
 
     def share(table: pd.DataFrame) -> float:
         return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)

@@ -173,7 +173,7 @@ def recorded(
     last = float(commits["commit_time"].max())
     is_unique = ~waiting["worker"].duplicated()
     require_column(
-        "present", waiting, "worker", is_unique, "must be there once: no worker waits twice"
+        "present", waiting, "worker", is_unique, "must differ in each row: no worker waits twice"
     )
     in_trace = waiting["arrive_time"] <= last
     rule = f"must not be after the last commit, at {last:g} from the begin"
@@ -272,7 +272,8 @@ def _recorded_without_server(
     for row, sent, shares in zip(rows["row"], sources, weights, strict=True):
         if len(sent) != len(shares):
             raise InputError(
-                f"visits: row {row} has not as many sources as weights; give one for each"
+                f"visits: row {row} has {len(sent)} sources and {len(shares)} weights; give a "
+                "weight for each source"
             )
     earlier = [
         [row_of("visits", row, name) for name in names]
@@ -315,13 +316,13 @@ def _recorded_without_server(
 
 
 def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> list[int]:
-    """Order the gradients of workers by time, each after its sources, the ``earlier`` rows.
-
-    It also comes after the previous row that changed a replica which it changes.
+    """Order the gradients of workers by time, each after its sources, the ``earlier`` rows, and
+    after the previous row of each replica that it changes.
     """
     worker, partner, time = (rows[name].tolist() for name in ("worker", "partner", "commit_time"))
     sorter, last = graphlib.TopologicalSorter[int](), dict[int, int]()
     averages, everyone = max(partner) >= 0, set(range(workers))
+    # Rows are sorted by time; averages of an instant also by the number of their gradient.
     for row in rows.sort_values(["commit_time", "job"]).index if averages else rows.index:
         replicas = {worker[row], partner[row]} & everyone
         sorter.add(row, *earlier[row], *(last[replica] for replica in replicas if replica in last))
@@ -331,8 +332,7 @@ def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> lis
     except graphlib.CycleError as error:
         row = rows["row"][min(error.args[1])]
         raise InputError(
-            f"visits: row {row} takes up what came after it, by way of its sources; correct the "
-            "sources"
+            f"visits: row {row} takes up a later row, by way of its sources; correct the sources"
         ) from None
     ready: list[tuple[float, int, int]] = []
     order: list[int] = []

@@ -35,6 +35,7 @@ from .panels import (
 )
 from .published import Deviation
 
+#: Formats a kappa for legends and captions.
 _LABEL = "\u03ba = {:g}".format
 #: The published series by kappa.
 _SERIES = "gem kappa={:g}"

@@ -32,8 +32,8 @@ from . import published
 
 #: Size of a panel as wide as a paper's column (inches).
 PANEL = (look.SINGLE, 2.9)
-STEPS = ALONG["step"]
-LOSS = "minibatch loss"
+#: Words along axes.
+STEPS, LOSS = ALONG["step"], "minibatch loss"
 #: Losses above this are cut off: they belong to diverging runs.
 MOST_LOSS = 6.0
 #: The paper's learning rate, unless it says otherwise.
@@ -124,16 +124,20 @@ def values_of(results: Finished, column: str) -> list[Any]:
 def bin_steps(runs: Sequence[Run], workers: int) -> int:
     """Return the worker steps per point of a curve: the paper's, or fewer in a short run."""
     steps = trace_length(runs) / workers
-    return (
-        published.BIN_STEPS
-        if steps >= published.BIN_STEPS * _POINTS
-        else max(1, round(steps / _POINTS))
-    )
+    if steps >= published.BIN_STEPS * _POINTS:
+        return published.BIN_STEPS
+    return max(1, round(steps / _POINTS))
 
 
 def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
     """Return the minibatch losses, as means over ``width`` worker steps."""
-    return curve_of(runs, _losses, "mean", workers, width or bin_steps(runs, workers))
+    return curve_of(
+        runs,
+        lambda commits: commits["loss"].to_numpy(np.float64),
+        "mean",
+        workers,
+        width or bin_steps(runs, workers),
+    )
 
 
 def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
@@ -168,12 +172,12 @@ def draw_family(
     theirs: Mapping[Any, pd.Series] = types.MappingProxyType({}),
 ) -> None:
     """Draw mean and range of each curve with shade and marker of its value, and a cross where a run
-    diverged; published curves beside them, thin and grey with hollow markers.
+    diverged; published curves, ``theirs``, are thin and grey with hollow markers.
 
     ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their
     edge. ``curves``, ``theirs``: by value. ``label``: formats a value. ``line``: matplotlib's line
-    style of the method. ``against``: {"step", "time"}, the horizontal axis. ``looks``: by value,
-    if the shades of the curves do not fit.
+    style of the method. ``against``: {"step", "time"}, the horizontal axis. ``looks``: by value; by
+    default shades.
     """
     looks = looks or look.shades(curves)
     for turn, (value, points) in enumerate(theirs.items()):
@@ -204,10 +208,11 @@ def finding(
 def published_curves(
     results: Finished, figure: str, series: str, curves: Mapping[Any, Curve]
 ) -> dict[Any, pd.Series]:
-    """Return the published curves beside ours, up to the end of ours, by the same values.
+    """Return the published curves of the values of ours, up to the ends of ours.
 
-    ``series``: the name of a published series, with the value in place of ``{:g}``. By worker step,
-    averaged as ours; only values in the paper, and only for its task.
+    Each is a series by worker step, averaged as ours. Values that the paper lacks are omitted;
+    tasks other than the paper's have none. ``series``: the name of a published series, with the
+    value in place of ``{:g}``.
     """
     if not is_paper(results):
         return {}
@@ -229,9 +234,7 @@ def log_axis(
         curve.mean if isinstance(curve, Curve) else np.asarray(curve, np.float64)
         for curve in curves
     ]
-    values = np.concatenate(
-        [np.asarray(mean, np.float64).ravel() for mean in means] or [np.ones(1)]
-    )
+    values = np.concatenate([np.ravel(mean) for mean in means] or [np.ones(1)])
     values = values[np.isfinite(values) & (values > 0)]
     if not len(values):
         values = np.ones(1)
@@ -308,10 +311,6 @@ def diverged_of(rows: pd.DataFrame) -> str:
 def _marked(start: int, interval: int, points: int) -> tuple[int, int]:
     """Return matplotlib's ``markevery`` for a curve, with at least one marker."""
     return start % max(points, 1), interval
-
-
-def _losses(commits: pd.DataFrame) -> np.ndarray:
-    return commits["loss"].to_numpy(np.float64)
 
 
 def rate_of(summary: pd.DataFrame) -> pd.Series:
