@@ -120,7 +120,7 @@ class Law(ABC):
 
     @property
     def _checked(self) -> Iterable[tuple[str, _Check]]:
-        return zip(self.__match_args__, self._checks, strict=False)  # type: ignore[attr-defined]
+        return zip(self.__match_args__, self._checks, strict=False)  # type: ignore[attr-defined]  # a dataclass
 
     def _number(self, parameter: str, value: Any, check: _Check) -> float:
         """Return a parameter as a float; raise InputError unless it passes its check."""

@@ -111,8 +111,12 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
 
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # or the layout would be computed for each frame
-        # The function returns no artists, which blit=False allows.
-        movie = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]
+        movie = FuncAnimation(
+            figure,
+            draw,  # type: ignore[arg-type]  # returns no artists, which blit=False allows
+            frames=len(times),
+            blit=False,
+        )
         kind = PillowWriter if path.suffix == ".gif" else FFMpegWriter
         with Progress(len(times), path.name, "frame") as bar:
             return write_whole(

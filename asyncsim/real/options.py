@@ -11,6 +11,7 @@ from asyncsim.base.files import RECORDING, field_values
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
+from asyncsim.study.help import GROUPS
 from asyncsim.study.options import Hidden
 
 if TYPE_CHECKING:
@@ -24,14 +25,7 @@ _INDEPENDENT = ("cpus", "memory", "restart", "start_timeout", "timeout")
 #: Options of simulated clusters that real processes do not have.
 _OF_CLUSTERS = (
     "compute",
-    "latency",
-    "bandwidth",
-    "shared_bandwidth",
-    "message_bytes",
-    "sites",
-    "far_latency",
-    "far_bandwidth",
-    "server_site",
+    *GROUPS["Network"],
     "dynamic_window",
     "servers",
     "read_blocks",
@@ -99,15 +93,14 @@ class RealConfig(StudyConfig):
     """Order of service of the waiting workers."""
     policy: Hidden[str] = "asynchronous"
     topology: Hidden[str | None] = None
-    # Hidden options with a single value need no Literal.
-    device: Hidden[str] = "default"  # type: ignore[assignment]
+    device: Hidden[str] = "default"  # type: ignore[assignment]  # a single value, no Literal
     seeds: Hidden[int] = StudyConfig.seeds
     evaluate_every: Hidden[int | None] = None
     diagnose_every: Hidden[int] = StudyConfig.diagnose_every
     diagnose_energy: Hidden[bool] = False
     directions_every: Hidden[int] = 0
     animate: Hidden[bool] = False
-    executor: Hidden[str] = "local"  # type: ignore[assignment]  # as device
+    executor: Hidden[str] = "local"  # type: ignore[assignment]  # a single value
     cpus_per_run: Hidden[int] = 1
     accelerators_per_run: Hidden[float] = 0.0
     resume: Path | None = None

@@ -157,15 +157,21 @@ def path(results: Finished) -> Figure:
         paths[row.window] = np.vstack([np.zeros(positions.shape[1]), positions])
     _, _, directions = np.linalg.svd(np.vstack([*paths.values()]), full_matrices=False)
     figure, (axes,) = look.new_figure(look.SINGLE, 2.4)
+    shares = {}
     for window, shade in look.shades(paths).items():
         points = paths[window]
         length = np.linalg.norm(np.diff(points, axis=0), axis=1).sum()
-        share = np.linalg.norm(points[-1]) / length
+        shares[window] = share = np.linalg.norm(points[-1]) / length
         axes.plot(
             *directions[:2] @ points.T,
             color=shade.color,
             label=f"\u03bb = {window}: distance {share:.3f} of length",
         )
+    straightest = max(shares, key=shares.__getitem__)
+    figure.set_label(
+        f"The path is straightest with \u03bb = {straightest}: its end is at "
+        f"{shares[straightest]:.3f} of its length from the start."
+    )
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel("first main direction, from the start")
     axes.set_ylabel("second main direction")
