@@ -104,8 +104,9 @@ function timeline(show, trace, place) {
   const item = show.noun === "slot" ? "trained samples" : "commits";
   const plural = `${number(show.workers)} ${show.noun}${show.workers === 1 ? "" : "s"}`;
   const lanesShown = show.lanes < show.workers ? `the first ${number(show.lanes)} of ${plural}` : plural;
-  element("p", `${show.title}: ${lanesShown}, ${part} ${item}. Drag to zoom, shift and drag to move, double-click for the whole; ` +
-    `click a lane to follow its ${show.noun}; the arrow keys go from commit to commit.`, place, "faint");
+  const caption = element("p", `${show.title}: ${lanesShown}, ${part} ${item}. `, place, "faint");
+  element("span", `Drag to zoom, shift and drag to move, double-click for the whole; ` +
+    `click a lane to follow its ${show.noun}; the arrow keys go from commit to commit.`, caption, "hint");
   const legend = element("div", null, place, "legend");
   for (const { name, color, begin } of phases) {
     if (!begin.length || color === null) continue;
