@@ -247,14 +247,15 @@ def test_device_that_is_not_there(told, empty_folder, monkeypatch):
 
 
 MINE = """
-from asyncsim.methods import Method, gradient_steps
+from asyncsim.methods import Method, declared, gradient_steps
 
+@declared
 def damped(learning_rate=0.01, patience=10):
-    hyperparameters = {"learning_rate": learning_rate, "patience": patience}
-    return Method("damped", hyperparameters, gradient_steps(learning_rate))
+    return Method(gradient_steps(learning_rate))
 
+@declared
 def stepping(steps=3):
-    return Method("stepping", {"steps": steps}, gradient_steps(0.1))
+    return Method(gradient_steps(0.1))
 
 def needs(patience):
     return damped(patience=patience)
