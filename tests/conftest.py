@@ -142,16 +142,16 @@ def anew():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def compiled_once(tmp_path_factory):
-    """Compiled programs are shared with the other processes of these tests, and never with the
-    user's studies.
+def compiled_once(pytestconfig):
+    """Compiled programs are shared with the other processes of these tests and with the next tests,
+    and never with the user's studies.
 
-    ``ASYNCSIM_TEST_CACHE`` names a folder that keeps them until the next tests, which then take
-    half of the time.
+    They are kept in ``.pytest_cache``, by the version of jaxlib; ``ASYNCSIM_TEST_CACHE`` names
+    another folder.
     """
-    base = tmp_path_factory.getbasetemp()
-    together = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(together / "compiled")
+    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(
+        pytestconfig.cache.mkdir(f"compiled-{jax.lib.__version__}")
+    )
     values = {"compilation_cache_dir": folder, "persistent_cache_min_compile_time_secs": 0}
     values["persistent_cache_min_entry_size_bytes"] = -1
     for name, value in values.items():
