@@ -40,7 +40,7 @@ def f(learning_rate=0.01):
 """
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "quick_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 @pytest.fixture
