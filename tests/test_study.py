@@ -50,15 +50,6 @@ Config = study.load("staleness").Config
 SHIPPED = sorted(path.stem for path in (ROOT / "studies").glob("[!_]*.py"))
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "working"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
-    return folder
-
-
 def python(*arguments: str, **options) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"} | options.pop(
         "environment", {}
@@ -87,11 +78,15 @@ def test_list_has_a_line_for_each_study(told):
     assert all(len(line) <= 120 for line in out)
 
 
-def test_list_from_the_clone_has_nothing_twice(told, monkeypatch):
+def test_list_from_a_clone_has_nothing_twice(told, monkeypatch):
+    """Also from a clone beside the installed package, as after ``pip install .``."""
     before = told()
+    own_study("staleness", OWN)
+    Path("asyncsim").mkdir()
+    Path("asyncsim", "__init__.py").touch()
+    assert told() == before
     monkeypatch.chdir(ROOT)
     assert told() == before
-    assert study.hidden() == {}
 
 
 def test_help_imports_nothing_heavy_and_names_every_choice():
@@ -193,13 +188,13 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
 @pytest.mark.parametrize(
     ("name", "option"), [("staleness", ["--out="]), ("ensembles", ["--out", "", "--workers", "2"])]
 )
-def test_an_empty_path_is_not_the_working_folder(told, empty_folder, name, option):
+def test_an_empty_path_is_not_the_working_folder(told, tmp_path, name, option):
     assert told(name, *option) == (
         2,
         [],
         ["error: out = '': is empty; give the name of a file or folder"],
     )
-    assert list(empty_folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_none_in_any_case_stands_for_no_value():
@@ -219,23 +214,23 @@ def test_an_attack_is_printed_and_in_the_title(told, name, figure):
     assert "attack sign_flip(1)" in title.replace("\n", " ")
 
 
-def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
+def test_missing_mnist_names_the_three_ways(told, tmp_path, monkeypatch):
     import pooch
 
     def no_network(*_, **__):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(pooch, "retrieve", no_network)
-    monkeypatch.setattr(pooch, "os_cache", lambda name: empty_folder.parent / "cache")
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path.with_name("cache"))
     ways = ("the data_dir option", "ASYNCSIM_DATA", "a network")
     for problem in ("mnist", "mnist(data_dir=nowhere)"):
         code, out, err = told("staleness", "--problem", problem)
         assert (code, out, len(err)) == (2, [], 1)
         assert all(way in err[0] for way in ways)
-        assert list(empty_folder.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_device_that_is_not_there(told, empty_folder, monkeypatch):
+def test_device_that_is_not_there(told, tmp_path, monkeypatch):
     def none(kind):
         raise RuntimeError(f"Unknown backend: {kind!r}")
 
@@ -243,18 +238,19 @@ def test_device_that_is_not_there(told, empty_folder, monkeypatch):
     code, _, err = told("staleness", *TOY, "--device=tpu")
     assert (code, len(err)) == (2, 1)
     assert "device = 'tpu': JAX finds none here; choose default" in err[0]
-    assert list(empty_folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 MINE = """
-from asyncsim.methods import Method, gradient_steps
+from asyncsim.methods import Method, declared, gradient_steps
 
+@declared
 def damped(learning_rate=0.01, patience=10):
-    hyperparameters = {"learning_rate": learning_rate, "patience": patience}
-    return Method("damped", hyperparameters, gradient_steps(learning_rate))
+    return Method(gradient_steps(learning_rate))
 
+@declared
 def stepping(steps=3):
-    return Method("stepping", {"steps": steps}, gradient_steps(0.1))
+    return Method(gradient_steps(0.1))
 
 def needs(patience):
     return damped(patience=patience)
@@ -870,11 +866,11 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
 TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness", "--out=mine")
 
 
-def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, empty_folder):
+def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, tmp_path):
     stop_at(monkeypatch, cell, 1)
     code, out, err = told("staleness", *TWO)
     assert (code, out, err[-1]) == (130, [], "interrupted: nothing was finished")
-    assert list(empty_folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full
