@@ -263,6 +263,14 @@ def trained_apart(trace):
     return dataclasses.replace(trace, rollouts=trace.rollouts._replace(samples=samples))
 
 
+def test_lengths_of_zero_survive_their_file(tmp_path):
+    cluster = Cluster(1, 0.3, rollouts=Rollouts(4, "empirical([0, 1])", group=2, batch=4))
+    trace = simulate(cluster, 10, progress=False)
+    assert trace.samples["length"].min() == 0
+    loaded = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
+    pd.testing.assert_frame_equal(loaded.samples, trace.samples)
+
+
 def test_pace_zero_is_synchronous_training_byte_for_byte():
     trace = learner(12, slots=6, length="exponential(1)", group=2, batch=8, queue="pace(0)")
     method, problem = policy_gradient(0.5, "ppo", inner_steps=2), token_bandit()

@@ -72,7 +72,7 @@ def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
     samples = samples.assign(outcome=pd.Categorical(samples["outcome"], SAMPLE_OUTCOMES))
     right = {
         "outcome": samples["outcome"].notna(),
-        "length": samples["length"] > 0,
+        "length": samples["length"] >= 0,
         "version": samples["version"] >= samples["start_version"],
         "staleness": samples["staleness"] == samples["version"] - samples["read_version"],
     }
