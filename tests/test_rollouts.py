@@ -299,7 +299,7 @@ def test_gspo_is_its_equation_5_by_enumeration(normalize):
     """Sums over all groups of two that the old policy may write, of sequences of 1 to 3 tokens."""
     texts = [text for n in (1, 2, 3) for text in itertools.product(range(2), repeat=n)]
     tokens = np.array([text + (0,) * (3 - len(text)) for text in texts])
-    present = np.arange(3) < np.array([[len(text)] for text in texts])
+    present = jnp.arange(3) < jnp.array([[len(text)] for text in texts])
     clip, method = 0.1, policy_gradient(correction="gspo(0.1)", normalize=normalize)
 
     def logps(theta):  # of each token of each text; a text's length has a probability of its own
