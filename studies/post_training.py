@@ -286,7 +286,6 @@ def _queue_job(
         f"{queue}, seed {seed}",
         _measure,
         *(config, queue, cluster, seed, problem, optimizer),
-        place=f"parts/{queue}-seed{seed}",
         labels={"queue": queue, "seed": seed},
     )
 
@@ -361,10 +360,7 @@ def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) ->
     """Return the job of a clock with the accelerators divided in one way."""
     labels = {"queue": queue, "generating": generating, "training": config.split - generating}
     name = f"{queue}, {generating} of {config.split} accelerators generate"
-    place = f"parts/{queue}-{generating}of{config.split}"
-    return measurement(
-        name, _divided, config, cluster, labels, place=place, labels=labels, errors=SPLIT
-    )
+    return measurement(name, _divided, config, cluster, labels, labels=labels, errors=SPLIT)
 
 
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
