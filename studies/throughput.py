@@ -268,7 +268,8 @@ def usual_loop(
 
     # One array for all fields of a visit: every further argument costs a transfer per event.
     def visit_of(facts):
-        return Visit(*facts, time=jnp.float32(0), local_steps=jnp.int32(1))
+        staleness, worker, worker_step, commit = facts
+        return Visit(staleness, worker, worker_step, commit, jnp.float32(0), jnp.int32(1))
 
     @jax.jit
     @whole_products()
