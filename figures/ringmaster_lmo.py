@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text, over_seeds, summary_of
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.policy import parse_policy
+from asyncsim.clusters.policy import as_policy
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import draw_curve, evaluation_curve
 from asyncsim.drawing.paper import Drawing, Paper, Study
@@ -107,7 +107,7 @@ def _table(finished: Finished) -> pd.DataFrame:
         raise InputError(
             f"folder = {str(finished.folder)!r}: has no runs of ringmaster_lmo; {finished.remedy}"
         )
-    limits = [parse_policy(policy).limit for policy in table["method.policy"]]
+    limits = [as_policy(policy).limit for policy in table["method.policy"]]
     return table.assign(limit=limits)
 
 

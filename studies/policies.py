@@ -20,7 +20,7 @@ import pandas as pd
 from asyncsim.base.console import LEAST_SHARE, VERDICT, counted, note, table_text
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.policy import Policy, as_policy
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import Column, Columns, with_titles, without_constants
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
@@ -75,10 +75,7 @@ class Config(TargetOptions, SweepConfig):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         self.check_target()
-        policies = [
-            parse_policy(policy) if isinstance(policy, str) else policy
-            for policy in self.policy or ()
-        ]
+        policies = [as_policy(policy) for policy in self.policy or ()]
         if len(set(policies)) < len(policies):
             raise InputError(
                 f"policy = {', '.join(map(_text, self.policy or ()))}: one comes twice; give each "

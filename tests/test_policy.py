@@ -17,7 +17,7 @@ from asyncsim import (
     simulate,
     theory,
 )
-from asyncsim.clusters.policy import parse_policy
+from asyncsim.clusters.policy import as_policy
 from asyncsim.theory import queue_theory, staleness_theory
 from asyncsim.traces.phases import phases
 
@@ -66,9 +66,7 @@ def test_staleness_theory_bounds_every_policy():
         "first_of(2, grace=0.3)",
     ):
         for protocol in ("exchange", "write_then_read"):
-            cluster = Cluster(
-                6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=parse_policy(text)
-            )
+            cluster = Cluster(6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=as_policy(text))
             low, high = staleness_theory(cluster).mean_bounds
             assert low <= simulate(cluster, 2_000).summary()["staleness_mean"] <= high
     assert queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=barrier())) is None
