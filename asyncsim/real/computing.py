@@ -16,20 +16,19 @@ import numpy as np
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import open_file, write_whole
 from asyncsim.base.tracing import forget_other_precision, whole_products
-from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Memories, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Learner, LocalResult, build_local, flatten
 from asyncsim.replays.observing import observe
 from asyncsim.replays.plan import method_key, visit_key
-from asyncsim.replays.programs import IdentityKey, as_data, cast
+from asyncsim.replays.programs import IdentityKey, as_data, cast, on_vectors
 from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow, no_messages
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
-from asyncsim.replays.tensors import on_vectors
 
 #: Recorder of each commit's quantities besides its loss and the length of its step.
 RECORDER = energy()
@@ -201,7 +200,6 @@ class Parameters:
             self.state = State(central, method.init_server(central), rows, reads, pulled)
         order = "before" if processes.protocol == "read_then_write" else "after"
         self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
-        self._sees_delays = method.sees_delays
         self._begin, self._commit = _compiled_step(IdentityKey(method), order)
 
     def job(self, worker: int, account: Account) -> Computation:
@@ -224,8 +222,7 @@ class Parameters:
                 "completes": np.bool_(True),
             }
             typed |= {"place": np.int32(0), "messages": np.int32(1)}
-            if self._sees_delays:
-                typed["delays"] = typed["staleness"]
+            typed["delays"] = typed["staleness"]
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
             pulled = state.pulled[worker]
             inputs = StepInputs(

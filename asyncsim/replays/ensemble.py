@@ -13,14 +13,14 @@ import numpy as np
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.base.tracing import forget_other_precision, jax_settings
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns
 from asyncsim.replays.plan import Plan
-from asyncsim.replays.programs import Family, compiled_ensemble
+from asyncsim.replays.programs import Family, compiled_ensemble, on_vectors
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay import (
@@ -35,7 +35,6 @@ from asyncsim.replays.replay import (
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import Recorders
-from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.tuning import batches_members, default_devices
 from asyncsim.traces.trace import Trace
 

@@ -14,18 +14,18 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 from asyncsim.base.threads import has_one_core
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, require_additive, require_recorders
 from asyncsim.replays.parts import ShardedPlan
 from asyncsim.replays.plan import Plan, runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
-from asyncsim.replays.programs import compiled
+from asyncsim.replays.programs import compiled, on_vectors
 from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.run import Run
@@ -37,7 +37,6 @@ from asyncsim.replays.suitable import (
     require_shards,
     require_timing,
 )
-from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
 from asyncsim.traces.trace import Trace
 
@@ -369,7 +368,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     runs_of(trace, problem)
     require_server(method, trace)
     require_timing(method, trace)
-    require_arrived(on_vectors(method, problem, jnp.result_type(float)), trace, params)
+    require_arrived(method, trace)
     if method.rounds is not None:
         method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)
