@@ -9,7 +9,6 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim figures PAPER          draw the figures of a paper, of several studies
        asyncsim runs                   list finished studies, the newest first
        asyncsim tag [FOLDER] NAME      name a folder, this one say, or a commit of a run
-       asyncsim untag NAME             remove a name
        asyncsim warp NAME              print the folder of a name
        asyncsim show [NAME]            open the page of a study in the browser, or the list of all
        asyncsim animate NAME           write a page, GIF or MP4 of the moving workers

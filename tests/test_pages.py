@@ -24,7 +24,7 @@ from asyncsim.pages import page
 from asyncsim.pages.answer import split
 from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.pages.timeline import timeline
-from asyncsim.runs import index
+from asyncsim.runs import known
 from asyncsim.traces.phases import phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -41,7 +41,7 @@ def animated(tmp_path_factory):
         patch.setenv("ASYNCSIM_INDEX", str(base / "index"))
         options = (*TOY, "--workers=12", "--steps=30", "--methods", "downpour", "gem", "--animate")
         assert study.main(["compare", *options, "--latency", "0.2"]) == 0
-        index.tag(base / "results" / "compare", "x", "</script><script>window.hacked = 1</script>")
+        known.tag(base / "results" / "compare", "x", "</script><script>window.hacked = 1</script>")
         yield base / "results" / "compare"
 
 
