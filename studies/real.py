@@ -27,7 +27,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -107,12 +107,7 @@ class Config(TaskOptions):
 
     questions: tuple[Literal["train", "validate", "fairness"], ...] = ("train", "validate")
     """What to ask each recording; their names may stand without the option."""
-    methods: Annotated[tuple[MethodLike, ...], ("--method",)] = (
-        "downpour",
-        "agn",
-        "aeasgd",
-        "gem",
-    )
+    methods: tuple[MethodLike, ...] = ("downpour", "agn", "aeasgd", "gem")
     """Methods to record, by their names or as FILE.py:FUNCTION (see the README)."""
     workers: int = 4
     """Worker processes; the server is one more."""
