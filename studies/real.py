@@ -182,8 +182,7 @@ class Config(TaskOptions):
 
     def recorded(self, task: Task) -> Recorded:
         """Record a task."""
-        options = {"restart": self.restart, "address": self.address, "timeout": self.timeout}
-        return record(*task, **options)
+        return record(*task, restart=self.restart, address=self.address, timeout=self.timeout)
 
 
 def run(config: Config) -> Result:

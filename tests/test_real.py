@@ -265,11 +265,6 @@ RING = {"topology": "ring()"}
         (methods.sgp(policy=None), {**RING, "policy": "neighbours(beside)"}, "have mixed"),
         (methods.sgp(policy=None)._replace(message=centred), RING, "or the central variable"),
         (methods.sgp(stale, policy=None), RING, "depend on the visit's time, staleness"),
-        (
-            methods.dpsgd(),
-            {"topology": "slow_links(ring(), [[0, 1, 5]])", "policy": "neighbours(beside)"},
-            "real links have their own speed",
-        ),
     ],
 )
 def test_tasks_that_real_processes_cannot_compute(method, options, message):

@@ -51,8 +51,8 @@ def pulls(cluster: Cluster) -> bool:
 class Job(NamedTuple):
     """A worker's computation."""
 
-    number: int  #: among the worker's jobs, which decides the minibatches
-    step: int  #: the worker's accepted commits before it
+    number: int | np.integer  #: among the worker's jobs, which decides the minibatches
+    step: int | np.integer  #: the worker's accepted commits before it
     start: Any  #: the parameters, a vector
     learner: Learner  #: the local optimizer's and the problem's state
 
@@ -90,7 +90,7 @@ class Computing:
             unknown, worker, step, unknown, unknown, window, kept=kept, workers=workers, key=key
         )
 
-    def visit_key(self, worker: int, step: int) -> Any:
+    def visit_key(self, worker: int, step: Any) -> Any:
         """Return the key of a worker's visit after ``step`` commits; ``()`` without draws."""
         if not self.method.needs_key:
             return ()
@@ -183,16 +183,14 @@ class Parameters:
         ``counts``: staleness, worker, worker_step, commit, place and completes of its `Visit`.
         """
         worker, cluster, dtype = counts["worker"], self._cluster, self.state.central.dtype
+        messages = cluster.policy.per_version(cluster.workers)
+        counts = {**counts, "local_steps": cluster.windows[0], "messages": messages}
+        counts["workers"] = cluster.workers
         typed: dict[str, Any] = {name: np.int32(count) for name, count in counts.items()}
         typed |= {"completes": np.bool_(counts["completes"]), "time": np.asarray(time, dtype)}
-        visit = Visit(
-            **typed,
-            local_steps=np.int32(cluster.windows[0]),
-            messages=np.int32(cluster.policy.per_version(cluster.workers)),
-            workers=np.int32(cluster.workers),
-            delays=typed["staleness"] if self._computing.method.sees_delays else (),
-            key=self._computing.visit_key(worker, counts["worker_step"]),
-        )
+        if self._computing.method.sees_delays:
+            typed["delays"] = typed["staleness"]
+        visit = Visit(**typed, key=self._computing.visit_key(worker, counts["worker_step"]))
         pulled = () if self.pulled[worker] is None else self.pulled[worker]
         row = self.rows[worker]._replace(learner=())
         inputs = StepInputs(visit, row, self.read[worker], pulled)

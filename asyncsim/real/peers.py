@@ -163,11 +163,21 @@ class Peer:
             await self.give_back(state, commit_time)
         else:
             self._row = self._row._replace(method=state)
-        row = {"worker": self._index, "job": step, "kept": kept, "partner": partner}
-        row |= {"start_time": start_time, "send_time": send_time, "commit_time": commit_time}
-        row["sources"] = [[message.sender, message.job] for message in messages]
-        row["weights"] = [message.share for message in messages]
-        self._rows.append({**row, "loss": float(result.loss), "update_norm": float(norm)})
+        self._rows.append(
+            {
+                "worker": self._index,
+                "job": step,
+                "start_time": start_time,
+                "send_time": send_time,
+                "commit_time": commit_time,
+                "sources": [[message.sender, message.job] for message in messages],
+                "weights": [message.share for message in messages],
+                "kept": kept,
+                "partner": partner,
+                "loss": float(result.loss),
+                "update_norm": float(norm),
+            }
+        )
         for taker, share in () if self._meets else self._sends[step % len(self._sends)]:
             await peers[taker].deliver(Message(commit_time, self._index, step, share, message))
 

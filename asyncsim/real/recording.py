@@ -230,11 +230,6 @@ def check(task: Task, restart: bool = False) -> None:
         )
     if len(set(cluster.windows)) > 1 or cluster.discipline == "lock_free":
         raise InputError("cluster: needs one window for all workers and a queue at the server")
-    if cluster.topology is not None and cluster.topology.slow:
-        raise InputError(
-            f"topology = {cluster.topology!s}: real links have their own speed; leave slow_links "
-            "out"
-        )
     if cluster.topology is None:
         is_known = policy.name in POLICIES and policy.grace is None and policy.collective is None
         if not is_known:
@@ -360,7 +355,8 @@ def evaluate(problem: Any, computing: Computing, central: Any, rows: Any) -> dic
     """Evaluate a central variable on all data; a problem's own state is the workers' mean."""
     states = [row.learner.problem for row in rows]
     state = jax.tree.map(lambda *leaves: np.mean(leaves, 0).astype(leaves[0].dtype), *states)
-    params, values = computing.flat.unravel(jnp.asarray(central)), {}
+    params = computing.flat.unravel(jnp.asarray(central))
+    values: dict[str, float] = {}
     for part, data in {"train": problem.train, "test": problem.test}.items():
         if part == "train" or data is not None:  # without data there is a loss, too
             of_part = problem.evaluate(params, state, as_data(data, central.dtype))

@@ -9,6 +9,7 @@ trace; it counts jobs, versions and staleness.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ Times = dict[str, float]
 _CLOCK_CALLS = 10
 
 
-class Turn(NamedTuple):
+@dataclass(eq=False)
+class Turn:
     """A visit that waits at the server, for its turn and then for the answer; ordered by worker."""
 
     index: int  #: of its worker
