@@ -346,7 +346,10 @@ def agreements(summary: pd.DataFrame) -> pd.DataFrame:
     groups = summary.groupby("method", sort=False)
     largest = {"worst": groups["worst"].max(), "bar": groups["bar"].first()}
     counts = {"compared": groups["compared"].sum(), "commits": groups["commits"].sum()}
-    within = {"within_bar": groups["holds"].sum(), "recordings": groups.size()}
+    within = {
+        "within_bar": groups["holds"].agg(lambda holds: int(holds.sum())),
+        "recordings": groups.size(),
+    }
     return pd.DataFrame({**largest, **counts, **within}).reset_index()
 
 

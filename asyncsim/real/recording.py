@@ -421,6 +421,10 @@ def _wait_for_start(ray: Any, calls: list[Any], timeout: float) -> None:
             f"timeout = {timeout:g}: {len(calls)} processes, a CPU each, did not start; the Ray "
             f"cluster has {cpus:g} CPUs; run fewer workers, add nodes, or give a longer timeout"
         ) from None
+    except ray.exceptions.RayError as error:
+        # The last line of a traceback has the error.
+        cause = str(error).strip().splitlines()[-1]
+        raise InputError(f"processes: one could not start: {cause}") from error
 
 
 def _has_died(ray: Any, loop: Any, worker: int) -> bool:
