@@ -204,7 +204,7 @@ def run(config: Config) -> Result:
                 place,
                 _measured,
                 *(config, method, problem, discipline, seed),
-                place=f"recordings/{place}/rows",
+                folder=f"recordings/{place}",
                 labels={"method": method.name, "discipline": discipline, "seed": seed},
                 say=_in_words,
                 in_folder=True,
