@@ -53,7 +53,7 @@ def optimized():
 
 @pytest.fixture(autouse=True, scope="session")
 def index_of_the_tests(tmp_path_factory):
-    """Studies of the tests do not get into the user's own index."""
+    """Studies that several tests share do not get into the user's own index."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASYNCSIM_INDEX", str(tmp_path_factory.mktemp("index")))
         yield
@@ -87,10 +87,11 @@ def float64():
         yield
 
 
-@pytest.fixture
-def empty_folder(tmp_path, monkeypatch):
-    """An empty working folder, and no data of the user's."""
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """An empty working folder and an index of the test's own, and no data of the user's."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASYNCSIM_INDEX", f"{tmp_path}-index")
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
 
 

@@ -114,11 +114,12 @@ def test_order_and_configuration():
 def test_a_local_optimizer_and_a_problem_with_state(lenient):
     trace = make_trace(window=3, commits=120)
 
-    def factory(rate):
-        return Method("adam", {"rate": rate}, optax.adam(rate))
+    @methods.declared
+    def adam(rate=0.01):
+        return Method(optax.adam(rate))
 
     for found, expected in zip(
-        *both(trace, factory, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True
+        *both(trace, adam, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True
     ):
         assert_same(found, expected)
 
