@@ -101,7 +101,7 @@ def run(config: Config) -> Result:
             discipline,
             _measured,
             *(config, methods[0], problem, discipline),
-            place=f"{_RECORDINGS}/{discipline}/rows",
+            folder=f"{_RECORDINGS}/{discipline}",
             labels={"discipline": discipline},
             in_folder=True,
         )

@@ -87,7 +87,7 @@ def run(config: Config) -> Result:
                     f"{method.name}, seed {seed}",
                     _trained,
                     *(place, config, method, problem, seed),
-                    place=f"{place}/row",
+                    folder=place,
                     labels={"method": method.name, "seed": seed},
                     say=_ending,
                     in_folder=True,

@@ -92,7 +92,7 @@ def run(config: Config) -> Result:
             f"{method.name}, seed {seed}",
             _measured,
             *(config, method, problem, seed),
-            place=f"{_folder_of(method, seed)}/row",
+            folder=_folder_of(method, seed),
             labels={"method": method.name, "seed": seed, "folder": _folder_of(method, seed)},
             say=_agreement_text,
             in_folder=True,

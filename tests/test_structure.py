@@ -30,7 +30,7 @@ methods problems byzantine
 replays
 study
 drawing
-pages calibration real benchmark claims
+pages calibration real claims
 runs
 """
 RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}

@@ -22,6 +22,7 @@ from asyncsim.__main__ import main
 from asyncsim.base.files import folder_name, write_sealed
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import Finished
+from asyncsim.study.jobs import measurement
 from asyncsim.study.loading import recognised
 from asyncsim.study.sweep import run_cells, sweep
 
@@ -257,11 +258,15 @@ def test_a_link_to_a_known_file_runs_nothing_that_lies_beside_it(told):
 
 
 @pytest.mark.parametrize(
-    "text", ["byzantine-1_alie()#/../../victim_", "..", "/etc", "a\nb", "$(rm)"]
+    "text",
+    ["byzantine-1_alie()#/../../victim_", "..", "/etc", "a\nb", "$(rm)", "a" * 5000, "é" * 200],
 )
 def test_names_of_folders_lead_nowhere(text):
     safe = folder_name(text)
     assert re.fullmatch(r"(?!\.)[^/\\$\n]+-[0-9a-f]{8}", safe) and folder_name(safe) == safe
+    assert len(safe.encode()) <= 200 and folder_name(f"{text}.") != safe
+    place = measurement(text, dict).place
+    assert place == f"parts/{safe}.json" and place != measurement(f"{text}.", dict).place
 
 
 @pytest.mark.parametrize(

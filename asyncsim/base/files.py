@@ -47,6 +47,8 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.[^.]*)?", re.DOTALL)
 #: Characters replaced in the names of folders; letters, digits and the signs of options' texts
 #: stay.
 _UNSAFE = re.compile(r"^\.|[^\w .,:+*%@=()\[\]'\"-]")
+#: Longest name of a file or folder, without suffix, in bytes: file systems allow 255.
+_LONGEST_NAME = 200
 #: Flags of an exclusive new file; not every system has all of them.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
@@ -95,8 +97,12 @@ def within(folder: Path, name: Any) -> Path:
 
 
 def folder_name(text: str) -> str:
-    """Convert a text to the name of a file or folder: unsafe characters become "-", with a hash."""
+    """Convert a text to the name of a file or folder: unsafe characters become "-", a long text is
+    cut, and a changed one ends with a hash.
+    """
     safe = _UNSAFE.sub("-", text)
+    if len(safe.encode()) > _LONGEST_NAME:
+        safe = safe.encode()[: _LONGEST_NAME - 9].decode(errors="ignore")
     return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
 
 

@@ -65,7 +65,7 @@ ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
 )
 #: Their runs are listed before the first begins.
-_MOST_SEEDS = 100_000
+MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
@@ -344,11 +344,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 
         Every study calls it first; a study's config checks its additional options, too.
         """
-        if require_count("seeds", self.seeds) > _MOST_SEEDS:
-            raise InputError(
-                f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every "
-                "method"
-            )
+        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         require_count("directions_every", self.directions_every, minimum=0)
         if self.servers > 1:
