@@ -15,7 +15,6 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim diff NAME NAME         compare the options and curves of two studies
        asyncsim export NAME --csv      write a study's tables for LaTeX, R and pandas
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
-       asyncsim train METHOD           train with real worker processes around a server
        asyncsim post-training          the study of asynchronous RL post-training
        asyncsim calibrate FILE         fit a cluster to a server's log; predict more workers
        asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
@@ -26,7 +25,7 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
 
 _NO_COLOR = "--no-color"
 #: Commands that run a study, and its name.
-_OF_STUDIES = {"train": ["train"], "post-training": ["post_training"]}
+_OF_STUDIES = {"post-training": ["post_training"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

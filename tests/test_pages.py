@@ -470,7 +470,7 @@ def test_a_page_without_figures_is_redrawn_with_the_timeline_of_the_first_record
     recording.mkdir(parents=True)
     trace = simulate(Cluster(2, Gamma(1, 0.2)), commits=6, seed=0)
     trace.save(recording / "trace.parquet")
-    (tmp_path / "config.json").write_text('{"study": "train", "problem": "digits"}')
+    (tmp_path / "config.json").write_text('{"study": "claims", "problem": "digits"}')
     assert main(["figures", str(tmp_path)]) == 0
     data = data_of(tmp_path / "report.html")
     (shown,) = data["timelines"]

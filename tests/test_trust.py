@@ -103,7 +103,7 @@ def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
         ("gossip", "--topology=t/evil.py:f"),
         ("robustness", "--rules=t/evil.py:f(f=f)"),
         ("staleness", "--attack=t/evil.py:f(workers=1)"),
-        ("fairness", "--methods=t/evil.py:f"),
+        ("real", "--methods=t/evil.py:f"),
         ("staleness", "--methods=robust(rule='\\x74/evil.py:f')"),
     ],
 )
