@@ -28,7 +28,6 @@ from asyncsim import (
 )
 from asyncsim.methods import Applied, Method, declared, gradient_steps
 from asyncsim.methods.ringmaster_lmo import orthogonalized
-from asyncsim.real import Processes, load
 from asyncsim.replays.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -195,15 +194,11 @@ def test_several_devices():
 # Real processes
 
 
-@pytest.mark.full
-def test_a_recording_is_its_replay(tmp_path, optimized):
-    task, method = test_real.problem(), scaled()
-    processes = Processes(3, delay="exponential(0.003)")
-    server, trouble = test_real.in_threads(tmp_path, method, processes, 60, task)
-    assert not trouble
-    recorded = load(tmp_path)
-    params, run = test_real.replayed(recorded.trace, method, task, server)
-    assert len(run.commits) == 60 and test_real.close(test_real.central_of(server), params)
+def test_a_recording_is_its_replay(optimized):
+    assert test_real.difference(test_real.recorded_here(test_real.task_of(scaled()))) < 1e-12
+
+
+# Checks
 
 
 def mine(**fields):
