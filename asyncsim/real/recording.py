@@ -38,7 +38,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +58,10 @@ from asyncsim.base.files import (
     require_plain,
     write_json,
 )
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.real.processes import Processes
-from asyncsim.traces.columns import COLUMNS, GOSSIP, OUTCOMES, Source
+from asyncsim.traces.bookkeeping import READ_RECORD, STEP_RECORD, trace_of
+from asyncsim.traces.columns import GOSSIP, OUTCOMES
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.visits import recorded
 
@@ -238,6 +240,7 @@ class Ledger:
         self.version = 0  #: commits so far
         self.time = 0.0  #: of the last event (s)
         self.rows: list[Event] = []  #: of the trace
+        self._reads = [(worker, *FIRST) for worker in range(header.processes.workers)]
         self.waiting: list[
             tuple[int, float]
         ] = []  #: worker and arrival (s) of each visit at the server at the end
@@ -336,11 +339,14 @@ class Ledger:
                 account.read = None
             else:
                 account.read = account.pulled if self._processes.pulls else visit
+            if not self._processes.separate_reads:
+                self._reads.append((worker, *account.read))
             account.job, account.steps, account.pulled = account.job + 1, account.steps + 1, None
             self.version = event["version"]
             self.rows.append(event)
         elif kind == "read":
             read = Read(*(event[name] for name in ("version", "arrive", "serve", "time")))
+            self._reads.append((worker, *read))
             if account.read is None:
                 account.read = read
             else:
@@ -364,45 +370,28 @@ class Ledger:
 
     def trace(self) -> Trace:
         """Return the trace so far."""
-        columns: dict[str, Any] = {"commit": np.arange(len(self.rows))}
-        for name, unit in COLUMNS.items():
-            if name not in ("commit", "outcome"):
-                # Older logs lack the times at which messages leave.
-                values = [
-                    row.get(name, np.nan) if name == "send_time" else row[name] for row in self.rows
-                ]
-                columns[name] = np.array(values, np.float64 if unit == "s" else np.int64)
-        columns["outcome"] = pd.Categorical([row["outcome"] for row in self.rows], OUTCOMES)
-        reads = []
-        for worker, account in enumerate(self.accounts):
-            open_reads = [read for read in (account.read, account.pulled) if read is not None]
-            reads += [(worker, account.job + ahead, *read) for ahead, read in enumerate(open_reads)]
-        names = [
-            "worker",
-            "job",
-            "read_version",
-            "read_arrive_time",
-            "read_serve_time",
-            "read_time",
-        ]
-        types = dict.fromkeys(names[:3], np.int64) | dict.fromkeys(
-            [*names[3:], "arrive_time"], np.float64
-        )
-        tables = (
-            pd.DataFrame(reads, columns=names),
-            pd.DataFrame(sorted(self.waiting), columns=["worker", "arrive_time"]),
-        )
-        typed = (table.astype({name: types[name] for name in table}) for table in tables)
         processes, seed = self._processes, self._header.seed
-        source = Source(
+        names = [name for name in STEP_RECORD if name != "outcome"]
+        commits = {name: np.array([row[name] for row in self.rows], float) for name in names}
+        commits["version"] = commits["version"].astype(int)
+        commits["outcome"] = np.array([OUTCOMES.index(row["outcome"]) for row in self.rows], int)
+        reads = np.array(self._reads, float).reshape(-1, len(READ_RECORD)).T
+        waiting = np.array(sorted(self.waiting), float).reshape(-1, 2).T
+        form = Cluster(
             processes.workers,
-            processes.protocol,
-            processes.window,
-            processes.separate_reads,
-            seed,
-            cluster=None,
+            1.0,
+            window=processes.window,
+            protocol=processes.protocol,
+            exclusive=not processes.pulls,
         )
-        return Trace.of(pd.DataFrame(columns)[list(COLUMNS)], source, *typed)
+        trace = trace_of(
+            form,
+            seed,
+            commits,
+            dict(zip(READ_RECORD, reads, strict=True)),
+            dict(zip(("worker", "arrive_time"), waiting, strict=True)),
+        )
+        return replace(trace, source=replace(trace.source, cluster=None))
 
 
 class Recorded(NamedTuple):
