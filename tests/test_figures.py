@@ -42,7 +42,7 @@ def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int =
     worker, commit_time = commit % workers, 0.5 * (commit + 1) + seed / 100
     visits = {
         "worker": worker,
-        "start_time": np.where(commit < workers, 0.0, commit_time - 0.5 * workers),
+        "start_time": np.where(commit < workers, 0.0, commit_time[commit - workers]),
         "arrive_time": commit_time - 0.2,
         "serve_time": commit_time - 0.1,
         "commit_time": commit_time,

@@ -108,5 +108,5 @@ def _digest(header: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> str:
     for name, table in tables.items():
         for column, values in zip(table, arrays_of(table, *table), strict=True):
             digest.update(f"{name}.{column} {values.dtype} {len(values)}".encode())
-            digest.update(np.ascontiguousarray(values))
+            digest.update(np.ascontiguousarray(values).data)
     return digest.hexdigest()
