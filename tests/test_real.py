@@ -108,9 +108,7 @@ def central_of(server):
 def replayed(trace, method, task, server):
     with jax.enable_x64(True):
         record = [recorders.energy()]
-        run = replay(
-            trace, method, task, 0, precision="float64", record=record, devices=jax.devices()[:1]
-        )
+        run = replay(trace, method, task, 0, precision="float64", record=record)
         return np.asarray(server._computing.flat.ravel(run.params)), run
 
 

@@ -223,7 +223,6 @@ def _follow(
         stops=np.unique([*paths, commits]),
         record=[RECORDER],
         form="single",
-        devices=jax.devices()[:1],
     )
     central: dict[int, np.ndarray] = {}
     for stop, path in paths.items():
