@@ -295,7 +295,7 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_folder_of_another_study_is_refused(results, tmp_path, name="fairness"):
+def test_the_folder_of_another_study_is_refused(results, tmp_path, name="real"):
     folder = shutil.copytree(results, tmp_path / "copy")
     (folder / "config.json").write_text(json.dumps({"study": "compare"}))
     before = sorted(folder.iterdir())
