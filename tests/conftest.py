@@ -140,9 +140,8 @@ def compiled_once(pytestconfig):
     They are kept in ``.pytest_cache``, by the version of jaxlib; ``ASYNCSIM_TEST_CACHE`` names
     another folder.
     """
-    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(
-        pytestconfig.cache.mkdir(f"compiled-{jax.lib.__version__}")
-    )
+    name, base = f"compiled-{jax.lib.__version__}", os.environ.get("ASYNCSIM_TEST_CACHE")
+    folder = str(Path(base) / name if base else pytestconfig.cache.mkdir(name))
     values = {"compilation_cache_dir": folder, "persistent_cache_min_compile_time_secs": 0}
     values["persistent_cache_min_entry_size_bytes"] = -1
     for name, value in values.items():
