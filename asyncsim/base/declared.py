@@ -101,6 +101,22 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
     return value
 
 
+def check_fields(instance: Any, prefix: str = "") -> None:
+    """Check the fields of a frozen dataclass by their annotations, in ``__post_init__``.
+
+    ``prefix``: of the fields' names in error messages.
+    """
+    for name, annotation in _annotations(instance.__class__).items():
+        value = checked(f"{prefix}{name}", getattr(instance, name), annotation)
+        object.__setattr__(instance, name, value)
+
+
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
+
+
 class Value:
     """A value in call syntax: a frozen dataclass whose annotations are the ranges of its fields.
 
@@ -124,9 +140,7 @@ class Value:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __post_init__(self) -> None:
-        for name, annotation in _ranges(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
-            argument = f"{self.subject}: {name}"
-            object.__setattr__(self, name, checked(argument, getattr(self, name), annotation))
+        check_fields(self, f"{self.subject}: ")
 
     @property
     def name(self) -> str:
@@ -147,9 +161,3 @@ class Value:
     def __str__(self) -> str:
         arguments = (f"{name}={write(value)}" for name, value in self.arguments.items())
         return f"{self.name}({', '.join(arguments)})"
-
-
-@functools.cache
-def _ranges(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}

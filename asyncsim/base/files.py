@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 #: The entry of a JSON file with the SHA-256 of the others.
 CHECKSUM = "sha256"
-#: The files that mark a folder of results: of a study, of a run, and of a recording; and an entry
-#: of each.
-CONFIG, RUN, RECORDING = "config.json", "run.json", "recording.json"
-_MARKS = {CONFIG: "study", RUN: "diverged_at", RECORDING: "processes"}
+#: The files that mark a folder of results: of a study, and of a run; and an entry of each.
+CONFIG, RUN = "config.json", "run.json"
+_MARKS = {CONFIG: "study", RUN: "diverged_at"}
 #: The folder, inside a study's, to which a resumed study moves files that it cannot use.
 SET_ASIDE = "aside"
 #: Names of half-written files and folders, left by killed processes.
@@ -357,19 +356,6 @@ def read_text(path: Path) -> str:
     """Read a text file; see `open_file`."""
     with open_file(path) as file:
         return file.read().decode()
-
-
-def open_log(path: Path) -> io.BufferedWriter:
-    """Open a file for appending; create it if it does not exist.
-
-    Raises
-    ------
-    InputError
-        If it is, or crosses, a link or a device inside a folder of results.
-    OSError
-        If it cannot be written.
-    """
-    return require_plain(path).open("ab")
 
 
 def files_below(folder: Path) -> list[Path]:

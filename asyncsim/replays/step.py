@@ -128,8 +128,7 @@ def finish(
     if method.meet is not None:
         row, received = meet(method, row, received, inputs.partner, visit)
     # The plan knows no losses: only here, after the local steps, has the visit one.
-    if method.sees_loss:
-        visit = visit._replace(loss=local.loss.astype(visit.time.dtype))
+    visit = visit._replace(loss=local.loss.astype(visit.time.dtype))
     pulled = central if isinstance(inputs.pulled, tuple) else inputs.pulled
     message, worker, diagnostics = method.message(row.method, local.update, start, pulled, visit)
     if gossips:
@@ -191,7 +190,6 @@ def _wait(
         message, memory = method.receive(memory, message, visit)
 
     def put(rows: Array, row: Array) -> Array:
-        row = jnp.broadcast_to(row, rows.shape[1:])  # an ensemble's members share the visit
         if is_valid is not None:
             # One row, not all: a select over the whole buffer would copy it at every commit.
             old = jax.lax.dynamic_index_in_dim(rows, visit.place, 0, keepdims=False)

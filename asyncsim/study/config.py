@@ -198,8 +198,104 @@ class JobOptions:
 
 
 @dataclass(frozen=True)
-class StudyOptions(JobOptions):
-    """Options that all studies share, with one cluster or several; each study adds others."""
+class TaskOptions(JobOptions):
+    """Options of every study that trains: its methods and its problem."""
+
+    methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
+    """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])";
+    your own: FILE.py:FUNCTION."""
+    problem: ProblemLike = "digits"
+    """Training problem; your own as FILE.py:FUNCTION. With arguments: "mnist(network=mlp)"."""
+    batch_size: int | None = None
+    """Examples per gradient. By default 64 for mnist and cifar10, else 32."""
+
+    learning_rate: float = 0.05
+    """Step size of methods that do not set their own."""
+    optimizer: str | None = None
+    """Local optimizer of the workers, by its name in optax. By default plain gradient steps."""
+    momentum: float = 0.9
+    """Momentum of methods that do not set their own, and of the proxy whose energy is the
+    reference.
+    """
+    x64: bool = False
+    """Compute in float64 instead of float32."""
+
+    @property
+    def precision(self) -> str:
+        """``"float64"`` or ``"float32"``."""
+        return "float64" if self.x64 else "float32"
+
+    def make_methods(
+        self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
+    ) -> "list[Method]":
+        """Return the methods; print a note about changed options that some of them ignore.
+
+        The user's functions get the options that were ``changed`` (by default as `changed` says)
+        and the ``swept`` options, which differ between a study's cells. Raises InputError for
+        entries that are no methods.
+        """
+        from asyncsim.study.entries import make_methods
+
+        return make_methods(self, swept, changed or self.changed)
+
+    def make_problem(
+        self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
+    ) -> "Problem":
+        """Return the problem; print a note about changed options that it ignores; see
+        `make_methods`.
+        """
+        from asyncsim.study.entries import make_problem
+
+        return make_problem(self, swept, changed or self.changed)
+
+    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+        """Return everything that the results depend on, as values of JSON; where they are computed
+        does not count.
+
+        Options of methods and problems stand in the ``hyperparameters`` of each method and in
+        ``problem_config``; functions and data have hashes. The command line, and the paths and
+        hashes of the user's files, serve to resume the study.
+        """
+        from asyncsim.base.tracing import jax_settings
+        from asyncsim.traces.columns import package_versions
+
+        elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
+        elsewhere -= {"workers", "split"}  # the cluster's, too, and what cells differ in
+        values = field_values(self)
+        typed = self.command if self.command is not None else results.typed_in(self.resume)
+        code = {f"code of {method.name}": recognised(method) for method in methods}
+        code[f"code and data of {problem.name}"] = recognised(problem)
+        unknown = [name for name, digest in code.items() if digest is None]
+        if unknown and self.resume is not None:
+            raise InputError(
+                f"resume = {str(self.resume)!r}: the {unknown[0]} may have changed, which cannot "
+                "be checked: it is "
+                f"in no file; write it into one and give FILE.py:FUNCTION, or {results.RESTART}"
+            )
+        return {
+            **({} if typed is None else {results.COMMAND: list(typed)}),
+            results.FILES: {
+                **{path: digest for path, (_, digest) in files_of(values).items()},
+                **self.study_file,
+            },
+            **{name: plain(value) for name, value in values.items() if name not in elsewhere},
+            **jax_settings(),
+            "proxy_momentum": self.momentum,
+            "methods": [method.name for method in methods],
+            "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},
+            "problem": problem.name,
+            "problem_config": plain(problem.config),
+            **code,
+            "versions": {
+                **package_versions(),
+                **{name: version(name) for name in ("jax", "optax")},
+            },
+        }
+
+
+@dataclass(frozen=True)
+class StudyOptions(TaskOptions):
+    """Options that studies of simulated clusters share, with one cluster or several."""
 
     #: The options of the example in the help.
     example: ClassVar[str] = "--workers 20 --seeds 5"
@@ -234,9 +330,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Workers of the cluster."""
     steps: int = 200
     """Commits per worker, on average."""
-    methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])";
-    your own: FILE.py:FUNCTION."""
     seeds: int = 3
     """Number of seeds; methods share a trace per seed."""
 
@@ -288,20 +381,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     failures: tuple[FailureLike, ...] = ()
     """Failures, such as "loss(0.01, timeout=2)"."""
 
-    problem: ProblemLike = "digits"
-    """Training problem; your own as FILE.py:FUNCTION. With arguments: "mnist(network=mlp)"."""
-    batch_size: int | None = None
-    """Examples per gradient. By default 64 for mnist and cifar10, else 32."""
-
-    learning_rate: float = 0.05
-    """Step size of methods that do not set their own."""
-    optimizer: str | None = None
-    """Local optimizer of the workers, by its name in optax. By default plain gradient steps."""
-    momentum: float = 0.9
-    """Momentum of methods that do not set their own, and of the proxy whose energy is the
-    reference.
-    """
-
     attack: AttackLike | None = None
     """False messages of some workers, or FILE.py:FUNCTION."""
 
@@ -317,13 +396,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """
     animate: bool = False
     """Record distances of reads, for animations."""
-    x64: bool = False
-    """Compute in float64 instead of float32."""
-
-    @property
-    def precision(self) -> str:
-        """``"float64"`` or ``"float32"``."""
-        return "float64" if self.x64 else "float32"
 
     @property
     def bits(self) -> int:
@@ -372,73 +444,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
                     "as well"
                 )
         super().check()
-
-    def make_methods(
-        self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
-    ) -> "list[Method]":
-        """Return the methods; print a note about changed options that some of them ignore.
-
-        The user's functions get the options that were ``changed`` (by default as `changed` says)
-        and the ``swept`` options, which differ between a study's cells. Raises InputError for
-        entries that are no methods.
-        """
-        from asyncsim.study.entries import make_methods
-
-        return make_methods(self, swept, changed or self.changed)
-
-    def make_problem(
-        self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
-    ) -> "Problem":
-        """Return the problem; print a note about changed options that it ignores; see
-        `make_methods`.
-        """
-        from asyncsim.study.entries import make_problem
-
-        return make_problem(self, swept, changed or self.changed)
-
-    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
-        """Return everything that the results depend on, as values of JSON; where they are computed
-        does not count.
-
-        Options of methods and problems stand in the ``hyperparameters`` of each method and in
-        ``problem_config``; functions and data have hashes. The command line, and the paths and
-        hashes of the user's files, serve to resume the study.
-        """
-        from asyncsim.base.tracing import jax_settings
-        from asyncsim.traces.columns import package_versions
-
-        elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
-        elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
-        values = field_values(self)
-        typed = self.command if self.command is not None else results.typed_in(self.resume)
-        code = {f"code of {method.name}": recognised(method) for method in methods}
-        code[f"code and data of {problem.name}"] = recognised(problem)
-        unknown = [name for name, digest in code.items() if digest is None]
-        if unknown and self.resume is not None:
-            raise InputError(
-                f"resume = {str(self.resume)!r}: the {unknown[0]} may have changed, which cannot "
-                "be checked: it is "
-                f"in no file; write it into one and give FILE.py:FUNCTION, or {results.RESTART}"
-            )
-        return {
-            **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: {
-                **{path: digest for path, (_, digest) in files_of(values).items()},
-                **self.study_file,
-            },
-            **{name: plain(value) for name, value in values.items() if name not in elsewhere},
-            **jax_settings(),
-            "proxy_momentum": self.momentum,
-            "methods": [method.name for method in methods],
-            "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},
-            "problem": problem.name,
-            "problem_config": plain(problem.config),
-            **code,
-            "versions": {
-                **package_versions(),
-                **{name: version(name) for name in ("jax", "optax")},
-            },
-        }
 
 
 @dataclass(frozen=True)
