@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import asyncsim
 from asyncsim import (
     Cluster,
-    InputError,
     failures,
     methods,
     problems,
@@ -258,30 +257,6 @@ def test_another_failure_changes_nobody_elses_times(policy="handshake()"):
         trace.spells.loc[trace.spells["worker"] == 0, "begin"].to_numpy()[:5] for trace in traces
     ]
     assert spells[0].tolist() == spells[1].tolist()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda frame: frame.assign(incarnation=0), "read_version of row"),
-        (
-            lambda frame: frame.assign(outcome=frame["outcome"].replace("cancelled", "lost")),
-            "must be 'applied'",
-        ),
-        (lambda frame: frame.assign(kept=1.0), "of which more, or less, than all"),
-    ],
-)
-def test_contradictory_traces_are_refused(change, message):
-    trace = simulate(
-        Cluster(
-            3, 1.0, topology="ring()", policy="neighbours()", failures=["crash(2, 3, workers=2)"]
-        ),
-        20,
-    )
-    with pytest.raises(InputError, match=message):
-        asyncsim.Trace.of(
-            change(trace.frame), trace.source, trace.open_reads, in_flight=trace.in_flight
-        )
 
 
 # Replays.
