@@ -17,7 +17,7 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
 
-_BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
+_BEST = ["workers", "server_momentum", "lowest", "highest"]
 
 
 def momentum(finished: Finished) -> Figure:
@@ -46,8 +46,9 @@ def momentum(finished: Finished) -> Figure:
         capsize=2,
         label="best explicit",
     )
+    n = np.geomspace(counts.min(), counts.max(), 100)
     momentum_axes.plot(
-        counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n"
+        n, 1 - 1 / n, color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n"
     )
     momentum_axes.axhline(0, color=look.BLACK, linewidth=0.6)
     momentum_axes.set_xscale("log")

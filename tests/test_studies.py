@@ -12,14 +12,16 @@ import pandas as pd
 import pytest
 from gem_results import make_run
 
-from asyncsim import Run, Trace, problems, study, theory
+import asyncsim
+from asyncsim import Run, Trace, methods, problems, simulate, study, theory
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.laws import HalfNormal
 from asyncsim.pages.page import two_runs
-from asyncsim.study.comparison import Comparison, Table
+from asyncsim.study.comparison import Comparison, Table, costs
 from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.ranking import Measure
+from asyncsim.study.sweep import sweep
 from asyncsim.study.target import Target, time_to_target
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
@@ -442,6 +444,66 @@ def test_accuracies_are_reached_from_below():
     reached = [Target(most, "test_accuracy").time(exact) for most in (0.9, 1.0)]
     assert reached == pytest.approx([1, 2], rel=1e-4)
     assert np.isinf(Target(0.9, "test_accuracy").time(evaluations))
+
+
+# The traffic
+
+
+def _round(methods, **options):
+    """Simulate three rounds of a method's cluster; return the seconds and the bytes of a round."""
+    config = study.load("compare").Config(
+        problem="quadratic", methods=methods, compute="1", **options
+    )
+    (cell,) = sweep(config, [{}])
+    (method,) = cell.methods
+    cluster, _ = cell.cluster_of(method)
+    trace = simulate(cluster, 3 * cluster.workers)
+    traffic = costs(cell, method, trace)
+    first, *_, last = trace.frame["commit_time"].unique()
+    return (last - first) / 2, 1e9 * traffic["gigabytes"] / 3, traffic["messages"]
+
+
+@pytest.mark.parametrize(
+    ("collective", "seconds", "sent"),
+    [
+        # 4 workers, 80 bytes at 40 bytes/s, .5 s a message. Six messages of a quarter, one after
+        # the other.
+        ("ring", 6 * (0.5 + 0.5), 2 * 3 * 80),
+        ("tree", 4 * (2.0 + 0.5), 2 * 3 * 80),  # two levels up, two down
+        # A half, a quarter, a quarter, a half.
+        ("halving_doubling", 1.0 + 0.5 + 0.5 + 1.0 + 4 * 0.5, 4 * 1.5 * 80),
+        ("shared_link", 4 * 2.0 + 0.5 + 4 * 2.0 + 0.5, 8 * 80),
+        # A ring of two at each site, a ring of two between them, a message to the other at each.
+        ("two_level", 2 * (1.0 + 0.5) + 2 * (1.0 + 0.5) + 2.5, 4 * 80 + 2 * 80 + 2 * 80),
+    ],
+)
+@pytest.mark.parametrize("method", ["batch_sgd", "batch_sgd(policy='barrier(collective={})')"])
+def test_a_round_of_each_collective_by_hand(method, collective, seconds, sent):
+    """Whether the cluster has the all-reduce or the method asks for it: a second of computing, then
+    the all-reduce.
+    """
+    options = dict(workers=4, latency="0.5", bandwidth=40.0, message_bytes=80.0)
+    if collective == "two_level":
+        options["sites"] = (2, 2)
+    if method == "batch_sgd":
+        options["policy"] = f"barrier(collective={collective})"
+    measured = _round((method.format(collective),), **options)
+    assert measured == (pytest.approx(1 + seconds), pytest.approx(sent), 24)
+
+
+def test_a_lone_worker_has_no_network():
+    for method in ("sgd", "entropy_sgd"):
+        far = dict(sites=(1, 2), far_latency="2", server_site=1, bandwidth=40.0, message_bytes=80.0)
+        window = methods.METHODS[method]().timing.window or 1
+        measured = _round((method,), workers=3, latency="0.5", service="0.25", **far)
+        assert measured == (pytest.approx(window + 0.25), 0, 0)
+
+
+def test_a_rule_needs_the_messages_that_an_all_reduce_adds():
+    robust = methods.robust()
+    trace = simulate(asyncsim.Cluster(4, 1.0, policy="barrier(collective=ring)"), 8)
+    with pytest.raises(InputError, match="an all-reduce adds the messages"):
+        asyncsim.replay(trace, robust, problems.quadratic([1.0]))
 
 
 # Options

@@ -97,7 +97,7 @@ class Comparison(NamedTuple):
             return run_cells(self.name, config, cells, conclude, also=also)
 
     def _columns(self, job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
-        return {**costs(job, trace), **self.of_run(job, run, trace)}
+        return {**costs(job.cell, job.method, trace), **self.of_run(job, run, trace)}
 
 
 class Table(NamedTuple):
@@ -195,16 +195,23 @@ class Table(NamedTuple):
             yield at_the_edge(rows, self.config.tune, names)
 
 
-def costs(job: CellRun, trace: Trace) -> dict[str, float]:
-    """Return the staleness and the traffic of a run: a worker sends a message and reads."""
-    outcome, options = trace.frame["outcome"], job.cell.config
-    sent, vector = int((outcome != "cancelled").sum()), options.vector_bytes(job.cell.problem)
-    size = sum(job.method.timing.bytes_of_visit(vector, vector, options.bits))
+def costs(cell: Cell, method: Method, trace: Trace) -> dict[str, float]:
+    """Return the mean staleness of a run, the share of discarded computations, and its traffic.
+
+    A worker sends a message and reads: a parameter vector each, unless the method's timing has
+    other sizes. The bytes of an all-reduce are those that all workers send.
+    """
+    outcome, vector = trace.frame["outcome"], cell.config.vector_bytes(cell.problem)
+    size = method.timing.bytes_of_visit(vector, vector, cell.config.bits)
+    visits = int((outcome != "cancelled").sum()) if any(size) else 0
+    sent = visits * sum(size)
+    if trace.cluster is not None and trace.policy.collective is not None:
+        sent = trace.cluster.all_reduced_bytes(vector) * (outcome == "applied").sum()
     return {
         "staleness_mean": trace.summary()["staleness_mean"],
         "discarded": float(outcome.isin(["discarded", "cancelled"]).mean()),
-        "messages": 2 * sent,
-        "gigabytes": sent * size / 1e9,
+        "messages": 2 * visits,
+        "gigabytes": sent / 1e9,
     }
 
 
