@@ -116,10 +116,10 @@ def _clusters(rows: pd.DataFrame) -> list[tuple[int, int, pd.DataFrame]]:
 comparison = figures("comparison")
 #: The figures by their names.
 FIGURES = {
-    "time": Drawing(
+    "curves": Drawing(
         "leaders", "error against simulated time, by workers and period", comparison.curves
     ),
-    "periods": Drawing("leaders", "accuracy at the end by communication period", comparison.rows),
+    "rows": Drawing("leaders", "accuracy at the end by communication period", comparison.rows),
     "leaders": Drawing("leaders", "how often each worker led", leaderships),
     "identity": Drawing("leaders", "which worker led, over time", identities),
     "completion": Drawing("completion", "loss of completing a matrix over time", comparison.curves),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncsim.base.errors import InputError
+from asyncsim.clusters.policy import as_policy
 from asyncsim.study.cell import Cell, meet
 from asyncsim.study.comparison import Comparison, clusters_table
 from asyncsim.study.sweep import ComparisonConfig, preset
@@ -23,6 +24,16 @@ USUAL = "usual"
 @dataclass(frozen=True)
 class Options(ComparisonConfig):
     """Options of the study of policies."""
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        super().check()
+        policies = self.varied.get("policy", ())
+        parsed = [as_policy(policy) for policy in policies]
+        if len(set(parsed)) < len(parsed):
+            raise InputError(
+                f"policy = {', '.join(map(str, policies))}: one comes twice; give each once"
+            )
 
     def points(self) -> list[dict[str, Any]]:
         """Return the values of each cell."""

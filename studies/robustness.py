@@ -122,6 +122,9 @@ def with_rules(config: Options, cells: list[Cell]) -> list[Cell]:
     """Add a method for each rule, with the name of the rule."""
     attacked = [cell for cell in cells if cell.values["byzantine"]]
     attacks = [(parse_attack(cell.config.attack), cell.cluster.workers) for cell in attacked]
+    for attack, workers in attacks:
+        if attack is not None:
+            attack.byzantine(workers)  # raises for workers that there are not
     reasons = [attack.weakness(workers) for attack, workers in attacks if attack is not None]
     if reasons and all(reasons):
         raise InputError(f"attack = {config.attack}: {reasons[0]}, or another attack")
