@@ -51,8 +51,8 @@ STUDIES = {
         (4, {"curves", "rates"}, set()),
     ),
     "robustness": (
-        "--workers 8 --byzantine 2 --tune 0.4 --steps 12 --problem digits(hidden=[]) --batch-size 8 "
-        "--rules trimmed_mean(f=f) --attack sign_flip(scale=10) alie",
+        "--workers 8 --byzantine 2 --tune 0.4 --steps 12 --problem digits(hidden=[]) "
+        "--batch-size 8 --rules trimmed_mean(f=f) --attack sign_flip(scale=10) alie",
         (6, {"curves", "rows"}, set()),
     ),
     "speedup": (
