@@ -43,7 +43,7 @@ Config, SCALES = preset(
         "workers": 100,
         "compute": PAPER,
         "service": "constant(0)",
-        "problem": "digits(hidden=[128], batch_size=4, dirichlet=0.1)",
+        "problem": "digits(hidden=[128], batch_size=4, split=0.1)",
         "methods": ("ringleader", "ringleader(restart=newest)", "malenia", "ia2sgd"),
         "tune": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         "time_budget": 5_000.0,
@@ -52,7 +52,7 @@ Config, SCALES = preset(
         "hold": 0,
     },
     paper={
-        "problem": "mnist(network=mlp, hidden=[128], batch_size=4, dirichlet=0.1)",
+        "problem": "mnist(network=mlp, hidden=[128], batch_size=4, split=0.1)",
         "tune": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 2.0),
         "time_budget": 300_000.0,
         "seeds": 30,

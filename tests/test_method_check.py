@@ -10,7 +10,7 @@ import pytest
 import asyncsim
 from asyncsim import InputError, methods, problems
 from asyncsim.methods import METHODS, Timing
-from asyncsim.methods.check import check_method
+from asyncsim.replays.check import check_method
 
 PROBLEM = problems.digits(hidden=(3,))
 PARAMS = jax.eval_shape(PROBLEM.init, jax.random.key(0))

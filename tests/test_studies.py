@@ -47,7 +47,7 @@ STUDIES = {
     ),
     "ringleader": (
         "--workers 5 --time-budget 30 --methods ringleader ia2sgd --tune 0.05 0.2 "
-        "--problem digits(hidden=[4],batch_size=2,dirichlet=0.1)",
+        "--problem digits(hidden=[4],batch_size=2,split=0.1)",
         (4, {"curves", "rates"}, set()),
     ),
     "robustness": (

@@ -98,3 +98,14 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
         for check in getattr(option, "__metadata__", ()):
             value = check(argument, value)
     return value
+
+
+def check_fields(instance: Any) -> None:
+    """Check the fields of a frozen dataclass by their annotations, in ``__post_init__``."""
+    for name, annotation in _annotations(instance.__class__).items():
+        object.__setattr__(instance, name, checked(name, getattr(instance, name), annotation))
+
+
+@functools.cache
+def _annotations(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)

@@ -111,7 +111,7 @@ def _values(cell: Cell) -> str:
     """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are
     not split.
     """
-    alike = {"dirichlet": np.inf}.items()
+    alike = {"split": np.inf}.items()
     return "".join(
         f"{name} {'none' if (name, value) in alike else value}, "
         for name, value in cell.values.items()
