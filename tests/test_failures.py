@@ -2,7 +2,6 @@
 
 import formulas
 import numpy as np
-import pandas as pd
 import pytest
 
 from asyncsim import (
@@ -12,7 +11,6 @@ from asyncsim import (
     Trace,
     failures,
     simulate,
-    study,
     theory,
 )
 from asyncsim.traces.phases import IN_WORDS, phases
@@ -238,27 +236,3 @@ def test_a_read_after_a_failure_costs_the_way_down(failure, protocol, service, d
         return
     assert row["read_time"] - ended == pytest.approx(service)
     assert row["start_time"] - row["read_time"] == pytest.approx(down)
-
-
-@pytest.mark.parametrize(
-    ("remaining", "died", "words"),
-    [
-        ((1.0, 0.994), 0, "no worker died in these runs (4 workers, 30.0 s; 3.3 deaths expected)"),
-        ((1.0, 1.0), 1, "at 100 deaths per worker and hour no policy loses throughput"),
-        ((0.9, 0.903), 1, "at 100 deaths per worker and hour every policy keeps 90% of its"),
-        ((0.6, 0.998), 1, "hour barrier keeps 99.8% of its throughput, asynchronous only 60%"),
-    ],
-)
-def test_the_verdict_on_deaths_compares_policies_only_after_deaths(remaining, died, words):
-    cells = {"workers": 4, "policy": ["asynchronous", "barrier"]}
-    goodput = pd.concat(
-        [
-            pd.DataFrame({**cells, "deaths": deaths, "remaining": shares})
-            for deaths, shares in ((0.0, (1.0, 1.0)), (100.0, remaining))
-        ]
-    )
-    summary = goodput.assign(simulated_seconds=30.0, died=[0, 0, 0, died])
-    failures_study = study.load("failures")
-    assert words in failures_study._verdict(goodput, summary)
-    alone = goodput["deaths"] == 100
-    assert "give several --deaths" in failures_study._verdict(goodput[alone], summary[alone])
