@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, cast
 
-from asyncsim.base.calls import Call, bind, parameters_of
+from asyncsim.base.calls import Call, bind, parameters_of, write
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -98,6 +98,17 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
         for check in getattr(option, "__metadata__", ()):
             value = check(argument, value)
     return value
+
+
+def call_text(factory: Callable[..., Any], arguments: dict[str, Any]) -> str:
+    """Write the call of a factory, without the arguments that have their default."""
+    defaults = {name: entry.default for name, entry in parameters_of(factory).items()}
+    entries = (
+        f"{name}={write(value)}"
+        for name, value in arguments.items()
+        if defaults[name] is inspect.Parameter.empty or value != defaults[name]
+    )
+    return f"{factory.__name__}({', '.join(entries)})"
 
 
 def check_fields(instance: Any) -> None:
