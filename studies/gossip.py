@@ -79,8 +79,6 @@ class Config(TargetOptions, StudyConfig):
     """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which
     each worker's classes are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data,
     unless the problem says otherwise."""
-    evaluate_replicas: bool = False
-    """Evaluate each worker's replica, too; the table then has the worst one's accuracy."""
     slow: float = 1.0
     """Factor by which worker 0 takes longer for a local step: 5, say."""
     slow_link: float = 1.0
@@ -140,7 +138,6 @@ class Config(TargetOptions, StudyConfig):
         options_of_cell = {
             "slow": self.slow,
             "slow_link": self.slow_link,
-            "evaluate_replicas": self.evaluate_replicas,
             **values,
         }
         place = options_of_cell.get("topology", SERVER)
@@ -157,7 +154,6 @@ class _ClusterConfig(StudyConfig):
 
     topology: str | Topology = SERVER
     dirichlet: float | None = None
-    evaluate_replicas: bool = False
     slow: float = 1.0
     slow_link: float = 1.0
 
@@ -290,13 +286,12 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
     `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``dirichlet`` if the study has splits
     (infinite: homogeneous), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
     ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
-    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, also
-    for the worst replica if replicas were evaluated, ``simulated_seconds`` of the whole run,
+    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation,
+    ``simulated_seconds`` of the whole run,
     ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the
     evaluations after the first) and ``spectral_gap``.
     """
     finished = read(folder, "gossip")
-    worst = [f"{name}_worst" for name in _MEASURES[:2]]
     gaps = {
         name: spectral_gap(topology, config.workers)
         for name, topology in config.topologies().items()
@@ -308,7 +303,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
         table["consensus_distance"].iloc[1:].mean() if "consensus_distance" in table else np.nan
         for table in evaluations
     ]
-    columns = ["time_to_target", "gradients_to_target", *_MEASURES, goal.of, *worst]
+    columns = ["time_to_target", "gradients_to_target", *_MEASURES, goal.of]
     columns += ["simulated_seconds", "consensus_distance"]
     table = means(runs, [*keys, "learning_rate"], dict.fromkeys(columns))
     return table.assign(spectral_gap=table["topology"].map(gaps))

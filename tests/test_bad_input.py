@@ -231,9 +231,9 @@ gossip --methods downpour --topology ring() | none can be run on topology
 gossip --slow-link 0 | slow_link = 0.0: must be above zero
 gossip --slow-link 5 | its links take no time, so that none can be slow; give latency
 gossip --topology slow_links(ring(),[[0,9,5]]) --workers 4 --latency 1 | there is no link between 0 and 9
-validate --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'?
-validate --topology ring() --extrapolate | extrapolate = True: needs a server
-validate --topology ring() --service 0.1 | there is no server; leave service out
+real --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'?
+real --topology ring() --extrapolate | extrapolate = True: needs a server
+real --topology ring() --service 0.1 | there is no server; leave service out
 compare --seeds 0 | seeds =
 staleness --address auto | address = 'auto': is an option of --executor ray; add that
 staleness --cpus-per-run 2 | cpus_per_run = 2: is an option of --executor ray; add that

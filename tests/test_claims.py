@@ -14,7 +14,7 @@ from asyncsim.claims import LISTS, claims_of
 from asyncsim.claims.claim import Finding, above, below, measured, verdict
 from asyncsim.claims.gem import compliance_predicts, generalization
 from asyncsim.claims.lsgd import as_low, sooner
-from asyncsim.runs.index import entries
+from asyncsim.runs.known import entries
 from asyncsim.study import command, configure
 
 ROOT = study.shipped("studies").parent

@@ -139,7 +139,7 @@ def test_no_two_classes_have_one_name():
         ("asyncsim", "simpy pandas jax scipy matplotlib"),
         ("asyncsim.simulation.simulate", "jax"),
         ("asyncsim.methods", "simpy"),
-        ("asyncsim.runs.index", "pandas jax matplotlib"),
+        ("asyncsim.runs.known", "pandas jax matplotlib"),
     ],
 )
 def test_nothing_heavy_is_loaded(module, heavy):

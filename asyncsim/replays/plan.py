@@ -64,17 +64,15 @@ class Plan:
     Parameters
     ----------
     trace, problem
-    seed : int or sequence of int
-        Of the minibatches and of methods that draw; the members of an ensemble have one each.
+    seeds : sequence of int
+        Of the minibatches: one, or one for each member of an ensemble.
     stops : int array
         Positions at which a piece has to end.
     look_every : sequence of int
         Worker steps between two looks of each recorder that looks at whole vectors.
-    dtype, devices
+    dtype, device
     form : {"batch", "single"}
         See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
-    needs_key : bool
-        Whether visits have keys.
     same_reply : bool
         See `asyncsim.methods.Method`.
     """
@@ -83,13 +81,12 @@ class Plan:
         self,
         trace: Trace,
         problem: Problem,
-        seed: int | Sequence[int],
+        seeds: Sequence[int],
         stops: np.ndarray,
         look_every: Sequence[int],
         dtype: Any,
-        devices: Sequence[Any],
+        device: Any,
         form: Form,
-        needs_key: bool = False,
         same_reply: bool = False,
     ):
         self.waves = waves = find_waves(trace, same_reply)
@@ -144,20 +141,16 @@ class Plan:
         self._counted = Counted.of(trace)
         kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        platform = devices[0].platform
+        platform = device.platform
         self._tuning = tuning(platform, problem.parameter_count)
         # Where workers meet, a commit writes the rows of two workers: pieces of one commit.
         meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
         sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
-        self.piece_size, self._cuts = self._best_cut(
-            kinds, starts, [size * len(devices) for size in sizes]
-        )
+        self.piece_size, self._cuts = self._best_cut(kinds, starts, sizes)
         self._form: Form = "single" if self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
         self._chunk = chunk_size(self._cuts, stops, self._tuning.chunk)
-        self.members = None if isinstance(seed, int) else len(seed)
-        self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
-        self._keys = method_keys(seed) if needs_key else None
+        self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window)
         names = ("staleness", "worker", "commit", "local_steps")
         self._columns = {name: trace.frame[name].to_numpy() for name in names}
         self._columns["time"] = trace.frame["commit_time"].to_numpy()
@@ -205,7 +198,6 @@ class Plan:
             owners=self._owners,
             window=self._window,
             windows_differ=self._windows_differ,
-            members=self.members,
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
             restarts=self.waves.fresh is not None or bool(self.changes),
@@ -260,7 +252,7 @@ class Plan:
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
         waves: Any = self.waves
-        visit = visits_at(self._columns, member, self._dtype, self._keys)
+        visit = visits_at(self._columns, member, self._dtype)
         if self._counted is not None:
             visit = visit._replace(counted=self._counted.at(member))
         worker, job, local_steps = (
@@ -310,20 +302,13 @@ def chunk_size(cuts: np.ndarray, stops: np.ndarray, limit: int) -> int:
     return min(limit, 1 << (int(between.max()) - 1).bit_length())
 
 
-def visits_at(
-    columns: Mapping[str, np.ndarray], index: np.ndarray, dtype: Any, keys: Array | None
-) -> Visit:
-    """Return the visits at an index from the columns of their fields, with ``keys`` also their
-    keys.
-    """
+def visits_at(columns: Mapping[str, np.ndarray], index: np.ndarray, dtype: Any) -> Visit:
+    """Return the visits at an index from the columns of their fields."""
     kinds = {"time": dtype, "kept": dtype, "completes": np.bool_}
     fields: Any = {
         name: column[index].astype(kinds.get(name, np.int32)) for name, column in columns.items()
     }
-    visit = Visit(**fields)
-    if keys is None:
-        return visit
-    return visit._replace(key=visit_keys(keys, visit.worker, visit.worker_step))
+    return Visit(**fields)
 
 
 def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -361,31 +346,26 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
 class Minibatches:
     """The examples of jobs, of one run or of the members of an ensemble."""
 
-    def __init__(self, problem: Problem, seed: int | Sequence[int], workers: int, window: int):
-        self._is_single, self._window = isinstance(seed, int), window
-        seeds = [seed] if isinstance(seed, int) else seed
-        self._batches = [problem.batch_indices(member_seed, workers) for member_seed in seeds]
+    def __init__(self, problem: Problem, seeds: Sequence[int], workers: int, window: int):
+        self._window = window
+        self._batches = [problem.batch_indices(seed, workers) for seed in seeds]
 
     def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
-        """Return the examples of the ``valid`` jobs, ``[*valid.shape, members, window, batch]``.
+        """Return the examples of the ``valid`` jobs, ``[*valid.shape, window, batch]``; of several
+        members with an axis of members in front.
 
-        ``jobs``: their workers, numbers and local steps, each of the shape of ``valid``. A single
-        run has no axis of members.
+        ``jobs``: their workers, numbers and local steps, each of the shape of ``valid``.
         """
         worker, job, steps = (values[valid] for values in jobs)
-        no_rows = np.zeros((len(worker), self._window, 0), np.int32)
-        rows = np.stack(
-            [
-                no_rows if batch is None else batch.rows(worker, job, self._window, steps)
-                for batch in self._batches
-            ],
-            1,
-        )
-        if self._is_single:
-            rows = rows[:, 0]
-        padded = np.zeros((*valid.shape, *rows.shape[1:]), np.int32)
-        padded[valid] = rows
-        return padded
+        of_members = []
+        for batches in self._batches:
+            rows = np.zeros((len(worker), self._window, 0), np.int32)
+            if batches is not None:
+                rows = batches.rows(worker, job, self._window, steps)
+            padded = np.zeros((*valid.shape, *rows.shape[1:]), np.int32)
+            padded[valid] = rows
+            of_members.append(padded)
+        return of_members[0] if len(of_members) == 1 else np.stack(of_members)
 
 
 def purpose_key(seed: int, purpose: str) -> Array:
@@ -400,21 +380,6 @@ def method_key(seed: int) -> Array:
     return purpose_key(seed, "method")
 
 
-def method_keys(seed: int | Sequence[int]) -> Array:
-    """Return `method_key` of a run; of the members of an ensemble ``[members]``."""
-    return method_key(seed) if isinstance(seed, int) else jnp.stack([*map(method_key, seed)])
-
-
 def visit_key(key: Array, worker: Any, worker_step: Any) -> Array:
     """Derive the key of a visit from a run's `method_key`."""
     return jax.random.fold_in(jax.random.fold_in(key, worker), worker_step)
-
-
-@jax.jit
-def visit_keys(keys: Array, worker: Array, worker_step: Array) -> Array:
-    """Derive the keys of many visits, ``[*visits, *runs]``, from the key of a run or of several."""
-    of_runs = visit_key if keys.ndim == 0 else jax.vmap(visit_key, (0, None, None))
-    keys_of_visits = jax.vmap(lambda *visit: of_runs(keys, *visit))(
-        worker.reshape(-1), worker_step.reshape(-1)
-    )
-    return keys_of_visits.reshape(*worker.shape, *keys.shape)

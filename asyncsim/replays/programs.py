@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
@@ -18,17 +17,14 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
 from asyncsim.replays.look import FirstCommit, build_first, build_look
-from asyncsim.replays.members import batched_parts, batched_state
-from asyncsim.replays.pieces import InPieces
+from asyncsim.replays.pieces import InPieces, Over
 from asyncsim.replays.shards import InShards
 from asyncsim.replays.state import (
     Layout,
-    Pieces,
     Recorders,
     ReplayState,
     Start,
     initial_state,
-    of_workers,
 )
 from asyncsim.replays.tuning import writes_slices
 
@@ -47,28 +43,23 @@ class Program(NamedTuple):
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
         Without a server, from the state and the method's numbers to the replicas,
-        ``[workers, parameters]``, in an ensemble ``[workers, members, parameters]``, and to the
-        mean squared distance of those that count from the central variable.
+        ``[workers, parameters]``, and to the mean squared distance of those that count from the
+        central variable.
     honest : bool array or slice
-        Without a server, the workers that count in ``spread`` and in evaluations of replicas: all,
-        or the honest ones.
-    evaluate_each : function
-        From replicas, their workers' states of the problem, and data to the values of each,
-        ``[workers]``.
+        Without a server, the workers that count in ``spread``: all, or the honest ones.
     flat : Flat
-    devices : tuple of jax.Device
+    device : jax.Device
     """
 
     engine: Any
-    first: Callable[[Any, Pieces], FirstCommit]
+    first: Callable[..., FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
     replicas: Callable[[ReplayState, Any], Any] | None
     spread: Callable[[ReplayState, Any], Any] | None
     honest: Any
-    evaluate_each: Callable[..., Any]
     flat: Flat
-    devices: tuple[Any, ...]
+    device: Any
 
 
 class Family(NamedTuple):
@@ -92,9 +83,12 @@ def compiled(
     problem: Problem,
     layout: Layout,
     dtype: Any,
-    devices: tuple[Any, ...],
+    device: Any,
+    for_members: bool = False,
 ) -> tuple[Program, dict[str, Array]]:
     """Return the program of a method and the method's numbers; methods of one recipe share it.
+
+    ``for_members``: states, starts, constants and examples have an axis of members in front.
 
     A method without a recipe has a program for these very objects: reuse them to compile once.
     """
@@ -114,51 +108,15 @@ def compiled(
         # Weakly typed, like Python's numbers: they never promote.
         numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
     recorder_keys = tuple(map(IdentityKey, recorders))
-    return _build(family, recorder_keys, IdentityKey(problem), layout, dtype, devices), numbers
-
-
-def compiled_ensemble(
-    family: Family,
-    recorders: Recorders,
-    problem: Problem,
-    layout: Layout,
-    dtype: Any,
-    device: Any,
-) -> Program:
-    """Build the program of an ensemble on one device; it is not cached."""
-    method, flat = family.method, flatten_problem(problem, dtype, device)
-    of_member = _parts(family, problem, layout, flat, dtype)
-
-    def parts(numbers: Any) -> Parts:
-        return batched_parts(of_member, method, numbers, layout.restarts)
-
-    evaluate = _evaluation(problem, flat)
-
-    def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
-        # One after the other: an evaluation's intermediate arrays are sized for one member.
-        return jax.lax.map(lambda member: evaluate(*member, train, test), (central, state))
-
-    make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
-    engine = InPieces(parts, recorders, layout, (device,), make)
-    flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
-    return Program(
-        engine,
-        build_first(method, layout),
-        build_look(parts, recorders, flat_members, layout),
-        jax.jit(evaluate_all),
-        *_build_replicas(parts, method, layout),
-        _evaluation_of_each(problem, flat),
-        flat,
-        (device,),
+    program = _build(
+        family, recorder_keys, IdentityKey(problem), layout, dtype, device, for_members
     )
+    return program, numbers
 
 
-def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Move the training and the test data to the devices, once for all runs of a study.
-
-    Every device has all of the training data; the first one has the test data.
-    """
-    return _move(IdentityKey(problem), dtype, devices)
+def on_device(problem: Problem, dtype: Any, device: Any) -> tuple[Any, Any]:
+    """Move the training and the test data to a device, once for all runs of a study."""
+    return _move(IdentityKey(problem), dtype, device)
 
 
 def cast(tree: Any, dtype: Any) -> Any:
@@ -213,31 +171,47 @@ def _build(
     problem_key: IdentityKey,
     layout: Layout,
     dtype: Any,
-    devices: tuple[Any, ...],
+    device: Any,
+    for_members: bool,
 ) -> Program:
+    def over(function: Any, axes: tuple[Any, ...]) -> Any:
+        return jax.vmap(function, axes) if for_members else function
+
     family, problem = keyed.value, problem_key.value
     recorders = tuple(key.value for key in recorder_keys)
-    flat, evaluate, evaluate_each = _of_problem(problem_key, dtype, devices[0])
+    flat, evaluate = _of_problem(problem_key, dtype, device)
     parts = _parts(family, problem, layout, flat, dtype)
     engine: Any
     if layout.shards is None:
         initial = _initial(parts, recorders, flat, layout)
-        engine = InPieces(parts, recorders, layout, devices, initial)
+        engine = InPieces(parts, recorders, layout, device, initial, over)
     else:
-        engine = InShards(parts, recorders, layout, devices, flat)
-    first, look = build_first(family.method, layout), build_look(parts, recorders, flat, layout)
-    replicas = _build_replicas(parts, family.method, layout)
-    return Program(engine, first, look, evaluate, *replicas, evaluate_each, flat, devices)
+        engine = InShards(parts, recorders, layout, device, flat)
+    first = build_first(family.method, layout, over)
+    look = build_look(parts, recorders, flat, layout, over)
+    replicas = _build_replicas(parts, family.method, layout, over)
+    if for_members:
+        evaluate = _one_by_one(evaluate)
+    return Program(engine, first, look, evaluate, *replicas, flat, device)
+
+
+def _one_by_one(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the evaluation of all members: an evaluation's arrays are sized for one of them."""
+
+    def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
+        return jax.lax.map(lambda member: evaluate(*member, train, test), (central, state))
+
+    return jax.jit(evaluate_all)
 
 
 @cached(maxsize=8)
 def _of_problem(
     problem_key: IdentityKey, dtype: Any, device: Any
-) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
-    """Return `Program.flat`, `evaluate` and `evaluate_each`, which all methods share."""
+) -> tuple[Flat, Callable[..., Any]]:
+    """Return `Program.flat` and `Program.evaluate`, which all methods share."""
     problem = problem_key.value
     flat = flatten_problem(problem, dtype, device)
-    return flat, jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
+    return flat, jax.jit(_evaluation(problem, flat))
 
 
 def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any) -> MakeParts:
@@ -315,7 +289,9 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     return *switches, structure, shapes
 
 
-def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:
+def _build_replicas(
+    parts: MakeParts, method: Method, layout: Layout, over: Over
+) -> tuple[Any, Any, Any]:
     """Return `Program.replicas`, `Program.spread` and `Program.honest`."""
     honest = slice(None) if method.honest is None else np.array(method.honest)
     if not layout.gossip:
@@ -328,12 +304,12 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
             replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
         else:
             replicas = jax.vmap(functools.partial(replica_of, method))(replicas)
-        return of_workers(replicas, layout.workers)
+        return replicas
 
     def spread(state: ReplayState, numbers: Any) -> Any:
         return jnp.mean(jnp.sum((replicas(state, numbers)[honest] - state.central) ** 2, -1), 0)
 
-    return jax.jit(replicas), jax.jit(spread), honest
+    return jax.jit(over(replicas, (0, 0))), jax.jit(over(spread, (0, 0))), honest
 
 
 def _require_fits(part: str, numbers: np.ndarray) -> None:
@@ -370,26 +346,10 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
     return evaluate
 
 
-def _evaluation_of_each(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
-    @jax.jit
-    def evaluate_each(replicas: Any, states: Any, data: Any) -> dict[str, Any]:
-        # One after the other: an evaluation's intermediate arrays are sized for one worker.
-        def evaluate_worker(worker: Any) -> Any:
-            replica, state = worker
-            return problem.evaluate(flat.unravel(replica), state, data)
-
-        return jax.lax.map(evaluate_worker, (replicas, states))
-
-    return evaluate_each
-
-
 @cached(maxsize=2)
-def _move(problem: IdentityKey, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    train, test = (as_data(tree, dtype) for tree in (problem.value.train, problem.value.test))
-    if len(devices) == 1:
-        return jax.device_put((train, test), devices[0])
-    everywhere = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec())
-    return jax.device_put(train, everywhere), jax.device_put(test, devices[0])
+def _move(problem: IdentityKey, dtype: Any, device: Any) -> tuple[Any, Any]:
+    data = problem.value.train, problem.value.test
+    return jax.device_put(tuple(as_data(tree, dtype) for tree in data), device)
 
 
 def _float(dtype_of_leaf: Any, dtype: Any) -> Any:

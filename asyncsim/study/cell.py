@@ -342,8 +342,6 @@ class CellRun(NamedTuple):
             else config.evaluate_every * share,
             "attack": config.attack,
         }
-        if self.cluster.topology is not None and getattr(config, "evaluate_replicas", False):
-            options["evaluate_replicas"] = True
         looks_every = config.diagnose_every * share
         looks = (
             looks_every,
