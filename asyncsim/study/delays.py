@@ -16,8 +16,8 @@ import pandas as pd
 
 from asyncsim.base.console import number_text, over_seeds
 from asyncsim.methods import Method
-from asyncsim.methods.check import check_method
 from asyncsim.problems import Problem
+from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import results
 from asyncsim.study.columns import text_of
