@@ -3,7 +3,6 @@
 MkDocs calls the functions whose names begin with ``on_``; ``.mkdocs.yml`` names this file.
 """
 
-import ast
 import dataclasses
 import hashlib
 import html
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from asyncsim.study.options import texts_of
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Results of the commands whose figures the pages show.
@@ -288,20 +289,11 @@ def options() -> str:
 
 def _fields(config: type) -> dict[str, tuple[str, str]]:
     """Return default and help (the text below the field) of each visible option of a Config."""
-    texts: dict[str, str] = {}
-    for base in reversed(config.__mro__[:-1]):
-        body = ast.parse(inspect.getsource(base)).body[0].body
-        for field, text in zip(body, [*body[1:], None], strict=True):
-            if not isinstance(field, ast.AnnAssign):
-                continue
-            if ast.unparse(field.annotation).startswith("Hidden["):
-                texts[field.target.id] = ""
-            elif isinstance(text, ast.Expr):
-                texts[field.target.id] = " ".join(text.value.value.split())
-    fields = {
-        field.name: (_default(field), texts[field.name]) for field in dataclasses.fields(config)
+    texts = texts_of(config)
+    fields = dataclasses.fields(config)
+    return {
+        field.name: (_default(field), texts[field.name]) for field in fields if texts[field.name]
     }
-    return {name: entry for name, entry in fields.items() if entry[1]}
 
 
 def _default(field: Any) -> str:

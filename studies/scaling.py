@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -84,8 +84,7 @@ if TYPE_CHECKING:  # texts with units are numbers once they are checked
     Seconds: TypeAlias = float
     Size: TypeAlias = float
 else:
-    Speed, Rate = Annotated[float | str, "operations/s"], Annotated[float | str, "bytes/s"]
-    Seconds, Size = Annotated[float | str, "seconds"], Annotated[float | str, "bytes"]
+    Speed = Rate = Seconds = Size = float | str
 
 
 @dataclass(frozen=True)

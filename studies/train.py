@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
+import tyro
 
 from asyncsim.base.errors import require_count
 from asyncsim.base.files import folder_name, plain
@@ -53,7 +54,7 @@ class Config(RealConfig):
     first: ClassVar[str] = "methods"
     example: ClassVar[str] = "gem --workers 5 --problem mnist"
 
-    methods: Annotated[tuple[MethodLike, ...], ("--method",)] = ("gem",)
+    methods: Annotated[tuple[MethodLike, ...], tyro.conf.arg(aliases=("--method",))] = ("gem",)
     """Methods to train with, one after the other; their names may stand without the option."""
     runs: int = 1
     """Trainings with each method, with the seeds 0, 1, ..."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
+import tyro
 
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_count
@@ -41,7 +42,7 @@ _AGREEMENT = "agreement.csv"
 class Config(RealConfig):
     """Options of the validate study."""
 
-    methods: Annotated[tuple[MethodLike, ...], ("--method",)] = (
+    methods: Annotated[tuple[MethodLike, ...], tyro.conf.arg(aliases=("--method",))] = (
         "downpour",
         "agn",
         "aeasgd",

@@ -175,7 +175,7 @@ def mean_of_four(rate=0.05):
         return jnp.zeros_like(central), jnp.int32(0)
 
     return Method(
-        "mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init
+        gradient_steps(rate), "mean of four", {"rate": rate}, apply=apply, init_server=init
     )
 
 
@@ -186,7 +186,7 @@ def counting(rate=0.05):
         return Applied(central + message / (1 + memory).astype(central.dtype), server, memory + 1)
 
     init = {"init_memory": lambda central: jnp.int32(0)}
-    return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **init)
+    return Method(gradient_steps(rate), "counting", {"rate": rate}, apply=apply, **init)
 
 
 def noisy(rate=0.05, replies=False):
@@ -214,7 +214,7 @@ def noisy(rate=0.05, replies=False):
     steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     options = {"reply": reply} if replies else {}
     return Method(
-        "noisy", {"rate": rate}, steps, message=message, apply=apply, needs_key=True, **options
+        steps, "noisy", {"rate": rate}, message=message, apply=apply, needs_key=True, **options
     )
 
 
@@ -236,7 +236,7 @@ def damped_buffer(rate=0.05):
         return jnp.zeros_like(central), jnp.int32(0)
 
     return Method(
-        "damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init
+        gradient_steps(rate), "damped buffer", {"rate": rate}, apply=apply, init_server=init
     )
 
 
@@ -262,9 +262,9 @@ def combining(rate=0.01):
         return Applied(central + velocity, velocity)
 
     return Method(
+        gradient_steps(rate),
         "combining",
         {"rate": rate},
-        gradient_steps(rate),
         message=message,
         combine=combine,
         receive=receive,
@@ -284,9 +284,8 @@ def momentum_each(rate=0.02, mu=0.8):
 
     zeros = jnp.zeros_like
     return Method(
-        "momenta",
-        {},
         gradient_steps(rate),
+        "momenta",
         apply=apply,
         init_server=zeros,
         init_memory=lambda c: {"v": zeros(c)},
@@ -302,7 +301,7 @@ def pair_of_messages(rate=0.05):
     def apply(server, central, message, memory, visit):
         return Applied(central + message["update"] / message["size"], server, memory)
 
-    return Method("normalised", {}, gradient_steps(rate), message=message, apply=apply)
+    return Method(gradient_steps(rate), "normalised", message=message, apply=apply)
 
 
 def decaying(visit):

@@ -53,7 +53,7 @@ def optimized():
 
 @pytest.fixture(autouse=True, scope="session")
 def index_of_the_tests(tmp_path_factory):
-    """Studies of the tests do not get into the user's own index."""
+    """Studies that several tests share do not get into the user's own index."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASYNCSIM_INDEX", str(tmp_path_factory.mktemp("index")))
         yield
@@ -87,10 +87,11 @@ def float64():
         yield
 
 
-@pytest.fixture
-def empty_folder(tmp_path, monkeypatch):
-    """An empty working folder, and no data of the user's."""
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """An empty working folder and an index of the test's own, and no data of the user's."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASYNCSIM_INDEX", f"{tmp_path}-index")
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
 
 
@@ -141,16 +142,16 @@ def anew():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def compiled_once(tmp_path_factory):
-    """Compiled programs are shared with the other processes of these tests, and never with the
-    user's studies.
+def compiled_once(pytestconfig):
+    """Compiled programs are shared with the other processes of these tests and with the next tests,
+    and never with the user's studies.
 
-    ``ASYNCSIM_TEST_CACHE`` names a folder that keeps them until the next tests, which then take
-    half of the time.
+    They are kept in ``.pytest_cache``, by the version of jaxlib; ``ASYNCSIM_TEST_CACHE`` names
+    another folder.
     """
-    base = tmp_path_factory.getbasetemp()
-    together = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(together / "compiled")
+    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(
+        pytestconfig.cache.mkdir(f"compiled-{jax.lib.__version__}")
+    )
     values = {"compilation_cache_dir": folder, "persistent_cache_min_compile_time_secs": 0}
     values["persistent_cache_min_entry_size_bytes"] = -1
     for name, value in values.items():

@@ -66,13 +66,22 @@ class Side:
 _SHARED = ("completes", "place", "messages", "workers", "key", "counted", "kept")
 
 
+#: The functions of a method that see vectors: a program for each length, not for each operation.
+SEEN = ("message", "apply", "combine", "receive", "reply", "resume")
+
+
+def compiled(method):
+    functions = {name: jax.jit(getattr(method, name)) for name in SEEN if getattr(method, name)}
+    return method._replace(**functions)
+
+
 @jax.enable_x64(True)
-@jax.disable_jit()  # conditionals of a few numbers are quicker run than compiled
 def deviation_of_parts(method, messages=1):
     """Return the largest relative deviation between a method on a vector and on its parts.
 
     A version has ``messages`` messages.
     """
+    method = compiled(method)
     rng, largest = np.random.default_rng(0), 0.0
     central = jnp.asarray(rng.normal(size=SIZE))
     places = [slice(0, SIZE), *PARTS]

@@ -25,9 +25,6 @@ windows = study.load("windows")
 agn = figures_of("agn")
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
 def evaluations(times, accuracies):
     return pd.DataFrame({"commit_time": times, "train_accuracy": accuracies})
 
@@ -176,8 +173,7 @@ def test_options_that_change_nothing_are_said_aloud(told, options, notes):
     assert told(window=(1,), **options) == [f"note: {note}" for note in notes]
 
 
-def test_a_method_of_ones_own_keeps_its_defaults_where_the_study_has_others(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_method_of_ones_own_keeps_its_defaults_where_the_study_has_others():
     Path("mine.py").write_text(
         "from asyncsim import methods\n\n\ndef mine(learning_rate=0.3):\n"
         "    return methods.downpour(learning_rate)._replace(name='mine')\n"

@@ -261,8 +261,6 @@ def test_bad_input_is_an_error_and_a_hint_and_leaves_nothing(
     command, tmp_path, monkeypatch, capsys
 ):
     typed, message = command.split(" | ")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
     monkeypatch.setattr("asyncsim.study.config.find_spec", lambda name: True)  # Ray is there
     code = study.main(typed.split(" "))
     out, err = capsys.readouterr()

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, recorded
+from asyncsim import Cluster, InputError, recorded
 from asyncsim.__main__ import main
 from asyncsim.calibration.log import read_visits
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 def record(workers, commits, seed):
@@ -95,6 +95,24 @@ def test_units_and_saved_traces():
     assert read_visits("log.parquet").frame.equals(seconds.frame)
 
 
+@pytest.mark.parametrize("begin", [pd.Timestamp("2026-11-28 03:00"), pd.Timedelta(5, "s")])
+def test_dates_and_intervals_are_no_seconds(begin):
+    log = record(3, 100, seed=1).round(6)
+    times = log.columns.drop("worker")
+    dates = log.assign(**{name: begin + pd.to_timedelta(log[name], unit="s") for name in times})
+    dates.to_parquet("log.parquet")
+    dates.to_csv("log.csv", index=False)
+    expected = recorded(log).frame["commit_time"]
+    for trace in (read_visits("log.parquet"), read_visits("log.csv"), recorded(dates)):
+        np.testing.assert_allclose(trace.frame["commit_time"], expected, atol=1e-9)
+    dates.loc[4, "serve_time"] = pd.NaT
+    dates.to_parquet("log.parquet")
+    with pytest.raises(InputError, match="serve_time of row 4 is empty; it must be a finite"):
+        read_visits("log.parquet")
+    with pytest.raises(InputError, match="present: arrive_time holds seconds, and another time"):
+        recorded(dates.drop(4), present={"worker": [1], "arrive_time": [2.0]})
+
+
 def spoilt(row, column, value):
     log = record(3, 100, seed=1).astype(object)
     log.loc[row, column] = value
@@ -107,24 +125,28 @@ def spoilt(row, column, value):
         (
             record(3, 100, 1).drop(columns=["serve_time", "start_time"]),
             [],
-            "path = 'log.csv': has no column start_time and serve_time; it must have worker",
+            "path = 'log.csv': misses start_time, serve_time; record worker, start_time",
         ),
         (record(3, 100, 1).iloc[:0], [], "path = 'log.csv': has no rows; log each commit"),
         (
             spoilt(7, "arrive_time", "3 ms"),
             [],
-            "row 7 (line 9): arrive_time = 3 ms: must be a num",
+            "arrive_time of row 7 (line 9) is 3 ms; it must be a finite num",
         ),
-        (spoilt(4, "worker", 1.5), [], "row 4 (line 6): worker = 1.5: must be a worker, from 0"),
+        (
+            spoilt(4, "worker", 1.5),
+            [],
+            "worker of row 4 (line 6) is 1.5; it must be a whole number from 0",
+        ),
         (
             spoilt(9, "serve_time", 0.5),
             [],
-            "row 9 (line 11): serve_time = 0.5: must not be before",
+            "serve_time of row 9 (line 11) is 0.5; it must not be before arrive_time",
         ),
         (
             record(3, 100, 1).assign(start_time=lambda log: log["start_time"] / 1000),
             [],
-            "must not be before the worker's last commit_time; log one clock and one unit",
+            "must not be before its read was served: a worker has one computation in flight",
         ),
         (
             record(3, 100, 1) * [1, 1e9, 1e9, 1e9, 1e9],

@@ -87,6 +87,5 @@ def test_the_entries_of_a_folder_of_results(tmp_path):
         ),
     ],
 )
-def test_other_names_are_refused(name, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_other_names_are_refused(name, message, capsys):
     assert main(["cite", name]) == 2 and capsys.readouterr().err.startswith(message)

@@ -33,7 +33,7 @@ COMMANDS = sorted(
     }
 )
 VERDICTS = ("holds", "does not hold", "undecided", "depends: ", "not testable here: ")
-pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 def test_there_are_thirty_claims_or_more_and_each_can_be_judged():
@@ -324,7 +324,7 @@ def test_claims_are_tested_judged_and_resumed(capsys):
     assert all(claim in printed.replace("\n", " ") for claim in table["claim"])
     tested = table[table["command"] != ""]
     assert len(tested) and tested["command"].str.startswith("asyncsim study scaling").all()
-    # The evidence is the study's, and no entry beside it.
+    # The claims' evidence has no entry of its own.
     assert [entry.study for entry in entries()] == ["claims"]
     before = Path("results/claims/claims.md").read_text()
     assert command.main(["claims", "--resume", "results/claims"]) == 0

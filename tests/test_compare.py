@@ -18,7 +18,7 @@ figures = figures_of("compare")
 SMALL = {"workers": 3, "steps": 20, "seeds": 2, "evaluate_every": 2}
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.mark.full

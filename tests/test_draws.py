@@ -32,7 +32,7 @@ def telling(**options):
     def message(worker, update, start, central, visit):
         return update, worker, {"drawn": jax.random.normal(visit.key, update.shape, update.dtype)}
 
-    return Method("telling", {}, gradient_steps(0.05), message=message, needs_key=True, **options)
+    return Method(gradient_steps(0.05), "telling", message=message, needs_key=True, **options)
 
 
 def drawn_by(workers, seed, **options):
@@ -89,7 +89,7 @@ def test_each_local_step_draws_its_own():
         ), state
 
     steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    walk = Method("walk", {}, steps, needs_key=True)
+    walk = Method(steps, "walk", needs_key=True)
     for window in (1, 4):
         trace = prescribed(0, 50, 5, window)
         end = replay(

@@ -115,7 +115,7 @@ def test_a_local_optimizer_and_a_problem_with_state(lenient):
     trace = make_trace(window=3, commits=120)
 
     def factory(rate):
-        return Method("adam", {"rate": rate}, optax.adam(rate))
+        return Method(optax.adam(rate), "adam", {"rate": rate})
 
     for found, expected in zip(
         *both(trace, factory, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True
@@ -176,7 +176,7 @@ def kept(learning_rate=0.05, keep=1.0):
         return update.at[int(keep * update.size) :].set(0), worker, {}
 
     values = {"learning_rate": learning_rate, "keep": keep}
-    return Method("kept", values, methods.gradient_steps(learning_rate), message=message)
+    return Method(methods.gradient_steps(learning_rate), "kept", values, message=message)
 
 
 def floored(learning_rate=0.05, floor=0.0):
@@ -186,4 +186,4 @@ def floored(learning_rate=0.05, floor=0.0):
         return jax.tree.map(lambda leaf: -learning_rate * leaf * max(floor, 1.0), gradients), state
 
     optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-    return Method("floored", {"learning_rate": learning_rate, "floor": floor}, optimizer)
+    return Method(optimizer, "floored", {"learning_rate": learning_rate, "floor": floor})

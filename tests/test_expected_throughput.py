@@ -1,5 +1,7 @@
 """What theory says of commits and computing workers, against simulated traces."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 
@@ -155,6 +157,24 @@ def test_bounds_of_rates(name, reached, cluster):
     assert reached * known.commits < measured["throughput"] < known.commits * (1 + ENDS)
     if known.computing is not None:
         assert measured["computing_share"] < known.computing * (1 + ENDS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "round_time"),
+    [
+        ("overlap(1)", 2.0),
+        ("overlap(5)", 1.0),
+        ("neighbours(before)", 4.0),
+        ("neighbours(beside)", 3.0),
+    ],
+)
+def test_a_round_without_a_server_waits_for_messages_on_their_way(policy, round_time):
+    """One second of computing, three of travel."""
+    cluster = Cluster(6, 1.0, latency=3.0, topology="ring()", policy=policy)
+    assert 6 / throughput_theory(cluster).commits == round_time
+    times = simulate(cluster, 6 * 101).frame["commit_time"]
+    assert times.iloc[-1] - times.iloc[0] == pytest.approx(100 * round_time, abs=2 * round_time)
+    assert throughput_theory(dataclasses.replace(cluster, failures="crash(9, 1)")) is None
 
 
 def test_nothing_is_said_where_long_computations_are_stopped():

@@ -14,7 +14,7 @@ from asyncsim import (
     study,
     theory,
 )
-from asyncsim.traces.phases import phases
+from asyncsim.traces.phases import IN_WORDS, phases
 
 
 def test_a_crash_by_hand():
@@ -195,6 +195,20 @@ def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
     assert sum(parts) == pytest.approx(1, abs=1e-9)
     waiting = phases(trace, [5]).waiting[["begin", "end"]].to_numpy()
     assert waiting == pytest.approx(np.array([[5, numbers["duration"]]]))
+
+
+def test_times_add_up_while_a_message_is_sent_again():
+    """The trace ends while worker 0's second message, lost once, is on its way."""
+    cluster = Cluster(
+        3,
+        "gamma(1, 0.3)",
+        protocol="read_then_write",
+        exclusive=False,
+        failures="loss(probability=0.4, timeout=0.7)",
+    )
+    shares = simulate(cluster, 40, seed=0).summary(0)
+    phases_share = [shares[f"{phase}_share"] for phase in IN_WORDS]
+    assert sum(phases_share) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize(

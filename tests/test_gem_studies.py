@@ -54,7 +54,7 @@ OWN_TABLES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.fixture

@@ -50,9 +50,9 @@ def tracking(learning_rate=RATE):
         return Tracked(x, y), Tracker(x, y, gradient), {}
 
     return methods.Method(
+        methods.gradient_steps(learning_rate),
         "tracking",
         {"learning_rate": learning_rate},
-        methods.gradient_steps(learning_rate),
         message=message,
         init_worker=lambda central: Tracker(
             central, jnp.zeros_like(central), jnp.zeros_like(central)
@@ -73,9 +73,8 @@ def heavy_ball(**options):
         return {"momentum": momentum, "replica": replica}, HeavyBall(momentum, replica), {}
 
     return methods.Method(
-        "heavy_ball",
-        {},
         methods.gradient_steps(RATE),
+        "heavy_ball",
         message=message,
         init_worker=lambda central: HeavyBall(jnp.zeros_like(central), central),
         resume=lambda worker, read: worker.replica,
@@ -99,9 +98,9 @@ def momentum_too(learning_rate=RATE):
         return x, {"momentum": momentum, "x": x}, {}
 
     return methods.Method(
+        methods.gradient_steps(learning_rate),
         "momentum_too",
         {"learning_rate": learning_rate},
-        methods.gradient_steps(learning_rate),
         message=message,
         init_worker=lambda central: {"momentum": jnp.zeros_like(central), "x": central},
         meet=meet,

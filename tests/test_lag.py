@@ -1,5 +1,8 @@
 """Logs of rollouts: their staleness, the bound, the limit that binds, and damaged rows."""
 
+import re
+
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -70,9 +73,19 @@ def test_an_export_of_samples_states_which_were_trained(tmp_path, failures):
     assert report.samples - report.untrained == outcomes["trained"] == 80
     assert report.law.to_list() == pytest.approx(trace.staleness().to_list())
     assert report.beyond is None
-    opened = (trace.samples["version"] - trace.samples["read_version"]).sum() / 80
-    assert report.open == pytest.approx(opened)
+    assert np.isnan(report.open) and "unknown without start_time, train_time" in str(report)
     assert "the limit is unknown without take_time, train_time" in str(report)
+    ends = trace.frame["commit_time"].to_numpy()
+    is_trained = (trace.samples["outcome"] == "trained").to_numpy()
+    log = trace.samples.assign(train_time=np.nan)
+    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    log.to_parquet(tmp_path / "complete.parquet")
+    audited = trace.check().open / 80
+    assert check_lag(tmp_path / "complete.parquet").open == pytest.approx(audited)
+    # Without the version of their discard, samples count until the end of their generation.
+    log["version"] = log["version"].where(is_trained)
+    log.to_parquet(tmp_path / "log.parquet")
+    assert 0.7 * audited < check_lag(tmp_path / "log.parquet").open <= audited
 
 
 def test_a_slot_generates_a_single_sample_at_a_time(tmp_path):
@@ -80,10 +93,10 @@ def test_a_slot_generates_a_single_sample_at_a_time(tmp_path):
     log = pd.DataFrame(rows | {"start_time": [0, 0, 1], "end_time": [2, 5, 3]})
     log.to_csv(tmp_path / "log.csv", index=False)
     log.to_parquet(tmp_path / "log.parquet")
-    overlap = r"row 2 \(line 4\): overlaps row 0 \(line 2\) in slot 0; give"
+    overlap = r"row 2 \(line 4\) overlaps row 0 \(line 2\) in slot 0; give"
     with pytest.raises(InputError, match=overlap):
         check_lag(tmp_path / "log.csv")
-    with pytest.raises(InputError, match="row 2: overlaps row 0 in slot 0; give"):
+    with pytest.raises(InputError, match="row 2 overlaps row 0 in slot 0; give"):
         check_lag(tmp_path / "log.parquet")
     log.assign(slot=[0, 1, 2]).to_parquet(tmp_path / "log.parquet")
     assert check_lag(tmp_path / "log.parquet").slots_busy == pytest.approx(9 / 15)
@@ -93,23 +106,111 @@ def test_the_limit_that_binds(tmp_path):
     rows = {"read_version": [0, 0, 1, 1], "version": [0, 0, 1, 1], "slot": [0, 1, 0, 1]}
     rows |= {"start_time": [0, 0, 1, 1], "end_time": [1, 1, 2, 2], "take_time": [1, 1, 2, 2]}
     path = tmp_path / "log.csv"
-    pd.DataFrame(rows | {"train_time": [1.2, 1.2, 2.2, 2.2]}).to_csv(path)
+    pd.DataFrame(rows | {"train_time": [1, 1, 2, 2]}).to_csv(path)
     assert "the slots bind: they are busy 100%" in str(check_lag(path))
     pd.DataFrame({"read_version": [0], "version": [0]}).to_csv(path)
     assert "which limit binds is unknown" in str(check_lag(path))
 
 
+def planted(**changes):
+    """Return 12 samples in 6 updates of 2, each two versions old but for the first, with changes.
+
+    A change is a function of the table, the values of a column, or one value by row.
+    """
+    version = np.arange(12) // 2
+    log = pd.DataFrame({"read_version": np.maximum(version - 2, 0), "version": version})
+    log = log.assign(group=version, slot=np.arange(12) % 6, outcome="trained")
+    log["train_time"] = version + 1.0
+    log["take_time"] = log["train_time"] - 0.5
+    log["start_time"] = log["read_version"] + 0.25 * (log["version"] % 2)
+    log["start_time"] = np.where(version < 2, 0.0, log["start_time"])
+    log["end_time"] = np.maximum(log["take_time"] - 0.2, 0.1)
+    for column, change in changes.items():
+        if isinstance(change, dict):
+            log[column] = log[column].astype(object)
+            for row, value in change.items():
+                log.loc[row, column] = value
+        else:
+            log[column] = change(log) if callable(change) else change
+    return log
+
+
+ONE_UPDATE = "must be that of the other samples of its version"
+LATE_READS = {"read_version": lambda log: np.floor(log["end_time"])}
+DATE = pd.Timestamp("2026-11-28 03:00")
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("log", "message"),
     [
-        ({"version": (3, -1)}, "row 3 (line 5): version = -1: must be a whole number of"),
-        ({"read_version": (5, 99)}, "row 5 (line 7): version = "),
-        ({"end_time": (2, -4.0)}, "row 2 (line 4): end_time = -4: must not be before start"),
-        ({"read_version": (1, None)}, "row 1 (line 3): read_version is empty; log the version"),
-        ({"outcome": (1, "ok")}, "row 1 (line 3): outcome = ok: must be trained, dropped,"),
+        (planted(version={3: -1}), "version of row 3 is -1; it must be a whole number of"),
+        (planted(read_version={5: 99}), "version of row 5 is 2; it must not be below read_version"),
+        (planted(end_time={2: -4.0}), "end_time of row 2 is -4; it must not be before start"),
+        (planted(read_version={1: None}), "read_version of row 1 is empty"),
+        (planted(read_version={1: 0.5}), "read_version of row 1 is 0.5; it must be a whole"),
+        (planted(outcome={1: "ok"}), "outcome of row 1 is ok; it must be trained, dropped,"),
+        (planted(version={11: 1e300}), "version of row 11 is 1e+300; it must be a whole"),
+        (planted(version=[True] * 12), "version of row 0 is True; it must be a finite number"),
+        (planted(version={4: "two"}), "version of row 4 is two; it must be a finite number"),
+        (planted(version={4: None}), "version of row 4 is empty; it is of a trained sample"),
+        (planted(version=np.nan, outcome="dropped"), "has no trained sample"),
+        # Reads and updates that contradict each other.
+        (planted(**LATE_READS), "read_version of row 2 is 1; it was made after the sample's start"),
+        (planted(**LATE_READS), "the mean staleness is 0.000, and by the times 1.500; log the"),
+        (planted(read_version={8: 3}), "read_version of row 8 is 3; it was made after"),
+        (planted().drop([6, 7]), "version of row 6 is 4; it must be 0, or that of another"),
+        (planted(train_time={5: 3.4}), f"train_time of row 5 is 3.4; it {ONE_UPDATE}"),
+        (planted(take_time={5: 2.6}), f"take_time of row 5 is 2.6; it {ONE_UPDATE}"),
+        (planted(version={10: 4, 11: 4}), f"take_time of row 10 is 5.5; it {ONE_UPDATE}"),
+        (
+            planted(train_time={4: 4.5, 5: 4.5}),
+            "train_time of row 6 is 4; it must not be before the end of the update before",
+        ),
+        (planted(group={4: 1, 5: 1}), "version of row 4 is 2; it must be that of its group's"),
+        (planted(group={4: None}), "group of row 4 is empty; it must name the group"),
+        (planted(slot={4: None}), "slot of row 4 is empty; it must name the slot"),
+        (planted(slot=0), "overlaps row"),
+        # Times.
+        (planted(train_time={4: None, 5: None}), "train_time of row 4 is empty; it must be known"),
+        (planted(start_time={4: None}), "start_time of row 4 is empty; it must be known"),
+        (planted(end_time={4: "3 ms"}), "end_time of row 4 is 3 ms; it must be a finite number"),
+        (planted(end_time=DATE), "holds dates, and another time seconds; log all alike"),
+        # Doubts and counts that are no errors.
+        (planted(version=lambda log: log["version"] + 1), "no sample has version 0: if the log"),
+        (
+            planted(read_version=0),
+            "the mean staleness is 2.500, and 1.500 updates ended during a sample: slots read",
+        ),
+        (planted(slot=np.nan), "the limit is unknown without slot, start_time, end_time"),
+        (planted(), "open samples per batch: 1.500\n"),
     ],
 )
-def test_bad_rows_are_named(log, change, message):
-    with pytest.raises(InputError) as raised:
-        check_lag(log[0]("log.csv", **change))
-    assert message in str(raised.value)
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_planted_logs(tmp_path, log, message, name):
+    path = tmp_path / name
+    if name == "log.csv":
+        log.to_csv(path, index=False)
+        message = re.sub(r"row (\d+)", lambda row: f"{row[0]} (line {int(row[1]) + 2})", message)
+    else:
+        if any(str in (types := {*map(type, log[column])}) and len(types) > 1 for column in log):
+            pytest.skip("parquet has one type for a column")
+        log.to_parquet(path)
+    try:
+        text = str(check_lag(path))
+    except InputError as error:
+        text = str(error)
+    assert message in text
+
+
+@pytest.mark.parametrize("form", ["dates", "dates of a zone", "intervals"])
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_dates_and_intervals_count_from_the_first(tmp_path, form, name):
+    times = ["start_time", "end_time", "take_time", "train_time"]
+    log, path = planted(), tmp_path / name
+    log.to_csv(tmp_path / "seconds.csv")
+    dates = log[times].apply(pd.to_timedelta, unit="s")
+    if form != "intervals":
+        dates = DATE.tz_localize("Asia/Tokyo" if "zone" in form else None) + dates
+    log = log.assign(**dict(dates))
+    log.to_csv(path) if name == "log.csv" else log.to_parquet(path)
+    assert str(check_lag(path)) == str(check_lag(tmp_path / "seconds.csv"))

@@ -239,8 +239,7 @@ def test_sketches_keep_lengths():
     assert ratio.min() > 0.6 and ratio.max() < 1.4 and abs(ratio.mean() - 1) < 0.15
 
 
-def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_animations_are_written(animated, capsys):
     assert main(["animate", str(animated), "--frames", "30"]) == 0
     assert len(unpacked(places_of(Path("compare-animation.html")))["x"]) == 30 * 12
     assert (
@@ -391,8 +390,7 @@ def test_the_page_in_a_browser(animated, tmp_path):
 
 
 @browser
-def test_a_topology_moves_in_a_browser(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_topology_moves_in_a_browser(tmp_path):
     options = (
         "--workers=4",
         "--steps=8",
@@ -509,8 +507,7 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
 
 
 @pytest.mark.full
-def test_a_page_shows_a_run_with_crashes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_page_shows_a_run_with_crashes():
     options = ("--workers=3", "--steps=60", "--seeds=1", "--problem=quadratic")
     further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "0", "100")
     assert study.main(["failures", *options, *further]) == 0

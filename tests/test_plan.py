@@ -19,8 +19,6 @@ from asyncsim.study.planning import (
 
 plan = study.load("plan")
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
 SIZE = (5e7, 5e7)
 NETWORK = {"bandwidth": 1e8, "message_bytes": 5e7}  # half a second each way
 

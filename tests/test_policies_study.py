@@ -29,7 +29,7 @@ SMALL = {
 POLICIES = ("asynchronous", "barrier", "barrier(2)", "discard_stale(2)")
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "unrendered_figures")
+pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.fixture(scope="module")

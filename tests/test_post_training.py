@@ -92,6 +92,24 @@ def test_clocks_alone_and_a_recording(tmp_path):
         calibrate_rollouts(tmp_path / "other.parquet")
 
 
+def test_samples_that_crashes_cut_short_are_censored(tmp_path):
+    """Counted as whole ones, they give mean lengths up to a tenth too short."""
+    rollouts = Rollouts(8, "lognormal(1, 0.9)", group=2, batch=8, queue="pace(1)")
+    crashes = ("crash(every=exponential(4), lasts=1, on=slots)",)
+    cluster = Cluster(1, 0.3, rollouts=rollouts, failures=crashes)
+    trace = simulate(cluster, 100, progress=False)
+    ends = trace.frame["commit_time"].to_numpy()
+    log = trace.samples.drop(columns=["sample", "length"]).assign(train_time=np.nan)
+    is_trained = log["outcome"] == "trained"
+    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    log.to_parquet(tmp_path / "log.parquet")
+    fitted = calibrate_rollouts(tmp_path / "log.parquet")
+    whole = trace.samples[log["end_time"].notna()].drop_duplicates("sample", keep="last")
+    assert fitted.rollouts.length.mean == pytest.approx(whole["length"].mean(), rel=0.03)
+    (crash,) = fitted.failures
+    assert crash.on == "slots" and crash.every.mean == pytest.approx(4, rel=0.1)
+
+
 def test_mixed_groups(tmp_path):
     """All conditions have the stated mean staleness, and only those by sample or token mix versions
     within groups.

@@ -40,7 +40,7 @@ def expected():
 def test_closed_over_arrays_have_the_precision_of_the_run(lenient, loss, under_x64):
     with jax.enable_x64(under_x64):
         problem = problems.custom(lambda key: jnp.ones(16), loss)
-        method = methods.Method("scaled", {}, methods.gradient_steps(RATE), message=scaled)
+        method = methods.Method(methods.gradient_steps(RATE), "scaled", message=scaled)
         for precision in ("float64", "float32", "float64"):
             params = replay(TRACE, method, problem, precision=precision).params
             assert params.dtype == precision

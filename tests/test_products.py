@@ -61,7 +61,7 @@ def method(tell):
         tell("message")
         return update, worker, {"share": update}
 
-    return Method("told", {}, methods.gradient_steps(0.1), message=message)
+    return Method(methods.gradient_steps(0.1), "told", message=message)
 
 
 @pytest.mark.parametrize(

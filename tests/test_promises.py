@@ -33,9 +33,6 @@ TINY = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
 @functools.cache
 def cells():
     return sweep(StudyConfig(**TINY), [{}])  # of which all is compiled once

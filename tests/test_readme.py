@@ -46,13 +46,12 @@ def blocks(page: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
+def test_page_runs(page, monkeypatch, lenient, capsys):
     """Python runs from top to bottom, unless it is a ``fragment``; of commands those that say
     ``run``, others are read.
 
     A block that begins with the comment ``# mine.py`` is also the file of that name.
     """
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     names: dict = {"__name__": page}
     (own,) = [text for _, text in blocks("README") if text.startswith("# mine.py")]
@@ -133,6 +132,7 @@ def test_tables_name_all_that_there_is(page, names):
 def test_links_and_names_exist(page):
     path = PAGES[page]
     text = path.read_text()
+    assert not re.search(r"\)\{[^}]*\n", text)  # attributes of a link end in its line
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
     generated = {f"{name}.md" for name in ("catalogue", "claims", "options")}
     assert [
@@ -184,9 +184,8 @@ def test_the_site_has_every_page_option_and_name():
     ] == []
 
 
-def test_every_column_is_explained(tmp_path, monkeypatch):
+def test_every_column_is_explained():
     """Columns of tables of a run, a trace and a study are named on the page of results."""
-    monkeypatch.chdir(tmp_path)
     compare = study.load("compare")
     options = {
         "methods": ("gem",),
@@ -216,11 +215,10 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_docstring_examples(name, tmp_path, monkeypatch):
+def test_docstring_examples(name):
     """Examples behind ``>>>`` print what they say; names that begin with ``asyncsim.`` are
     there.
     """
-    monkeypatch.chdir(tmp_path)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

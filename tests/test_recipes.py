@@ -14,11 +14,11 @@ from asyncsim.methods import (
     METHODS,
     Applied,
     Method,
+    declared,
     gradient_steps,
     named_optimizer,
-    shares_programs,
 )
-from asyncsim.methods.recipe import recipe_of
+from asyncsim.methods.declared import recipe_of
 from asyncsim.replays.programs import IdentityKey, Keyed, _traced_numbers
 from asyncsim.replays.tensors import on_vectors
 
@@ -88,7 +88,7 @@ def test_a_method_whose_functions_are_replaced_computes_with_the_new_ones(trace)
     problem, _ = counting_problem()
     changed = methods.downpour(0.1)._replace(apply=halved)
     assert recipe_of(methods.downpour(0.1)) is not None and recipe_of(changed) is None
-    alone = Method("halved", {}, gradient_steps(0.1), apply=halved)
+    alone = Method(gradient_steps(0.1), "halved", apply=halved)
     first, second = (
         replayed(trace, method, problem).commits["loss"] for method in (changed, alone)
     )
@@ -98,9 +98,9 @@ def test_a_method_whose_functions_are_replaced_computes_with_the_new_ones(trace)
 
 
 def test_arguments_that_cannot_be_compared_have_a_program_of_their_own(trace):
-    @shares_programs
+    @declared
     def scaled(scales):
-        return Method("scaled", {}, gradient_steps(float(np.mean(scales))))
+        return Method(gradient_steps(float(np.mean(scales))))
 
     problem, _ = counting_problem()
     method = scaled(np.array([0.1, 0.3]))
@@ -111,7 +111,7 @@ def test_arguments_that_cannot_be_compared_have_a_program_of_their_own(trace):
         .equals(replayed(trace, methods.downpour(0.2), problem).commits["loss"])
     )
     with pytest.raises(InputError, match="must name each of its parameters"):
-        shares_programs(lambda *rates: methods.downpour(*rates))
+        declared(lambda *rates: methods.downpour(*rates))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -88,9 +88,8 @@ def test_a_start_that_is_the_workers_state_is_there_after_its_commit(long):
         return update, Replica(worker.replica + update), {"moved": start + worker.replica}
 
     method = Method(
-        "replicas",
-        {},
         gradient_steps(0.05),
+        "replicas",
         message=message,
         init_worker=lambda central: Replica(central),
         resume=lambda worker, read: worker.replica,

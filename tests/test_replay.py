@@ -183,7 +183,7 @@ def watched():
             "positive": update > 0,
         }
 
-    return Method("watched", {}, gradient_steps(0.05), message=message)
+    return Method(gradient_steps(0.05), "watched", message=message)
 
 
 # Divergence

@@ -16,8 +16,6 @@ from asyncsim import InputError
 from asyncsim.base.files import read_table, write_csv, write_json, write_sealed, write_whole
 from asyncsim.study import results
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
 
 def everything() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))

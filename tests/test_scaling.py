@@ -10,8 +10,6 @@ from asyncsim.study.finished import figures, read
 
 scaling = study.load("scaling")
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
 
 def test_layers_and_iterations_are_those_of_the_formulas(capsys):
     config = scaling.Config(nodes=(1, 128), overlap=0.0)

@@ -278,3 +278,19 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
     # A single worker stays as far from the server as it was.
     alone = meet(cluster, methods.sgd().timing)
     assert alone.sites == (1, 0) and simulate(alone, 2).frame["arrive_time"].tolist() == [42, 98]
+
+
+def test_a_reply_to_a_dead_worker_is_no_visit():
+    """Worker 0 dies at 1.4, before the reply of 1.6; its second computation makes the far visit."""
+    cluster = Cluster(
+        2,
+        1.0,
+        latency=0.3,
+        far_latency=1.0,
+        sites=(1, 1),
+        far_every=2,
+        failures="crash(every=1.4, lasts=0.05, workers=[0])",
+    )
+    frame = simulate(cluster, 4).accepted.frame.query("worker == 0")
+    # Back at 1.45, the newest version after 0.3, a computation, and the far way.
+    assert frame["arrive_time"].tolist() == pytest.approx([1.3, 1.45 + 0.3 + 1 + 1])

@@ -3,7 +3,6 @@ and the wheel.
 """
 
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
 from asyncsim.study.finished import TheoryValue, figures, read, with_theory
-from asyncsim.study.options import options_of
+from asyncsim.study.options import texts_of
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
 
@@ -48,15 +47,6 @@ HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "
 TOY = ("--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic", "--methods=downpour")
 Config = study.load("staleness").Config
 SHIPPED = sorted(path.stem for path in (ROOT / "studies").glob("[!_]*.py"))
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "working"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
-    return folder
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -87,11 +77,15 @@ def test_list_has_a_line_for_each_study(told):
     assert all(len(line) <= 120 for line in out)
 
 
-def test_list_from_the_clone_has_nothing_twice(told, monkeypatch):
+def test_list_from_a_clone_has_nothing_twice(told, monkeypatch):
+    """Also from a clone beside the installed package, as after ``pip install .``."""
     before = told()
+    own_study("staleness", OWN)
+    Path("asyncsim").mkdir()
+    Path("asyncsim", "__init__.py").touch()
+    assert told() == before
     monkeypatch.chdir(ROOT)
     assert told() == before
-    assert study.hidden() == {}
 
 
 def test_help_imports_nothing_heavy_and_names_every_choice():
@@ -112,35 +106,43 @@ print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_help_fits_80_columns_and_describes_every_option(told, monkeypatch, name):
+def test_help_names_every_option_and_its_example_can_be_read(told, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
-    for option in ("-h", "--help"):
-        code, lines, err = told(name, option)
-        assert (code, err, [line for line in lines if len(line) > 80]) == (0, [], [])
-        shown = [re.match(r"  --(?:\[no-\])?([a-z0-9-]+)", line) for line in lines]
-        starts = [i for i, match in enumerate(shown) if match]
-        names = [match[1].replace("-", "_") for match in shown if match]
-        texts = [" ".join(lines[i:end]) for i, end in itertools.pairwise([*starts, len(lines)])]
-        assert [text for text in texts if len(text.split()) < 4] == []
-        # A paragraph or a description never ends with a line of one or two words, unless these are
-        # very long.
-        short = [
-            line
-            for line in lines
-            if 0 < len(line.split()) < 3 and not line.endswith(":") and len(line) < 44
-        ]
-        assert [line for line in short if not line.startswith("  --")] == []
-        assert not re.search(r"\b(INT|FLOAT|STR|None\}|PATH)\b", "\n".join(lines))
-        assert lines[0].startswith(f"example: asyncsim study {name}") and lines[1].startswith(
-            "usage: asyncsim study"
-        )
-    assert sorted(names) == sorted(options_of(study.load(name).Config))
-    study.configure(name, shlex.split(lines[0].partition(name)[2]))
+    config = study.load(name, options_alone=True).Config
+    options = {field for field, text in texts_of(config).items() if text}
+    code, lines, err = told(name, "--help")
+    listed = {
+        option.replace("-", "_") for option in re.findall(r"--([a-z0-9-]+)", "\n".join(lines))
+    }
+    assert (code, err) == (0, []) and options <= listed
+    code, brief, err = told(name, "-h")
+    assert (code, err) == (0, []) and len(brief) < len(lines)
+    (example,) = (line for line in brief if line.startswith(f"example: asyncsim study {name}"))
+    study.configure(name, shlex.split(example.partition(name)[2]))
 
 
-def test_length_of_the_help(told, monkeypatch):
+@pytest.mark.parametrize("name", ["staleness", "compare"])
+def test_the_short_help_has_at_most_40_lines(told, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(told("staleness", "-h")[1]) <= 40 and len(told("staleness", "--help")[1]) <= 120
+    assert len(told(name, "-h")[1]) <= 40
+
+
+def test_a_bad_option_is_a_line_with_the_nearest_option_or_its_help(told, tmp_path):
+    for typed, error, hint in (
+        (["--sed", "3"], "Unrecognized options: --sed, 3", "Perhaps you meant: --seeds INT"),
+        (["--seeds", "x"], "--seeds: invalid literal for int() with base 10: 'x'", "--seeds INT"),
+        (["--executor", "ray", "local"], "Unrecognized options: local", "asyncsim study staleness"),
+        (["--protocol", "x"], "invalid choice 'x' for argument '--protocol'", "asyncsim study"),
+    ):
+        code, out, err = told("staleness", *typed)
+        assert (code, out, len(err)) == (2, [], 1)
+        assert err[0].startswith(f"error: {error}") and f"; {hint}" in err[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_value_of_an_option_counts():
+    _, config = study.configure("staleness", ["--seeds", "2", "--seeds", "5"])
+    assert config.seeds == 5
 
 
 def test_a_bad_option_is_refused_before_jax_is_imported():
@@ -193,19 +195,17 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
 @pytest.mark.parametrize(
     ("name", "option"), [("staleness", ["--out="]), ("ensembles", ["--out", "", "--workers", "2"])]
 )
-def test_an_empty_path_is_not_the_working_folder(told, empty_folder, name, option):
-    assert told(name, *option) == (
-        2,
-        [],
-        ["error: out = '': is empty; give the name of a file or folder"],
-    )
-    assert list(empty_folder.iterdir()) == []
+def test_an_empty_path_is_not_the_working_folder(told, tmp_path, name, option):
+    code, out, (err,) = told(name, *option)
+    assert (code, out) == (2, [])
+    assert err.startswith("error: --out: path = '': is empty; give the name of a file or folder")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_none_in_any_case_stands_for_no_value():
     _, config = study.configure("plan", ["--tune", "none", "--model-parameters", "None"])
     assert config.tune is None and config.model_parameters is None
-    _, config = study.configure("gossip", ["--dirichlet", "None", "0.1", "--attack", "none"])
+    _, config = study.configure("gossip", ["--dirichlet", "none", "0.1", "--attack", "None"])
     assert config.dirichlet == ("none", 0.1) and config.attack is None
 
 
@@ -219,23 +219,23 @@ def test_an_attack_is_printed_and_in_the_title(told, name, figure):
     assert "attack sign_flip(1)" in title.replace("\n", " ")
 
 
-def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
+def test_missing_mnist_names_the_three_ways(told, tmp_path, monkeypatch):
     import pooch
 
     def no_network(*_, **__):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(pooch, "retrieve", no_network)
-    monkeypatch.setattr(pooch, "os_cache", lambda name: empty_folder.parent / "cache")
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path.with_name("cache"))
     ways = ("the data_dir option", "ASYNCSIM_DATA", "a network")
     for problem in ("mnist", "mnist(data_dir=nowhere)"):
         code, out, err = told("staleness", "--problem", problem)
         assert (code, out, len(err)) == (2, [], 1)
         assert all(way in err[0] for way in ways)
-        assert list(empty_folder.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_device_that_is_not_there(told, empty_folder, monkeypatch):
+def test_device_that_is_not_there(told, tmp_path, monkeypatch):
     def none(kind):
         raise RuntimeError(f"Unknown backend: {kind!r}")
 
@@ -243,18 +243,19 @@ def test_device_that_is_not_there(told, empty_folder, monkeypatch):
     code, _, err = told("staleness", *TOY, "--device=tpu")
     assert (code, len(err)) == (2, 1)
     assert "device = 'tpu': JAX finds none here; choose default" in err[0]
-    assert list(empty_folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 MINE = """
-from asyncsim.methods import Method, gradient_steps
+from asyncsim.methods import Method, declared, gradient_steps
 
+@declared
 def damped(learning_rate=0.01, patience=10):
-    hyperparameters = {"learning_rate": learning_rate, "patience": patience}
-    return Method("damped", hyperparameters, gradient_steps(learning_rate))
+    return Method(gradient_steps(learning_rate))
 
+@declared
 def stepping(steps=3):
-    return Method("stepping", {"steps": steps}, gradient_steps(0.1))
+    return Method(gradient_steps(0.1))
 
 def needs(patience):
     return damped(patience=patience)
@@ -870,11 +871,11 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
 TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness", "--out=mine")
 
 
-def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, empty_folder):
+def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, tmp_path):
     stop_at(monkeypatch, cell, 1)
     code, out, err = told("staleness", *TWO)
     assert (code, out, err[-1]) == (130, [], "interrupted: nothing was finished")
-    assert list(empty_folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full

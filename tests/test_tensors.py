@@ -27,7 +27,7 @@ from asyncsim import (
     replay_ensemble,
     simulate,
 )
-from asyncsim.methods import Applied, Method, gradient_steps, shares_programs
+from asyncsim.methods import Applied, Method, declared, gradient_steps
 from asyncsim.methods.ringmaster_lmo import orthogonalized
 from asyncsim.real import Processes, load
 from asyncsim.real.agreement import agreement
@@ -194,7 +194,7 @@ def test_attacks_act_on_the_vector_of_a_message(name, attack):
     assert not np.allclose(runs[0].commits["loss"], honest.commits["loss"])
 
 
-@shares_programs
+@declared
 def scaled(learning_rate=0.05, trust=0.02):
     """LARS at the server: each tensor's step has a length in proportion to the tensor's."""
 
@@ -204,13 +204,7 @@ def scaled(learning_rate=0.05, trust=0.02):
 
         return Applied(jax.tree.map(step, central, message), server, memory)
 
-    return Method(
-        "scaled",
-        {"learning_rate": learning_rate, "trust": trust},
-        optax.identity(),
-        apply=apply,
-        space="tensors",
-    )
+    return Method(optax.identity(), apply=apply, space="tensors")
 
 
 @pytest.mark.parametrize("batched", [True, unless(False, False)])
@@ -270,7 +264,7 @@ def test_a_recording_without_a_server_is_its_replay(tmp_path, optimized):
 
 def mine(**fields):
     fields = {"optimizer": gradient_steps(0.1), "space": "tensors"} | fields
-    return Method("mine", {}, **fields)
+    return Method(name="mine", **fields)
 
 
 # Muon

@@ -41,9 +41,8 @@ PROBLEMS = {
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path, monkeypatch):
-    """Work in an empty folder, with few visits and a handful of images."""
-    monkeypatch.chdir(tmp_path)
+def small(monkeypatch):
+    """Few visits, and a handful of images."""
     monkeypatch.setattr(throughput, "VISITS", 50)
     monkeypatch.setattr(contenders, "_IMAGES", 640)
 

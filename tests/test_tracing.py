@@ -108,7 +108,7 @@ def test_a_cell_has_no_name():
 
 
 def test_methods():
-    method = Method("mine", {}, gradient_steps(0.1), message=unknown)
+    method = Method(gradient_steps(0.1), "mine", message=unknown)
     with pytest.raises(InputError) as error:
         check_method(method, {"x": jnp.zeros(3)})
     assert str(error.value).endswith(
@@ -140,5 +140,5 @@ def test_what_is_drawn_or_counted_outside_of_jax_is_told():
         InputError,
         match=r"message\(.*\): .* something else .* from visit\.key, with needs_key=True",
     ):
-        check_method(Method("own", {}, gradient_steps(0.1), message=draws), jnp.zeros(4))
-    check_method(Method("own", {}, gradient_steps(0.1), message=draws_with_jax), jnp.zeros(4))
+        check_method(Method(gradient_steps(0.1), "own", message=draws), jnp.zeros(4))
+    check_method(Method(gradient_steps(0.1), "own", message=draws_with_jax), jnp.zeros(4))

@@ -36,11 +36,11 @@ def f(learning_rate=0.01):
     def apply(server, central, message, memory, visit):
         return Applied(central + message, server, memory)
 
-    return Method("f", {"learning_rate": learning_rate}, gradient_steps(learning_rate), apply=apply)
+    return Method(gradient_steps(learning_rate), "f", apply=apply)
 """
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "quick_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 @pytest.fixture

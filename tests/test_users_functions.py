@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
 @pytest.fixture(autouse=True)
-def mine(empty_folder):
+def mine(own_folders):
     Path("mine.py").write_text(MINE)
 
 

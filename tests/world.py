@@ -366,9 +366,6 @@ def shares_are_conserved(trace: Trace) -> None:
 
 def shares_of_time_sum_to_one(trace: Trace) -> None:
     """Whenever one begins to look."""
-    again = any(failure.resend for failure in trace.cluster.failures)
-    if again and trace.protocol == "read_then_write" and not trace.cluster.exclusive:
-        return  # a fault of the summary: the reads of messages that are sent again count twice
     for warm_up in {None, 0, len(trace.accepted) // 2}:
         numbers = trace.summary(warm_up)
         if trace.protocol == "gossip":

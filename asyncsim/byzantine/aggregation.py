@@ -16,7 +16,7 @@ one pass over the parameters: .3 ms for ``[51, 17226]``, where a sort takes 56 m
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,9 @@ class Rule(NamedTuple):
     averaging: float = 0.0
     needs_key: bool = False
     coordinatewise: bool = False
+
+    def __str__(self) -> str:
+        return self.text
 
     def __call__(self, messages: Any, mask: Any = None, key: Any = ()) -> Array:
         """Aggregate messages from the initial state; raise InputError for too few messages."""
@@ -684,6 +687,10 @@ def parse_rule(rule: Rule | str) -> Rule:
         For another value.
     """
     return rule if isinstance(rule, Rule) else called("rule", str(rule), RULES, prefixed=True)
+
+
+#: A rule or its text; the factory of a method gets it parsed.
+RuleLike = Annotated[Any, lambda argument, rule: parse_rule(rule)]
 
 
 def _text(name: str, **arguments: Any) -> str:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.calibration.fitting import fitted
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Law
+from asyncsim.clusters.failures import Failure, crash
+from asyncsim.clusters.laws import Empirical, Exponential
 from asyncsim.clusters.rollouts import Rollouts
 from asyncsim.traces.lag import read_log
 
@@ -19,6 +21,11 @@ def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
 
     The columns are as in `asyncsim.traces.lag`. A log does not contain the queue and its rule: the
     result has the default ones, to be replaced.
+
+    Samples with the outcome ``"cancelled"`` were cut short by a crash of their slot. They are
+    censored observations of the length, unless the sample was generated again in its group: then
+    the whole length is known. The crashes of the result have the same rate, and last from a cut to
+    the next start on the slot, if that did not wait for an update.
 
     Parameters
     ----------
@@ -32,29 +39,56 @@ def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
         See `read_log`; a column of times or the slot is missing; too few samples or updates.
     """
     log = read_log(path)
-    if missing := [name for name in _NEEDED if name not in log]:
-        raise InputError(
-            f"path = {str(path)!r}: has no column {' and '.join(missing)}; log these as well"
-        )
-    trained = log[log["version"].notna()]
-    durations = (log["end_time"] - log["start_time"]).dropna()
+    samples = log.table
+    if missing := [name for name in _NEEDED if name not in samples]:
+        raise InputError(f"{log.name}: has no column {' and '.join(missing)}; log these as well")
+    trained = samples[samples["version"].notna()]
     updates = trained.groupby("version").agg(take=("take_time", "max"), train=("train_time", "max"))
-    group = _usual(trained, "group") if "group" in log else 1
+    group = _usual(trained, "group") if "group" in samples else 1
     batch = _usual(trained, "version")
+    samples = samples.assign(
+        is_cut=samples["outcome"] == "cancelled" if "outcome" in samples else False
+    )
+    observed = _observed(samples, group)
+    seconds = (observed["end_time"] - observed["start_time"]).to_numpy()
+    cut = observed["is_cut"].to_numpy()
     return Cluster(
         workers=1,
-        compute=_law("updates", updates["train"] - updates["take"], law),
+        compute=fitted("updates", (updates["train"] - updates["take"]).to_numpy(), law).fit.law,
         rollouts=Rollouts(
-            slots=log["slot"].nunique(),
-            length=_law("samples", durations, law),
+            slots=samples["slot"].nunique(),
+            length=fitted("samples", seconds, law, censored=cut if cut.any() else None).fit.law,
             group=group,
             batch=max(group, batch - batch % group),
         ),
+        failures=_crashes(samples),
     )
 
 
-def _law(name: str, durations: pd.Series, law: str) -> Law:
-    return fitted(name, durations.to_numpy(), law).fit.law
+def _observed(samples: pd.DataFrame, group: int) -> pd.DataFrame:
+    """Return the samples whose lengths are known or censored, in the order of their ends."""
+    samples = samples.sort_values("end_time", kind="stable")
+    if "group" in samples:
+        # The last cuts of an unfinished group are of samples that wait for a slot.
+        by_group = samples.groupby("group")["is_cut"]
+        waiting = group - (by_group.transform("size") - by_group.transform("sum"))
+        later_cuts = samples["is_cut"][::-1].groupby(samples["group"][::-1]).cumsum()
+        samples = samples[~samples["is_cut"] | later_cuts.le(waiting).reindex(samples.index)]
+    return samples[samples["end_time"].notna()]
+
+
+def _crashes(samples: pd.DataFrame) -> tuple[Failure, ...]:
+    """Return the crashes of slots: their rate while slots generate, and the recorded absences."""
+    samples = samples.sort_values(["slot", "start_time"], kind="stable")
+    back = samples.groupby("slot")["start_time"].shift(-1)
+    # A slot that starts with an update's end has waited for the queue.
+    is_seen = samples["is_cut"] & ~back.isin(samples["train_time"])
+    away = (back - samples["end_time"])[is_seen].dropna()
+    if away.empty:
+        return ()
+    busy = float((samples["end_time"] - samples["start_time"]).sum())
+    every = Exponential(busy / np.count_nonzero(samples["is_cut"]))
+    return (crash(every, Empirical(tuple(away)), on="slots"),)
 
 
 def _usual(log: pd.DataFrame, by: str) -> int:

@@ -87,7 +87,11 @@ def drop_oldest(batches: int) -> Queue:
 
 
 def discard(limit: int) -> Queue:
-    """Discard a group once a sample in it would be trained at a staleness above ``limit``."""
+    """Discard a group once a sample in it would be trained at a staleness above ``limit``.
+
+    A learner judges a batch when it takes it; of several learners, the others may make versions
+    before its update.
+    """
     return Queue("discard", limit=limit)
 
 

@@ -31,6 +31,7 @@ from asyncsim.methods.compression import mem_sgd, qsgd
 from asyncsim.methods.damping import damping, delay_adaptive
 from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
+from asyncsim.methods.declared import declared
 from asyncsim.methods.decoupled_diloco import decoupled_diloco
 from asyncsim.methods.diloco import diloco
 from asyncsim.methods.downpour import downpour, hogwild
@@ -67,7 +68,6 @@ from asyncsim.methods.policy_gradient import (
     PolicyGradient,
     policy_gradient,
 )
-from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.rescaled_asgd import rescaled_asgd
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.ringmaster_lmo import lmo_steps, ringmaster_lmo
@@ -157,13 +157,13 @@ __all__ = [
     "Visit",
     "add",
     "completing",
+    "declared",
     "gradient_steps",
     "lmo_steps",
     "named_optimizer",
     "policy_gradient",
     "present",
     "send_update",
-    "shares_programs",
     "yellowfin",
     *METHODS,
 ]

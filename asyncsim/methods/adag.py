@@ -2,30 +2,21 @@
 variable has moved.
 """
 
-import optax
+from typing import Literal
 
-from asyncsim.base.errors import InputError, require_choice, require_positive, require_switch
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Applied,
-    Method,
-    Schedule,
-    divisor,
-    local_steps,
-    rate_at,
-)
-from asyncsim.methods.recipe import shares_programs
-
-_FORMS = ("scaled", "original", "squared")
+from asyncsim.base.declared import Positive
+from asyncsim.base.errors import InputError
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, divisor, local_steps, rate_at
 
 
-@shares_programs
+@declared
 def adag(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    gamma: float = 1e-4,
-    form: str = "scaled",
+    learning_rate: Rate = LEARNING_RATE,
+    gamma: Positive = 1e-4,
+    form: Literal["scaled", "original", "squared"] = "scaled",
     averaged: bool = False,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous distributed adaptive gradients.
 
@@ -67,15 +58,11 @@ def adag(
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis,
     Maastricht University, chapter on asynchronous distributed adaptive gradients.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_positive("gamma", gamma)
-    require_choice("form", form, _FORMS)
     if form == "original" and optimizer is not None:
         raise InputError(
             "form = 'original': divides by the learning rate, which an optimizer has not; choose "
             "scaled"
         )
-    require_switch("averaged", averaged)
 
     def denominator(moved, visit):
         if form == "squared":
@@ -92,9 +79,7 @@ def adag(
         return Applied(central + sent / denominator(central - start, visit), server, memory)
 
     return Method(
-        name="adag",
-        hyperparameters={**named, "gamma": gamma, "form": form, "averaged": averaged},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         apply=apply,
         coordinatewise=True,

@@ -1,15 +1,13 @@
 """Adaptive staleness, and the equal rule of dist-keras' DynSGD: stale updates have less weight."""
 
-import optax
-
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, local_steps
 
 
-@shares_programs
+@declared
 def adaptive_staleness(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return DOWNPOUR with each update divided by its staleness plus one.
 
@@ -28,7 +26,6 @@ def adaptive_staleness(
     Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; the form of Hermans and Louppe 2018, arXiv
     1805.08469.
     """
-    named, local = local_steps(learning_rate, optimizer)
 
     def apply(server, central, message, memory, visit):
         return Applied(
@@ -36,18 +33,16 @@ def adaptive_staleness(
         )
 
     return Method(
-        name="adaptive_staleness",
-        hyperparameters=named,
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         apply=apply,
         coordinatewise=True,
     )
 
 
-@shares_programs
+@declared
 def dynsgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return DynSGD: the sum of a window's steps, divided by its staleness plus one.
 

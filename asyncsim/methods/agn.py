@@ -1,15 +1,13 @@
 """AGN: a worker's accumulated gradients, normalised by their number."""
 
-import optax
-
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Method, local_steps
 
 
-@shares_programs
+@declared
 def agn(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return accumulated gradient normalization, with the communication window of the trace.
 
@@ -36,11 +34,8 @@ def agn(
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis,
     Maastricht University.
     """
-    named, local = local_steps(learning_rate, optimizer)
 
     def message(worker, update, start, central, visit):
         return update / visit.local_steps.astype(update.dtype), worker, {}
 
-    return Method(
-        name="agn", hyperparameters=named, optimizer=local, message=message, coordinatewise=True
-    )
+    return Method(local_steps(learning_rate, optimizer), message=message, coordinatewise=True)

@@ -4,31 +4,25 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from asyncsim.base.errors import (
-    InputError,
-    require_count,
-    require_fraction,
-    require_nonnegative,
-    require_positive,
-)
+from asyncsim.base.declared import Count, Fraction, NonNegative, Positive
+from asyncsim.base.errors import InputError
 from asyncsim.methods.buffer import outer_optimizer, outer_step
-from asyncsim.methods.damping import staleness_weight
-from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.damping import StalenessLaw, staleness_weight
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, local_steps
 
 
-@shares_programs
+@declared
 def async_local_sgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 0.07,
-    server_momentum: float = 0.9,
-    law: str = "constant",
-    strength: float = 0.5,
-    threshold: float = 4.0,
-    optimizer: optax.GradientTransformation | None = None,
-    server_optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 0.07,
+    server_momentum: Fraction = 0.9,
+    law: StalenessLaw = "constant",
+    strength: Positive = 0.5,
+    threshold: NonNegative = 4.0,
+    optimizer: Optimizer | None = None,
+    server_optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous local SGD with an outer Nesterov step at each arrival.
 
@@ -65,8 +59,7 @@ def async_local_sgd(
     its authors' toy notebook; Douillard et al. 2023, "DiLoCo: distributed low-communication
     training of language models", arXiv 2311.08105.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (0.07, 0.9))
+    outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (0.07, 0.9))
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
@@ -77,15 +70,7 @@ def async_local_sgd(
         return Applied(central, server, memory)
 
     return Method(
-        name="async_local_sgd",
-        hyperparameters={
-            **named,
-            **served,
-            "law": law,
-            "strength": strength,
-            "threshold": threshold,
-        },
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         apply=apply,
         init_server=outer.init,
@@ -102,17 +87,17 @@ class DelayedServer(NamedTuple):
     arrivals: Array  #: messages in ``collected``
 
 
-@shares_programs
+@declared
 def delayed_nesterov(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 0.7,
-    server_momentum: float = 0.9,
-    period: int | None = None,
-    spread: float = 0.0,
-    law: str = "constant",
-    strength: float = 0.5,
-    threshold: float = 4.0,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 0.7,
+    server_momentum: Fraction = 0.9,
+    period: Count | None = None,
+    spread: NonNegative = 0.0,
+    law: StalenessLaw = "constant",
+    strength: Positive = 0.5,
+    threshold: NonNegative = 4.0,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous local SGD with delayed Nesterov: momentum moves at every N-th arrival.
 
@@ -145,12 +130,6 @@ def delayed_nesterov(
     ----------
     Liu et al. 2024, arXiv 2401.09135; the rule as public programs have it.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_positive("server_rate", server_rate)
-    beta = require_fraction("server_momentum", server_momentum)
-    if period is not None:
-        require_count("period", period)
-    spread = require_nonnegative("spread", spread)
     if period is not None and isinstance(spread, float) and spread * period > 1:
         raise InputError(f"spread = {spread!r}: must be at most 1 / period = {1 / period:g}")
     factor = staleness_weight(law, strength, threshold)
@@ -162,11 +141,13 @@ def delayed_nesterov(
         n = jnp.asarray(visit.workers if period is None else period, central.dtype)
         total, count = server.collected + message, server.arrivals + 1
         full = count >= n
-        m = jnp.where(full, beta * server.momentum + total / n, server.momentum)
+        m = jnp.where(full, server_momentum * server.momentum + total / n, server.momentum)
         usual_share = jnp.minimum(spread, 1 / n)
         share = jnp.where(full, 1 - usual_share * n + usual_share, usual_share)
         after = DelayedServer(m, jnp.where(full, 0, total), jnp.where(full, 0, count))
-        return Applied(central + server_rate * (share * beta * m + message / n), after, memory)
+        return Applied(
+            central + server_rate * (share * server_momentum * m + message / n), after, memory
+        )
 
     def init_server(central):
         return DelayedServer(
@@ -174,18 +155,7 @@ def delayed_nesterov(
         )
 
     return Method(
-        name="delayed_nesterov",
-        hyperparameters=dict(
-            **named,
-            server_rate=server_rate,
-            server_momentum=beta,
-            period=period,
-            spread=spread,
-            law=law,
-            strength=strength,
-            threshold=threshold,
-        ),
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         apply=apply,
         init_server=init_server,

@@ -1,25 +1,15 @@
 """Model averaging: workers train from the same parameters, then average their results."""
 
-import optax
-
-from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Method,
-    Schedule,
-    Timing,
-    local_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Method, Timing, local_steps
 
 
-@shares_programs
+@declared
 def averaging(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "barrier()",
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return model averaging; the trace's window is the local steps between two averages.
 
@@ -44,12 +34,8 @@ def averaging(
     networks from decentralized data", arXiv 1602.05629 (with all clients and equal shares); Stich
     2019, "Local SGD converges fast and communicates little", arXiv 1805.09767.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    policy = require_policy(policy)
     return Method(
-        name="averaging",
-        hyperparameters={**named, "policy": None if policy is None else str(policy)},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         combine=add_mean,
         timing=Timing(policy=policy),
         coordinatewise=True,

@@ -2,15 +2,16 @@
 gradients.
 """
 
-from asyncsim.base.errors import InputError, require_count
-from asyncsim.byzantine.aggregation import Rule, parse_rule
+from asyncsim.base.declared import Count
+from asyncsim.base.errors import InputError
+from asyncsim.byzantine.aggregation import RuleLike
 from asyncsim.clusters.policy import buckets
 from asyncsim.methods.buffer import group_means
+from asyncsim.methods.declared import Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Method,
-    Schedule,
     Timing,
     completing,
     divisor,
@@ -19,12 +20,11 @@ from asyncsim.methods.method import (
     present,
     rate_at,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
-@shares_programs
+@declared
 def basgd(
-    learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule: Rule | str = "median()"
+    learning_rate: Rate = LEARNING_RATE, count: Count = 10, rule: RuleLike = "median()"
 ) -> Method:
     """Return BASGD, which applies a robust rule to the means of buckets of gradients.
 
@@ -51,12 +51,10 @@ def basgd(
     Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937,
     algorithm 2.
     """
-    require_count("count", count)
-    parsed = parse_rule(rule)
-    parsed.require(count)
-    if parsed.averaging:
+    rule.require(count)
+    if rule.averaging:
         raise InputError(
-            f"rule = {parsed.text!r}: averages over each worker's messages, and a bucket has "
+            f"rule = {rule.text!r}: averages over each worker's messages, and a bucket has "
             "several workers'"
         )
 
@@ -65,20 +63,18 @@ def basgd(
 
     def combine(server, central, messages, visits):
         means, _ = group_means(messages, present(messages, visits), visits.worker % count, count)
-        aggregated = parsed.combine(server, means, None, visits.key)
+        aggregated = rule.combine(server, means, None, visits.key)
         return Applied(
             central - rate_at(learning_rate, completing(visits), central) * aggregated.vector,
             aggregated.state,
         )
 
     return Method(
-        name="basgd",
-        hyperparameters={"learning_rate": learning_rate, "count": count, "rule": parsed.text},
-        optimizer=gradient_steps(never_zero(learning_rate)),
+        gradient_steps(never_zero(learning_rate)),
         message=message,
         combine=combine,
-        init_server=parsed.init,
+        init_server=rule.init,
         timing=Timing(policy=buckets(count)),
-        needs_key=parsed.needs_key,
-        coordinatewise=parsed.coordinatewise,
+        needs_key=rule.needs_key,
+        coordinatewise=rule.coordinatewise,
     )

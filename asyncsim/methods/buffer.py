@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import InputError, require_fraction, require_positive
-from asyncsim.methods.method import Applied, Array, State, Visit, require_optimizer
+from asyncsim.base.errors import InputError
+from asyncsim.methods.method import Applied, Array, State, Visit
 
 
 def sum_messages(messages: Any, visits: Visit) -> Any:
@@ -52,18 +52,16 @@ def outer_optimizer(
     momentum: float,
     server_optimizer: optax.GradientTransformation | None,
     default: tuple[float, float],
-) -> tuple[dict[str, Any], optax.GradientTransformation]:
-    """Return the server's optimizer and its hyper-parameters; the default is Nesterov's.
+) -> optax.GradientTransformation:
+    """Return the server's optimizer; the default is Nesterov's.
 
     Nesterov's rule, with ``sent`` the mean message and ``m`` the momentum::
 
         m       <- momentum * m + sent
         central <- central + rate * (momentum * m + sent)
     """
-    require_positive("server_rate", rate)
-    require_fraction("server_momentum", momentum)
     if server_optimizer is None:
-        return {"server_rate": rate, "server_momentum": momentum}, _nesterov(rate, momentum)
+        return _nesterov(rate, momentum)
     for name, value, usual in zip(
         ("server_rate", "server_momentum"), (rate, momentum), default, strict=True
     ):
@@ -72,7 +70,7 @@ def outer_optimizer(
                 f"{name} = {value!r}: the server_optimizer that is given has its own; give one of "
                 "them"
             )
-    return {"server_optimizer": "optax"}, require_optimizer("server_optimizer", server_optimizer)
+    return server_optimizer
 
 
 def outer_step(

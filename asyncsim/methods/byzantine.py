@@ -3,17 +3,16 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import optax
 
-from asyncsim.base.errors import require_count, require_nonnegative
+from asyncsim.base.declared import Natural, NonNegative, Positive
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.methods.damping import staleness_weight
+from asyncsim.methods.damping import StalenessLaw, staleness_weight
+from asyncsim.methods.declared import Optimizer, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Timing,
     divisor,
     gradient_steps,
@@ -21,7 +20,6 @@ from asyncsim.methods.method import (
     never_zero,
     rate_at,
 )
-from asyncsim.methods.recipe import shares_programs
 
 #: Equal updates may differ by this many units of round-off, relative to their length.
 _ROUNDING = 100
@@ -44,13 +42,13 @@ class KardamServer(NamedTuple):
     last: Array  #: workers of the last ``2 f`` applied updates; -1 for none
 
 
-@shares_programs
+@declared
 def kardam(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    f: int = 1,
-    law: str = "inverse",
-    strength: float = 0.5,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    f: Natural = 1,
+    law: StalenessLaw = "inverse",
+    strength: Positive = 0.5,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return Kardam, which filters updates by their rate of change and damps them by staleness.
 
@@ -90,8 +88,6 @@ def kardam(
     Damaskinos, El Mhamdi, Guerraoui, Patra and Taziki 2018, "Asynchronous Byzantine machine
     learning (the case of SGD)", arXiv 1802.07928.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_count("f", f, minimum=0)
     weight = staleness_weight(law, strength, 0.0)
 
     def apply(server, central, message, memory, visit, memories):
@@ -136,9 +132,7 @@ def kardam(
         return KardamMemory(jnp.zeros_like(central), central, central, undefined, jnp.int32(0))
 
     return Method(
-        name="kardam",
-        hyperparameters={**named, "f": f, "law": law, "strength": strength},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         apply=apply,
         init_server=lambda central: KardamServer(jnp.int32(0), jnp.full(2 * f, -1, jnp.int32)),
         init_memory=init_memory,
@@ -147,12 +141,12 @@ def kardam(
     )
 
 
-@shares_programs
+@declared
 def zeno_pp(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    trusted: int | None = None,
-    rho: float = 0.001,
-    epsilon: float = 0.0,
+    learning_rate: Rate = LEARNING_RATE,
+    trusted: Natural | None = None,
+    rho: NonNegative = 0.001,
+    epsilon: NonNegative = 0.0,
 ) -> Method:
     """Return Zeno++: gradients are scaled to the length of a trusted one and must agree with it.
 
@@ -184,10 +178,6 @@ def zeno_pp(
     ----------
     Xie, Koyejo and Gupta 2020, "Zeno++: robust fully asynchronous SGD", arXiv 1903.07020.
     """
-    if trusted is not None:
-        require_count("trusted", trusted, minimum=0)
-    require_nonnegative("rho", rho)
-    require_nonnegative("epsilon", epsilon)
 
     def message(worker, update, start, central, visit):
         return -update / divisor(rate_at(learning_rate, visit, update)), worker, {}
@@ -205,14 +195,7 @@ def zeno_pp(
         return Applied(after, jnp.where(is_trusted, message, server), memory)
 
     return Method(
-        name="zeno_pp",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "trusted": trusted,
-            "rho": rho,
-            "epsilon": epsilon,
-        },
-        optimizer=gradient_steps(never_zero(learning_rate)),
+        gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,
         init_server=jnp.zeros_like,

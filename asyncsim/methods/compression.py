@@ -8,23 +8,22 @@ import math
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
-from asyncsim.base.errors import require_count, require_share, require_switch
-from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Count, Share
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Timing, local_steps
 
 #: Bits of a single-precision number, and of an element's index.
 _BITS = 32
 
 
-@shares_programs
+@declared
 def qsgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    levels: int = 7,
-    bucket: int | None = 512,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    levels: Count = 7,
+    bucket: Count | None = 512,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return DOWNPOUR with quantized messages.
 
@@ -54,19 +53,13 @@ def qsgd(
     Alistarh, Grubic, Li, Tomioka and Vojnovic 2017, "QSGD: communication-efficient SGD via gradient
     quantization and encoding", arXiv 1610.02132, section 3.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_count("levels", levels)
-    if bucket is not None:
-        require_count("bucket", bucket)
 
     def message(worker, update, start, central, visit):
         return quantized(visit.key, update, levels, bucket), worker, {}
 
     bits = math.ceil(math.log2(2 * levels + 1)) + (0 if bucket is None else _BITS / bucket)
     return Method(
-        name="qsgd",
-        hyperparameters={**named, "levels": levels, "bucket": bucket},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         timing=Timing(message_size=min(1.0, bits / _BITS)),
         needs_key=True,
@@ -85,12 +78,12 @@ def quantized(key: Array, vector: Array, levels: int, bucket: int | None) -> Arr
     return (norm * jnp.sign(buckets) * level / levels).reshape(-1)[: vector.size]
 
 
-@shares_programs
+@declared
 def mem_sgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    fraction: float = 0.01,
+    learning_rate: Rate = LEARNING_RATE,
+    fraction: Share = 0.01,
     memory: bool = True,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return DOWNPOUR with sparse messages: sparsified SGD with memory, also called top-k with
     error feedback.
@@ -135,9 +128,6 @@ def mem_sgd(
     and 2. Karimireddy, Rebjock, Stich and Jaggi 2019, "Error feedback fixes SignSGD and other
     gradient compression schemes", arXiv 1901.09847.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_share("fraction", fraction)
-    require_switch("memory", memory)
 
     def message(worker, update, start, central, visit):
         total = worker + update if memory else update
@@ -148,9 +138,7 @@ def mem_sgd(
         return min(1.0, fraction * (bits + _BITS) / bits)
 
     return Method(
-        name="mem_sgd",
-        hyperparameters={**named, "fraction": fraction, "memory": memory},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         init_worker=lambda central: jnp.zeros_like(central) if memory else (),
         timing=Timing(message_size=message_share(_BITS), message_share=message_share),

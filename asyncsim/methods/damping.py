@@ -1,29 +1,25 @@
 """Damping by staleness, with the weights of several papers, and delay-adaptive steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
-import optax
 
+from asyncsim.base.declared import NonNegative, Positive
 from asyncsim.base.errors import (
-    require_choice,
-    require_nonnegative,
-    require_positive,
     require_share,
 )
+from asyncsim.methods.declared import Optimizer, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Visit,
     gradient_steps,
     local_steps,
     rate_at,
 )
-from asyncsim.methods.recipe import shares_programs
 
 #: Bins of the law "rank"; larger staleness counts in the last.
 _BINS = 1024
@@ -38,23 +34,23 @@ _LAWS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+StalenessLaw = Literal["constant", "inverse", "exponential", "polynomial", "hinge", "ratio"]
+
+
 def staleness_weight(
-    law: str, strength: float, threshold: float
+    law: StalenessLaw, strength: float, threshold: float
 ) -> Callable[[Visit, Array], Array]:
     """Return the factor as a function of the visit and of an array whose type it takes."""
-    require_choice("law", law, _LAWS)
-    require_positive("strength", strength)
-    require_nonnegative("threshold", threshold)
     return lambda visit, like: _LAWS[law](visit.staleness.astype(like.dtype), strength, threshold)
 
 
-@shares_programs
+@declared
 def damping(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    law: str = "polynomial",
-    strength: float = 0.5,
-    threshold: float = 4.0,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    law: Literal[StalenessLaw, "rank"] = "polynomial",
+    strength: Positive = 0.5,
+    threshold: NonNegative = 4.0,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return DOWNPOUR with each update multiplied by a function of its staleness.
 
@@ -87,15 +83,11 @@ def damping(
     1802.07928 (Kardam); Xie, Koyejo and Gupta 2019, arXiv 1903.03934 (FedAsync); the last two known
     second-hand.
     """
-    named, local = local_steps(learning_rate, optimizer)
     if law == "rank":
-        require_nonnegative("threshold", threshold)
-        require_share(
-            "strength", strength
-        )  # above one the factors of the stalest would be negative
+        # Above one the factors of the stalest would be negative.
+        require_share("strength", strength)
         rules: dict[str, Any] = {"apply": _by_rank(strength), "init_server": _no_counts}
     else:
-        require_choice("law", law, [*_LAWS, "rank"])
         weight = staleness_weight(law, strength, threshold)
 
         def apply(server, central, message, memory, visit):
@@ -103,9 +95,7 @@ def damping(
 
         rules = {"apply": apply}
     return Method(
-        name="damping",
-        hyperparameters={**named, "law": law, "strength": strength, "threshold": threshold},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         **rules,
         coordinatewise=True,
     )
@@ -127,14 +117,11 @@ def _by_rank(strength: float) -> Callable[..., Applied]:
     return apply
 
 
-_RULES = ("mishchenko", "koloskova", "drop")
-
-
-@shares_programs
+@declared
 def delay_adaptive(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    rule: str = "mishchenko",
-    smoothness: float = 1.0,
+    learning_rate: Rate = LEARNING_RATE,
+    rule: Literal["mishchenko", "koloskova", "drop"] = "mishchenko",
+    smoothness: Positive = 1.0,
 ) -> Method:
     """Return asynchronous SGD whose step shrinks with the staleness ``tau`` beyond the ``n``
     workers.
@@ -169,8 +156,6 @@ def delay_adaptive(
     2022, "Asynchronous SGD beats minibatch SGD under arbitrary delays", arXiv 2206.07638, and its
     authors' notebook.
     """
-    require_choice("rule", rule, _RULES)
-    require_positive("smoothness", smoothness)
 
     def apply(server, central, message, memory, visit):
         tau, n = visit.staleness.astype(central.dtype), jnp.asarray(visit.workers, central.dtype)
@@ -184,9 +169,7 @@ def delay_adaptive(
         return Applied(central + factor * message, server, memory)
 
     return Method(
-        name="delay_adaptive",
-        hyperparameters={"learning_rate": learning_rate, "rule": rule, "smoothness": smoothness},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         coordinatewise=True,
     )

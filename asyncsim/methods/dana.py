@@ -2,13 +2,13 @@
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_fraction
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Fraction
+from asyncsim.methods.declared import Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Timing, gradient_steps
 
 
-@shares_programs
-def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
+@declared
+def dana_zero(learning_rate: Rate = LEARNING_RATE, momentum: Fraction = 0.9) -> Method:
     """Return DANA-Zero.
 
     With ``u = -learning_rate * gradient``, ``v`` the server's velocity for the worker and ``S`` the
@@ -30,27 +30,24 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     Hakimi, Barkai, Gabel and Schuster 2019, "Taming momentum in a distributed asynchronous
     environment", arXiv 1907.11612, known second-hand.
     """
-    mu = require_fraction("momentum", momentum)
 
     def apply(server, central, message, memory, visit):
-        velocity = mu * memory + message
+        velocity = momentum * memory + message
         return Applied(central + velocity, server + (velocity - memory), velocity)
 
     return Method(
-        name="dana_zero",
-        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         init_server=jnp.zeros_like,
         init_memory=jnp.zeros_like,
-        reply=lambda server, central, memory, visit: central + mu * server,
+        reply=lambda server, central, memory, visit: central + momentum * server,
         timing=Timing(window=1),
         coordinatewise=True,
     )
 
 
-@shares_programs
-def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
+@declared
+def dana_slim(learning_rate: Rate = LEARNING_RATE, momentum: Fraction = 0.9) -> Method:
     """Return DANA-Slim: DANA-Zero's look-aheads with only additions on the server.
 
     With ``u = -learning_rate * gradient`` and ``v`` the worker's velocity::
@@ -67,16 +64,13 @@ def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     ----------
     Hakimi, Barkai, Gabel and Schuster 2019, arXiv 1907.11612; known second-hand.
     """
-    mu = require_fraction("momentum", momentum)
 
     def message(worker, update, start, central, visit):
-        velocity = mu * worker + update
-        return mu * velocity + update, velocity, {}
+        velocity = momentum * worker + update
+        return momentum * velocity + update, velocity, {}
 
     return Method(
-        name="dana_slim",
-        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         message=message,
         init_worker=jnp.zeros_like,
         timing=Timing(window=1),

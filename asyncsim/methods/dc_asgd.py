@@ -6,30 +6,29 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_fraction, require_nonnegative, require_switch
+from asyncsim.base.declared import Fraction, NonNegative
+from asyncsim.methods.declared import Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Method,
-    Schedule,
     Timing,
     divisor,
     gradient_steps,
     never_zero,
     rate_at,
 )
-from asyncsim.methods.recipe import shares_programs
 
 #: Keeps the division by the root of the mean square finite.
 _EPSILON = 1e-7
 
 
-@shares_programs
+@declared
 def dc_asgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    compensation: float = 0.04,
+    learning_rate: Rate = LEARNING_RATE,
+    compensation: NonNegative = 0.04,
     adaptive: bool = False,
-    decay: float = 0.95,
+    decay: Fraction = 0.95,
 ) -> Method:
     """Return delay-compensated asynchronous SGD.
 
@@ -57,9 +56,6 @@ def dc_asgd(
     Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation", arXiv
     1609.08326; constants from memory.
     """
-    require_nonnegative("compensation", compensation)
-    require_switch("adaptive", adaptive)
-    require_fraction("decay", decay)
 
     def message(worker, update, start, central, visit):
         return (update, start), worker, {}
@@ -78,11 +74,7 @@ def dc_asgd(
         )
 
     return Method(
-        name="dc_asgd",
-        hyperparameters=dict(
-            learning_rate=learning_rate, compensation=compensation, adaptive=adaptive, decay=decay
-        ),
-        optimizer=gradient_steps(never_zero(learning_rate)),
+        gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,
         init_server=jnp.zeros_like if adaptive else lambda central: (),

@@ -1,26 +1,14 @@
 """Decoupled DiLoCo: learners never wait, and a quorum with a grace window merges fragments."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from asyncsim.base.errors import require_choice
-from asyncsim.clusters.policy import Policy
-from asyncsim.methods.fragments import begin_server, begin_worker, check_exchange
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Array,
-    Method,
-    Schedule,
-    Timing,
-    local_steps,
-    present,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Count, Fraction, Natural, Positive
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
+from asyncsim.methods.fragments import Exchange, Sizes, begin_server, begin_worker, check_exchange
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Timing, local_steps, present
 
 
 class LearnerMessage(NamedTuple):
@@ -30,18 +18,18 @@ class LearnerMessage(NamedTuple):
     steps: Array  #: its local steps since it took up each fragment, shape ``[fragments]``
 
 
-@shares_programs
+@declared
 def decoupled_diloco(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 0.7,
-    server_momentum: float = 0.9,
-    fragments: int = 4,
-    overlap: int = 2,
-    blend: float = 0.5,
-    average: str = "radial",
-    tensors: Sequence[int] | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "buffered(count=4, grace=1)",
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 0.7,
+    server_momentum: Fraction = 0.9,
+    fragments: Count = 4,
+    overlap: Natural = 2,
+    blend: Fraction = 0.5,
+    average: Literal["radial", "mean"] = "radial",
+    tensors: Sizes | None = None,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "buffered(count=4, grace=1)",
 ) -> Method:
     """Return Decoupled DiLoCo: a version synchronises a fragment of the replicas that came in time.
 
@@ -104,11 +92,9 @@ def decoupled_diloco(
     Douillard et al. 2026, "Decoupled DiLoCo for resilient distributed pre-training", arXiv
     2604.21428.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    exchange = check_exchange(server_rate, server_momentum, fragments, overlap, blend, tensors)
-    count = exchange.fragments
-    require_choice("average", average, ("radial", "mean"))
-    policy = require_policy(policy)
+    exchange = check_exchange(
+        Exchange(server_rate, server_momentum, fragments, overlap, blend, tensors)
+    )
 
     def message(worker, update, start, central, visit):
         x = start + update
@@ -122,7 +108,7 @@ def decoupled_diloco(
         place = jnp.arange(len(is_present))
         is_later = (visits.worker == visits.worker[:, None]) & (place > place[:, None])
         is_newest = is_present & ~jnp.any(is_later & is_present, axis=1)
-        weight = jnp.where(is_newest, messages.steps[:, server.version % count], 0)
+        weight = jnp.where(is_newest, messages.steps[:, server.version % fragments], 0)
         # Whole numbers, so that opposite directions of single parameters cancel exactly.
         total = jnp.sum(weight)
         rows = jnp.where(is_newest[:, None], messages.progress, 0)
@@ -136,21 +122,14 @@ def decoupled_diloco(
         return exchange.outer_step(server, central, progress)
 
     return Method(
-        name="decoupled_diloco",
-        hyperparameters=dict(
-            **named,
-            **exchange._asdict(),
-            average=average,
-            policy=None if policy is None else str(policy),
-        ),
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         combine=combine,
-        init_worker=lambda central: begin_worker(central, count),
+        init_worker=lambda central: begin_worker(central, fragments),
         init_server=begin_server,
         refresh=exchange.merge,
         resume=lambda worker, read: worker.replica,
-        timing=Timing(policy=policy, message_size=1 / count),
+        timing=Timing(policy=policy, message_size=1 / fragments),
     )
 
 

@@ -1,22 +1,23 @@
 """DiLoCo: workers train from the same parameters, and the server steps with an outer momentum."""
 
+from typing import Literal
+
 import optax
 
-from asyncsim.base.errors import require_choice
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Fraction, Positive
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
 from asyncsim.methods.fedbuff import fedbuff
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.method import LEARNING_RATE, Method
 
 
-@shares_programs
+@declared
 def diloco(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 0.7,
-    server_momentum: float = 0.9,
-    outer: str = "nesterov",
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "barrier()",
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 0.7,
+    server_momentum: Fraction = 0.9,
+    outer: Literal["nesterov", "heavy_ball"] = "nesterov",
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return DiLoCo; the trace's window is the local steps of a round.
 
@@ -44,7 +45,6 @@ def diloco(
     Douillard et al. 2023, "DiLoCo: distributed low-communication training of language models",
     arXiv 2311.08105.
     """
-    require_choice("outer", outer, ("nesterov", "heavy_ball"))
     method = fedbuff(
         learning_rate,
         server_rate,
@@ -53,12 +53,6 @@ def diloco(
         optimizer=optimizer,
         policy=policy,
     )
-    named = {
-        name: value
-        for name, value in method.hyperparameters.items()
-        if name not in ("law", "strength", "threshold")
-    }
-    method = method._replace(name="diloco", hyperparameters={**named, "outer": outer})
     if outer == "nesterov":
         return method
     ball = optax.sgd(server_rate, server_momentum)

@@ -1,16 +1,14 @@
 """DOWNPOUR adds updates as they arrive; Hogwild does so without locks on reads and writes."""
 
-import optax
-
-from asyncsim.base.errors import require_count
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Count
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Method, Timing, local_steps
 
 
-@shares_programs
+@declared
 def downpour(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return DOWNPOUR, with the communication window of the trace.
 
@@ -38,12 +36,11 @@ def downpour(
     ----------
     Dean et al. 2012, "Large scale distributed deep networks", algorithm 1.1 of its appendix.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    return Method(name="downpour", hyperparameters=named, optimizer=local, coordinatewise=True)
+    return Method(local_steps(learning_rate, optimizer), coordinatewise=True)
 
 
-@shares_programs
-def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None = 8) -> Method:
+@declared
+def hogwild(learning_rate: Rate = LEARNING_RATE, blocks: Count | None = 8) -> Method:
     """Return Hogwild, for traces whose reads see the parameters block by block while others commit.
 
     With ``s`` the worker's read, whose blocks were read at different instants::
@@ -72,9 +69,7 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
     """
     timing = Timing()
     if blocks is not None:
-        require_count("blocks", blocks)
         timing = Timing(
             protocol="write_then_read", window=1, discipline="lock_free", read_blocks=blocks
         )
-    named = {"learning_rate": learning_rate, "blocks": blocks}
-    return downpour(learning_rate)._replace(name="hogwild", hyperparameters=named, timing=timing)
+    return downpour(learning_rate)._replace(timing=timing)

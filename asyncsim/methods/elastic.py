@@ -1,31 +1,26 @@
 """Elastic averaging (EASGD): persistent replicas, tied to the central variable by springs."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import require_choice, require_fraction, require_positive
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Fraction, Positive
 from asyncsim.methods.buffer import sum_messages
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     State,
     Timing,
     Visit,
     gradient_steps,
     local_steps,
-    require_policy,
 )
-from asyncsim.methods.recipe import shares_programs
-
-_ORDERS = ("moved", "remembered")
 
 
 class ElasticWorker(NamedTuple):
@@ -35,13 +30,13 @@ class ElasticWorker(NamedTuple):
     pull: State  #: the paper's order: the last exchange's part of the replica; else ``()``
 
 
-@shares_programs
+@declared
 def aeasgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    alpha: float | None = None,
-    beta: float = 0.9,
-    order: str = "moved",
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    alpha: Positive | None = None,
+    beta: Positive = 0.9,
+    order: Literal["moved", "remembered"] = "moved",
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous elastic averaging SGD, with the communication window of the trace.
 
@@ -82,9 +77,8 @@ def aeasgd(
     Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD", arXiv 1412.6651;
     the rule as the first author's program has it.
     """
-    named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)
-    remembers = require_choice("order", order, _ORDERS) == "remembered"
+    remembers = order == "remembered"
 
     def message(worker, update, start, central, visit):
         x = start + update - worker.pull if remembers else start + update
@@ -92,9 +86,7 @@ def aeasgd(
         return pull, ElasticWorker(x, pull) if remembers else ElasticWorker(x - pull, ()), {}
 
     return Method(
-        name="aeasgd",
-        hyperparameters={**named, "alpha": alpha, "beta": beta, "order": order},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         init_worker=lambda central: ElasticWorker(
             central, jnp.zeros_like(central) if remembers else ()
@@ -105,12 +97,12 @@ def aeasgd(
     )
 
 
-@shares_programs
+@declared
 def eamsgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    momentum: float = 0.9,
-    alpha: float | None = None,
-    beta: float = 0.9,
+    learning_rate: Rate = LEARNING_RATE,
+    momentum: Fraction = 0.9,
+    alpha: Positive | None = None,
+    beta: Positive = 0.9,
 ) -> Method:
     """Return asynchronous elastic averaging with Nesterov momentum on the workers, with the window
     of the trace.
@@ -138,31 +130,23 @@ def eamsgd(
     Zhang, Choromanska and LeCun 2015, arXiv 1412.6651;
     the rule as the first author's program has it.
     """
-    mu = require_fraction("momentum", momentum)
 
     def look_ahead(optimizer_state):
-        return jax.tree.map(lambda v: mu * v, optimizer_state[1].trace)
+        return jax.tree.map(lambda v: momentum * v, optimizer_state[1].trace)
 
     return aeasgd(learning_rate, alpha, beta)._replace(
-        name="eamsgd",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "momentum": mu,
-            "alpha": alpha,
-            "beta": beta,
-        },
-        optimizer=optax.chain(gradient_steps(learning_rate), optax.trace(mu)),
+        optimizer=optax.chain(gradient_steps(learning_rate), optax.trace(momentum)),
         look_ahead=look_ahead,
     )
 
 
-@shares_programs
+@declared
 def easgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    alpha: float | None = None,
-    beta: float = 0.9,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "barrier()",
+    learning_rate: Rate = LEARNING_RATE,
+    alpha: Positive | None = None,
+    beta: Positive = 0.9,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return synchronous elastic averaging SGD, for versions of one message of each worker.
 
@@ -188,9 +172,7 @@ def easgd(
     ----------
     Zhang, Choromanska and LeCun 2015, arXiv 1412.6651; the rule as public programs have it.
     """
-    named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)
-    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         pull = exchange(start, central, visit)
@@ -200,14 +182,7 @@ def easgd(
         return Applied(central + sum_messages(messages, visits))
 
     return Method(
-        name="easgd",
-        hyperparameters={
-            **named,
-            "alpha": alpha,
-            "beta": beta,
-            "policy": None if policy is None else str(policy),
-        },
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         combine=combine,
         init_worker=lambda central: ElasticWorker(central, ()),
@@ -219,9 +194,6 @@ def easgd(
 
 def _exchange(alpha: Any, beta: Any) -> Callable[[Array, Array, Visit], Array]:
     """Return a function that computes an exchange's part of a replica."""
-    require_positive("beta", beta)
-    if alpha is not None:
-        require_positive("alpha", alpha)
 
     def exchange(x: Array, central: Array, visit: Visit) -> Array:
         step = beta / jnp.asarray(visit.workers, x.dtype) if alpha is None else alpha

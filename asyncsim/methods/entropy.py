@@ -9,22 +9,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import require_fraction, require_nonnegative, require_positive
-from asyncsim.clusters.policy import Policy, asynchronous
+from asyncsim.base.declared import Fraction, NonNegative, Positive
+from asyncsim.clusters.policy import asynchronous
 from asyncsim.methods.buffer import mean_message
+from asyncsim.methods.declared import PolicyLike, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Timing,
     Visit,
     rate_at,
-    require_policy,
-    require_rate,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
 class InnerLoop(NamedTuple):
@@ -35,16 +32,16 @@ class InnerLoop(NamedTuple):
     step: Array  #: inner steps since the loop began
 
 
-@shares_programs
+@declared
 def entropy_sgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    gamma: float | None = 100.0,
-    scoping: float = 0.001,
-    noise: float = 1e-4,
-    decay: float = 0.75,
-    momentum: float = 0.9,
-    outer_rate: float = 1.0,
-    gamma_least: float = 1.0,
+    learning_rate: Rate = LEARNING_RATE,
+    gamma: Positive | None = 100.0,
+    scoping: Fraction = 0.001,
+    noise: NonNegative = 1e-4,
+    decay: Fraction = 0.75,
+    momentum: Fraction = 0.9,
+    outer_rate: Positive = 1.0,
+    gamma_least: Positive = 1.0,
 ) -> Method:
     """Return Entropy-SGD on one worker; the window of the trace has the inner steps, 20 in the
     paper's runs.
@@ -91,18 +88,13 @@ def entropy_sgd(
     Chaudhari et al. 2017, "Entropy-SGD: biasing gradient descent into wide valleys", arXiv
     1611.01838, algorithm 1, and its authors' program.
     """
-    named, optimizer = _inner_loop(
-        learning_rate, gamma, gamma_least, scoping, noise, decay, momentum
-    )
-    require_positive("outer_rate", outer_rate)
+    optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
 
     def message(worker, update, start, central, visit):
         return outer_rate * update, worker, {}
 
     return Method(
-        name="entropy_sgd",
-        hyperparameters={**named, "outer_rate": outer_rate},
-        optimizer=optimizer,
+        optimizer,
         message=message,
         look_ahead=lambda loop: loop.ahead,
         timing=Timing(workers=1, protocol="exchange", policy=asynchronous()),
@@ -111,19 +103,19 @@ def entropy_sgd(
     )
 
 
-@shares_programs
+@declared
 def parle(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    gamma: float | None = 100.0,
-    rho: float | None = 10.0,
-    scoping: float = 0.01,
-    noise: float = 0.0,
-    decay: float = 0.75,
-    momentum: float = 0.9,
-    outer_rate: float = 1.0,
-    gamma_least: float = 1.0,
-    rho_least: float = 1.0,
-    policy: Policy | str | None = "barrier()",
+    learning_rate: Rate = LEARNING_RATE,
+    gamma: Positive | None = 100.0,
+    rho: Positive | None = 10.0,
+    scoping: Fraction = 0.01,
+    noise: NonNegative = 0.0,
+    decay: Fraction = 0.75,
+    momentum: Fraction = 0.9,
+    outer_rate: Positive = 1.0,
+    gamma_least: Positive = 1.0,
+    rho_least: Positive = 1.0,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return Parle: replicas that each run Entropy-SGD and are pulled to their mean, once in a
     window of the trace.
@@ -167,12 +159,8 @@ def parle(
     ----------
     Chaudhari et al. 2017, "Parle: parallelizing stochastic gradient descent", arXiv 1707.00424.
     """
-    named, optimizer = _inner_loop(
-        learning_rate, gamma, gamma_least, scoping, noise, decay, momentum
-    )
-    pull = _shrinking("rho", rho, rho_least, scoping)
-    require_positive("outer_rate", outer_rate)
-    policy = require_policy(policy)
+    optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    pull = _shrinking(rho, rho_least, scoping)
 
     def message(worker, update, start, central, visit):
         x = start + outer_rate * update
@@ -184,15 +172,7 @@ def parle(
         return Applied(mean_message(messages, visits), server)
 
     return Method(
-        name="parle",
-        hyperparameters=dict(
-            **named,
-            rho=rho,
-            rho_least=rho_least,
-            outer_rate=outer_rate,
-            policy=None if policy is None else str(policy),
-        ),
-        optimizer=optimizer,
+        optimizer,
         message=message,
         combine=combine,
         init_worker=lambda central: central,
@@ -212,13 +192,9 @@ def _inner_loop(
     noise: Any,
     decay: Any,
     momentum: Any,
-) -> tuple[dict[str, Any], optax.GradientTransformationExtraArgs]:
-    """Return hyper-parameters and the inner loop: an optimizer of ``z`` by gradients at ``y``."""
-    require_rate("learning_rate", learning_rate)
-    length = _shrinking("gamma", gamma, gamma_least, scoping)
-    require_nonnegative("noise", noise)
-    require_fraction("decay", decay)
-    require_fraction("momentum", momentum)
+) -> optax.GradientTransformationExtraArgs:
+    """Return the inner loop: an optimizer of ``z`` by gradients at ``y``."""
+    length = _shrinking(gamma, gamma_least, scoping)
     keeps = not (isinstance(momentum, int | float) and momentum == 0)
 
     def init(params: Any) -> InnerLoop:
@@ -257,24 +233,11 @@ def _inner_loop(
         step_of_average = jax.tree.map(lambda y: (1 - decay) * y, ahead)
         return step_of_average, InnerLoop(next_ahead, velocity, jnp.where(is_last, 0, step))
 
-    named = {
-        "learning_rate": learning_rate,
-        "gamma": gamma,
-        "gamma_least": gamma_least,
-        "scoping": scoping,
-    }
-    named |= {"noise": noise, "decay": decay, "momentum": momentum}
-    return named, optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _shrinking(
-    name: str, first: Any, smallest: Any, scoping: Any
-) -> Callable[[Visit, Array], Array]:
+def _shrinking(first: Any, smallest: Any, scoping: Any) -> Callable[[Visit, Array], Array]:
     """Return a function that computes a reach at a visit; it shrinks with the worker's rounds."""
-    if first is not None:
-        require_positive(name, first)
-    require_positive(f"{name}_least", smallest)
-    require_fraction("scoping", scoping)
 
     def length(visit: Visit, like: Array) -> Array:
         rounds = jnp.asarray(visit.worker_step, like.dtype)

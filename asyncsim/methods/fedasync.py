@@ -3,21 +3,21 @@
 import jax
 import optax
 
-from asyncsim.base.errors import require_nonnegative, require_share
-from asyncsim.methods.damping import staleness_weight
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import NonNegative, Positive, Share
+from asyncsim.methods.damping import StalenessLaw, staleness_weight
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, local_steps
 
 
-@shares_programs
+@declared
 def fedasync(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    mixing: float = 0.8,
-    law: str = "polynomial",
-    strength: float = 0.5,
-    threshold: float = 4.0,
-    rho: float = 0.0,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    mixing: Share = 0.8,
+    law: StalenessLaw = "polynomial",
+    strength: Positive = 0.5,
+    threshold: NonNegative = 4.0,
+    rho: NonNegative = 0.0,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous federated optimization; the trace's window is a client's local steps.
 
@@ -50,9 +50,7 @@ def fedasync(
     Xie, Koyejo and Gupta 2019, "Asynchronous federated optimization", arXiv 1903.03934, and its
     authors' program.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_share("mixing", mixing)
-    require_nonnegative("rho", rho)
+    local = local_steps(learning_rate, optimizer)
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
@@ -63,13 +61,7 @@ def fedasync(
         return Applied((1 - weight) * central + weight * message, server, memory)
 
     return Method(
-        name="fedasync",
-        hyperparameters=dict(
-            **named, mixing=mixing, law=law, strength=strength, threshold=threshold, rho=rho
-        ),
-        optimizer=local
-        if isinstance(rho, float | int) and rho == 0
-        else optax.chain(spring(rho), local),
+        local if isinstance(rho, float | int) and rho == 0 else optax.chain(spring(rho), local),
         message=message,
         apply=apply,
         coordinatewise=True,

@@ -1,34 +1,25 @@
 """FedBuff: the server buffers the clients' updates, and steps with the mean of a full buffer."""
 
 import jax
-import optax
 
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Fraction, NonNegative, Positive
 from asyncsim.methods.buffer import mean_message, outer_optimizer, outer_step
-from asyncsim.methods.damping import staleness_weight
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Applied,
-    Method,
-    Schedule,
-    Timing,
-    local_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.damping import StalenessLaw, staleness_weight
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Timing, local_steps
 
 
-@shares_programs
+@declared
 def fedbuff(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 1.0,
-    server_momentum: float = 0.0,
-    law: str = "polynomial",
-    strength: float = 0.5,
-    threshold: float = 4.0,
-    optimizer: optax.GradientTransformation | None = None,
-    server_optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "buffered(count=10)",
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 1.0,
+    server_momentum: Fraction = 0.0,
+    law: StalenessLaw = "polynomial",
+    strength: Positive = 0.5,
+    threshold: NonNegative = 4.0,
+    optimizer: Optimizer | None = None,
+    server_optimizer: Optimizer | None = None,
+    policy: PolicyLike = "buffered(count=10)",
 ) -> Method:
     """Return buffered asynchronous federated averaging, the window of the trace being a client's
     local steps.
@@ -62,9 +53,7 @@ def fedbuff(
     Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", arXiv
     2106.06639.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))
-    policy = require_policy(policy)
+    outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
@@ -74,16 +63,7 @@ def fedbuff(
         return Applied(*outer_step(outer, server, central, mean_message(messages, visits)))
 
     return Method(
-        name="fedbuff",
-        hyperparameters=dict(
-            **named,
-            **served,
-            law=law,
-            strength=strength,
-            threshold=threshold,
-            policy=None if policy is None else str(policy),
-        ),
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         combine=combine,
         init_server=outer.init,

@@ -6,7 +6,7 @@ of the central variable into its replica once it has changed since the worker's 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,7 @@ import numpy as np
 from asyncsim.base.errors import (
     InputError,
     require_count,
-    require_fraction,
     require_list,
-    require_positive,
 )
 from asyncsim.methods.method import Applied, Array
 
@@ -53,7 +51,7 @@ class Exchange(NamedTuple):
     fragments: int
     overlap: int
     blend: float
-    tensors: list[int] | None
+    tensors: Sequence[int] | None
 
     def parts(self, parameters: int) -> Fragments:
         """Return the fragments of a vector."""
@@ -87,45 +85,39 @@ class Exchange(NamedTuple):
         return Applied(central, FragmentServer(m, pending, server.version + 1))
 
 
-def check_exchange(
-    server_rate: float,
-    server_momentum: float,
-    fragments: int,
-    overlap: int,
-    blend: float,
-    tensors: Sequence[int] | None,
-) -> Exchange:
-    """Check the hyper-parameters of methods with fragments.
+def _require_sizes(argument: str, sizes: Any) -> list[int]:
+    """Return the sizes of tensors, checked."""
+    return [
+        require_count(f"{argument}[{i}]", size)
+        for i, size in enumerate(require_list(argument, sizes))
+    ]
+
+
+Sizes = Annotated[Sequence[int], _require_sizes]
+
+
+def check_exchange(exchange: Exchange) -> Exchange:
+    """Check the hyper-parameters of methods with fragments against each other.
 
     Raises
     ------
     InputError
-        For no fragment, more than tensors, or a step that comes after the fragment's next one.
+        For more fragments than tensors, or a step that comes after the fragment's next one.
     """
-    rate = require_positive("server_rate", server_rate)
-    mu = require_fraction("server_momentum", server_momentum)
-    count = require_count("fragments", fragments)
-    overlap = require_count("overlap", overlap, minimum=0)
+    count, overlap, tensors = exchange.fragments, exchange.overlap, exchange.tensors
     if overlap and overlap >= count:
         raise InputError(
             f"overlap = {overlap}: a fragment's step would come after its next one; give at most "
             f"fragments - 1 = {count - 1}"
         )
-    require_fraction("blend", blend)
-    if tensors is None:
-        return Exchange(rate, mu, count, overlap, blend, None)
-    sizes = [
-        require_count(f"tensors[{i}]", size)
-        for i, size in enumerate(require_list("tensors", tensors))
-    ]
-    if count > len(sizes):
+    if tensors is not None and count > len(tensors):
         raise InputError(
-            f"fragments = {count}: there are {len(sizes)} tensors; give at most as many fragments"
+            f"fragments = {count}: there are {len(tensors)} tensors; give at most as many fragments"
         )
-    return Exchange(rate, mu, count, overlap, blend, sizes)
+    return exchange
 
 
-def fragments_of(parameters: int, count: int, tensors: list[int] | None) -> Fragments:
+def fragments_of(parameters: int, count: int, tensors: Sequence[int] | None) -> Fragments:
     """Return the fragments of a vector.
 
     Without tensors they are runs of equally many parameters, as nearly as possible; with the sizes

@@ -6,20 +6,19 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_fraction
+from asyncsim.base.declared import Fraction
+from asyncsim.methods.declared import Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Timing,
     divisor,
     gradient_steps,
     never_zero,
     rate_at,
 )
-from asyncsim.methods.recipe import shares_programs
 
 #: Decay of the running mean of squared velocities, and the guard of its root: from the authors'
 #: program.
@@ -35,8 +34,8 @@ class GapAwareServer(NamedTuple):
     rate: Array  #: the largest learning rate so far
 
 
-@shares_programs
-def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
+@declared
+def gap_aware(learning_rate: Rate = LEARNING_RATE, momentum: Fraction = 0.9) -> Method:
     """Return gap-aware asynchronous SGD, momentum on the server.
 
     Element by element, with ``g`` the gradient at ``s``, which the worker read, and ``v`` the
@@ -61,7 +60,6 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness", arXiv
     1909.10802; constants from a program of a co-worker of theirs.
     """
-    mu = require_fraction("momentum", momentum)
 
     def message(worker, update, start, central, visit):
         return (update, start), worker, {}
@@ -73,7 +71,7 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         # Before the first step the mean is 0 / 0; the guard makes it zero.
         mean = server.square / jnp.maximum(1 - server.decayed, 1 - _DECAY)
         penalty = 1 + jnp.abs(central - start) / (divisor(largest) * (jnp.sqrt(mean) + _EPSILON))
-        velocity = mu * server.velocity - update / divisor(rate) / penalty
+        velocity = momentum * server.velocity - update / divisor(rate) / penalty
         square = _DECAY * server.square + (1 - _DECAY) * velocity**2
         after = GapAwareServer(velocity, square, _DECAY * server.decayed, largest)
         return Applied(central - rate * velocity, after, memory)
@@ -85,9 +83,7 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         )
 
     return Method(
-        name="gap_aware",
-        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
-        optimizer=gradient_steps(never_zero(learning_rate)),
+        gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,
         init_server=init_server,

@@ -1,28 +1,16 @@
 """Gradient energy matching (GEM): all workers together spend the energy of one momentum SGD."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import (
-    require_choice,
-    require_fraction,
-    require_nonnegative,
-    require_positive,
-)
-from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Fraction, NonNegative, Positive
+from asyncsim.methods.declared import Rate, declared
+from asyncsim.methods.method import Array, Method, Timing, gradient_steps
 
 #: Keeps the division by the update finite: added to its size (paper) or to its signed value
 #: (program).
 _EPSILON = {"paper": 1e-16, "program": 1e-12}
-
-
-def check_scaling(kappa: float, pi_max: float | None) -> None:
-    """Raise InputError for arguments of `scale` outside their range."""
-    require_nonnegative("kappa", kappa)
-    if pi_max is not None:
-        require_positive("pi_max", pi_max)
 
 
 def scale(
@@ -49,13 +37,13 @@ class GemWorker(NamedTuple):
     pulled: Array  #: the central variable at its previous visit, before its own commit
 
 
-@shares_programs
+@declared
 def gem(
-    learning_rate: float | Schedule = 0.05,
-    momentum: float = 0.9,
-    kappa: float = 1.0,
-    pi_max: float | None = 5.0,
-    variant: str = "program",
+    learning_rate: Rate = 0.05,
+    momentum: Fraction = 0.9,
+    kappa: NonNegative = 1.0,
+    pi_max: Positive | None = 5.0,
+    variant: Literal["program", "paper"] = "program",
 ) -> Method:
     """Return gradient energy matching.
 
@@ -96,21 +84,14 @@ def gem(
     Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
     descent", arXiv 1805.08469, eq. 19, 23, 24 and 27, algorithm 1.
     """
-    mu = require_fraction("momentum", momentum)
-    check_scaling(kappa, pi_max)
-    require_choice("variant", variant, _EPSILON)
 
     def message(worker, update, start, central, visit):
-        m = mu * worker.momentum + update
+        m = momentum * worker.momentum + update
         pi, diagnostics = scale(m, central - worker.pulled, update, kappa, pi_max, variant)
         return pi * update, GemWorker(m, central), diagnostics
 
     return Method(
-        name="gem",
-        hyperparameters=dict(
-            learning_rate=learning_rate, momentum=mu, kappa=kappa, pi_max=pi_max, variant=variant
-        ),
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         message=message,
         init_worker=lambda central: GemWorker(jnp.zeros_like(central), central),
         origin=lambda worker, read: worker.pulled,

@@ -1,33 +1,32 @@
 """Two methods that the GEM paper's outlook names: a proxy at the server, and a tuned momentum."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_choice, require_count, require_fraction
-from asyncsim.methods.gem import check_scaling, scale
+from asyncsim.base.declared import Count, Fraction, NonNegative, Positive
+from asyncsim.methods.declared import Rate, declared
+from asyncsim.methods.gem import scale
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     divisor,
     gradient_steps,
     never_zero,
     rate_at,
 )
-from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.yellowfin import YellowFin, init_tuner, tune
 
 
-@shares_programs
+@declared
 def gem_server(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    momentum: float = 0.9,
-    kappa: float = 1.0,
-    pi_max: float | None = 5.0,
-    proxy_step: str = "round",
+    learning_rate: Rate = LEARNING_RATE,
+    momentum: Fraction = 0.9,
+    kappa: NonNegative = 1.0,
+    pi_max: Positive | None = 5.0,
+    proxy_step: Literal["round", "commit"] = "round",
 ) -> Method:
     """Return gradient energy matching with one proxy, which the server computes from all updates.
 
@@ -58,9 +57,6 @@ def gem_server(
     Hermans and Louppe 2018, "Gradient energy matching for distributed asynchronous gradient
     descent", arXiv 1805.08469, the rule and the conclusion.
     """
-    mu = require_fraction("momentum", momentum)
-    check_scaling(kappa, pi_max)
-    in_rounds = require_choice("proxy_step", proxy_step, ("round", "commit")) == "round"
 
     def message(worker, update, start, central, visit):
         return (update, worker), central, {}
@@ -68,20 +64,16 @@ def gem_server(
     def apply(server, central, message, memory, visit):
         update, pulled = message
         n = visit.workers.astype(update.dtype)
-        m = mu ** (1 / n) * server + update / n if in_rounds else mu * server + update
+        m = (
+            momentum ** (1 / n) * server + update / n
+            if proxy_step == "round"
+            else momentum * server + update
+        )
         pi, _ = scale(m, central - pulled, update, kappa, pi_max)
         return Applied(central + pi * update, m, memory)
 
     return Method(
-        name="gem_server",
-        hyperparameters=dict(
-            learning_rate=learning_rate,
-            momentum=mu,
-            kappa=kappa,
-            pi_max=pi_max,
-            proxy_step=proxy_step,
-        ),
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         message=message,
         apply=apply,
         init_worker=lambda central: central,
@@ -99,14 +91,14 @@ class TunedWorker(NamedTuple):
     tuner: YellowFin
 
 
-@shares_programs
+@declared
 def gem_yellowfin(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    initial_momentum: float = 0.0,
-    kappa: float = 1.0,
-    pi_max: float | None = 5.0,
-    smoothing: float = 0.999,
-    curvature_window: int = 20,
+    learning_rate: Rate = LEARNING_RATE,
+    initial_momentum: Fraction = 0.0,
+    kappa: NonNegative = 1.0,
+    pi_max: Positive | None = 5.0,
+    smoothing: Fraction = 0.999,
+    curvature_window: Count = 20,
 ) -> Method:
     """Return gradient energy matching whose proxy has YellowFin's momentum.
 
@@ -136,10 +128,6 @@ def gem_yellowfin(
     descent", arXiv 1805.08469; Zhang, Mitliagkas and Re 2017, "YellowFin and the art of momentum
     tuning", arXiv 1706.03471.
     """
-    require_fraction("initial_momentum", initial_momentum)
-    require_fraction("smoothing", smoothing)
-    require_count("curvature_window", curvature_window)
-    check_scaling(kappa, pi_max)
     learning_rate_above_zero = never_zero(learning_rate)
 
     def message(worker, update, start, central, visit):
@@ -155,16 +143,7 @@ def gem_yellowfin(
         return TunedWorker(jnp.zeros_like(central), central, tuner)
 
     return Method(
-        name="gem_yellowfin",
-        hyperparameters=dict(
-            learning_rate=learning_rate,
-            initial_momentum=initial_momentum,
-            kappa=kappa,
-            pi_max=pi_max,
-            smoothing=smoothing,
-            curvature_window=curvature_window,
-        ),
-        optimizer=gradient_steps(learning_rate_above_zero),
+        gradient_steps(learning_rate_above_zero),
         message=message,
         init_worker=init_worker,
         origin=lambda worker, read: worker.pulled,

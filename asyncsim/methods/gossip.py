@@ -3,20 +3,11 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import optax
 
-from asyncsim.base.errors import require_count
-from asyncsim.clusters.policy import Policy, handshake, overlap
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Array,
-    Method,
-    Schedule,
-    Timing,
-    local_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Count
+from asyncsim.clusters.policy import handshake, overlap
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Timing, local_steps
 
 
 class MixingWorker(NamedTuple):
@@ -46,11 +37,11 @@ class PushWorker(NamedTuple):
     update: Array
 
 
-@shares_programs
+@declared
 def dpsgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "neighbours(mix=beside)",
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "neighbours(mix=beside)",
 ) -> Method:
     """Return D-PSGD: replicas are averaged with their neighbours' while the gradient is computed.
 
@@ -74,8 +65,6 @@ def dpsgd(
     Lian, Zhang, Zhang, Hsieh, Zhang and Liu 2017, "Can decentralized algorithms outperform
     centralized algorithms?", arXiv 1705.09056, algorithm 1.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
         return MixingWorker(worker.replica, visit.kept * worker.replica + inbox)
@@ -85,9 +74,7 @@ def dpsgd(
         return x, MixingWorker(x, x), {}
 
     return Method(
-        name="dpsgd",
-        hyperparameters={**named, "policy": None if policy is None else str(policy)},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         init_worker=lambda central: MixingWorker(central, central),
         resume=lambda worker, read: worker.replica,
@@ -97,11 +84,11 @@ def dpsgd(
     )
 
 
-@shares_programs
+@declared
 def sgp(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "neighbours(mix=before)",
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "neighbours(mix=before)",
 ) -> Method:
     """Return stochastic gradient push: replicas are sent in shares, with weights that undo the
     bias.
@@ -128,8 +115,6 @@ def sgp(
     Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push for distributed deep
     learning", arXiv 1811.10792, algorithm 1.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
         share = visit.kept.astype(worker.weight.dtype)
@@ -144,9 +129,7 @@ def sgp(
         )
 
     return Method(
-        name="sgp",
-        hyperparameters={**named, "policy": None if policy is None else str(policy)},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         init_worker=lambda central: PushWorker(
             central, jnp.ones((), central.dtype), jnp.zeros_like(central)
@@ -159,11 +142,11 @@ def sgp(
     )
 
 
-@shares_programs
+@declared
 def osgp(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    delay: int = 1,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    delay: Count = 1,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return overlap SGP: `sgp` whose messages travel while the next gradients are computed.
 
@@ -176,15 +159,13 @@ def osgp(
     ----------
     Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792, algorithm 2.
     """
-    method = sgp(learning_rate, optimizer, overlap(require_count("delay", delay)))
-    named = {name: value for name, value in method.hyperparameters.items() if name != "policy"}
-    return method._replace(name="osgp", hyperparameters={**named, "delay": delay})
+    return sgp(learning_rate, optimizer, overlap(delay))
 
 
-@shares_programs
+@declared
 def adpsgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return AD-PSGD: after its gradient a worker averages with one neighbour, then adds its step.
 
@@ -198,7 +179,6 @@ def adpsgd(
     Lian, Zhang, Zhang and Liu 2018, "Asynchronous decentralized parallel stochastic gradient
     descent", arXiv 1710.06952, algorithm 1.
     """
-    named, local = local_steps(learning_rate, optimizer)
 
     def meet(replica, partner, visit):
         mean = (replica + partner) / 2
@@ -208,9 +188,7 @@ def adpsgd(
         return worker + update, worker + update, {}
 
     return Method(
-        name="adpsgd",
-        hyperparameters=named,
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         init_worker=lambda central: central,
         meet=meet,

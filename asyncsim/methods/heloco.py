@@ -4,28 +4,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import (
-    require_fraction,
-    require_nonnegative,
-    require_positive,
-    require_share,
-)
-from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Fraction, NonNegative, Positive, Share
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, local_steps
 
 
-@shares_programs
+@declared
 def heloco(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 0.7,
-    server_momentum: float = 0.9,
-    keep: float = 0.2,
-    shrink: float = 0.5,
-    shrink_limit: float = 0.5,
-    turn: float = 1.0,
-    kappa: float = 3.0,
-    weight: float | None = None,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 0.7,
+    server_momentum: Fraction = 0.9,
+    keep: Share = 0.2,
+    shrink: NonNegative = 0.5,
+    shrink_limit: Share = 0.5,
+    turn: NonNegative = 1.0,
+    kappa: NonNegative = 3.0,
+    weight: Positive | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return HeLoCo, asynchronous DiLoCo with a momentum look-ahead and corrected directions.
 
@@ -71,16 +66,6 @@ def heloco(
     Asif, Diem, Munoz, Wolf, Jannesari and Mazaheri 2026, "HeLoCo: efficient asynchronous
     low-communication training under data and device heterogeneity", arXiv 2606.00271.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_positive("server_rate", server_rate)
-    mu = require_fraction("server_momentum", server_momentum)
-    require_share("keep", keep)
-    require_nonnegative("shrink", shrink)
-    require_share("shrink_limit", shrink_limit)
-    require_nonnegative("turn", turn)
-    require_nonnegative("kappa", kappa)
-    if weight is not None:
-        require_positive("weight", weight)
 
     def correct(delta: Array, m: Array) -> Array:
         length, m_length = jnp.linalg.norm(delta), jnp.linalg.norm(m)
@@ -100,6 +85,7 @@ def heloco(
         kind = jax.tree.leaves(central)[0].dtype
         rho = 1 / jnp.sqrt(jnp.asarray(visit.workers, kind)) if weight is None else weight
         direction = jax.tree.map(lambda sent, m: rho * correct(-sent, m), message, server)
+        mu = server_momentum
         m = jax.tree.map(lambda m, g: mu * m + (1 - mu) * g, server, direction)
         central = jax.tree.map(
             lambda x, g, m: x - server_rate * (g + mu * m), central, direction, m
@@ -107,22 +93,10 @@ def heloco(
         return Applied(central, m, memory)
 
     def reply(server, central, memory, visit):
-        return jax.tree.map(lambda x, m: x - server_rate * mu * m, central, server)
+        return jax.tree.map(lambda x, m: x - server_rate * server_momentum * m, central, server)
 
     return Method(
-        name="heloco",
-        hyperparameters=dict(
-            **named,
-            server_rate=server_rate,
-            server_momentum=mu,
-            keep=keep,
-            shrink=shrink,
-            shrink_limit=shrink_limit,
-            turn=turn,
-            kappa=kappa,
-            weight=weight,
-        ),
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         apply=apply,
         init_server=optax.tree.zeros_like,
         reply=reply,

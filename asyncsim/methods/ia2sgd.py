@@ -4,17 +4,16 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from asyncsim.methods.declared import Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Timing,
     count_living,
     gradient_steps,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
 class GradientTable(NamedTuple):
@@ -27,8 +26,8 @@ class GradientTable(NamedTuple):
     number: Array
 
 
-@shares_programs
-def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+@declared
+def ia2sgd(learning_rate: Rate = LEARNING_RATE) -> Method:
     """Return incremental aggregated asynchronous SGD.
 
     Each gradient replaces its worker's previous one ``g_i`` in a table of ``n`` rows. From the
@@ -69,9 +68,7 @@ def ia2sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
         return GradientTable(jnp.zeros_like(central), jnp.int32(0))
 
     return Method(
-        name="ia2sgd",
-        hyperparameters={"learning_rate": learning_rate},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         init_server=init,
         init_memory=init,

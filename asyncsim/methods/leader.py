@@ -4,25 +4,21 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from asyncsim.base.errors import require_count, require_fraction, require_share
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Count, Fraction, Share
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Memories,
     Method,
-    Schedule,
     State,
     Timing,
     Visit,
     local_steps,
     present,
-    require_policy,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
 class ResumingWorker(NamedTuple):
@@ -43,15 +39,15 @@ class LeaderMemory(NamedTuple):
     overall: State
 
 
-@shares_programs
+@declared
 def lsgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    pull: float = 0.1,
-    groups: int = 1,
-    global_pull: float = 0.1,
-    global_every: int = 4,
-    step_pull: float = 0.0,
-    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: Rate = LEARNING_RATE,
+    pull: Share = 0.1,
+    groups: Count = 1,
+    global_pull: Share = 0.1,
+    global_every: Count = 4,
+    step_pull: Fraction = 0.0,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous leader SGD with one or several leaders.
 
@@ -118,12 +114,6 @@ def lsgd(
     for distributed training of deep learning models", arXiv 1905.10395, the rule as its poster
     prints it; ``step_pull`` as the authors' program has it.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_share("pull", pull)
-    require_share("global_pull", global_pull)
-    require_count("groups", groups)
-    require_count("global_every", global_every)
-    require_fraction("step_pull", step_pull)
     several = groups > 1
 
     def init_memory(central: Array) -> LeaderMemory:
@@ -158,16 +148,7 @@ def lsgd(
         )
 
     return Method(
-        name="lsgd",
-        hyperparameters=dict(
-            **named,
-            pull=pull,
-            groups=groups,
-            global_pull=global_pull,
-            global_every=global_every,
-            step_pull=step_pull,
-        ),
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         apply=apply,
         init_server=lambda central: central,
@@ -189,12 +170,12 @@ def lsgd(
     )
 
 
-@shares_programs
+@declared
 def lgd(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    pull: float = 0.1,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "barrier()",
+    learning_rate: Rate = LEARNING_RATE,
+    pull: Share = 0.1,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return synchronous leader gradient descent, for versions of one message of each worker.
 
@@ -224,9 +205,6 @@ def lgd(
     Teng et al. 2019, arXiv 1905.10395, the objective as its poster prints it, and its gradient
     step.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    require_share("pull", pull)
-    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         # The next replica, less the leader's part, which is not known yet.
@@ -240,9 +218,7 @@ def lgd(
         return Applied(messages[jnp.argmin(losses)])
 
     return Method(
-        name="lgd",
-        hyperparameters={**named, "pull": pull, "policy": None if policy is None else str(policy)},
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=message,
         combine=combine,
         init_worker=lambda central: ResumingWorker(central, jnp.zeros((), central.dtype)),

@@ -4,18 +4,17 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_count
+from asyncsim.base.declared import Count
+from asyncsim.methods.declared import Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Timing,
     count_living,
     gradient_steps,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
 class MaleniaMemory(NamedTuple):
@@ -37,8 +36,8 @@ class MaleniaServer(NamedTuple):
     point_version: Array  #: the version in which the newest point appears
 
 
-@shares_programs
-def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> Method:
+@declared
+def malenia(learning_rate: Rate = LEARNING_RATE, count: Count = 1) -> Method:
     """Return Malenia SGD.
 
     The server collects ``B_i`` gradients ``g_ij`` of each worker ``i`` of ``n``, all at the newest
@@ -64,7 +63,6 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
     Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization
     methods under a fixed computation model", arXiv 2305.12387, section on heterogeneous data.
     """
-    require_count("count", count)
 
     def apply(server, central, message, memory, visit):
         is_fresh = server.version - visit.staleness >= server.point_version
@@ -103,9 +101,7 @@ def malenia(learning_rate: float | Schedule = LEARNING_RATE, count: int = 1) -> 
         return MaleniaServer(jnp.zeros_like(central), nothing, zero, zero, zero, zero)
 
     return Method(
-        name="malenia",
-        hyperparameters={"learning_rate": learning_rate, "count": count},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         init_server=init_server,
         init_memory=lambda central: MaleniaMemory(

@@ -6,7 +6,8 @@ so that a method reads like its formula, unless it asks for the problem's tensor
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,14 @@ from asyncsim.base.errors import InputError, require_positive
 from asyncsim.clusters.policy import Policy, parse_policy
 
 
-def require_rate(argument: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is a positive number or a schedule (a function of the
-    Visit).
+def require_rate(argument: str, value: Any) -> Any:
+    """Return ``value`` if it is a positive number or a schedule, a function of the Visit; else
+    raise InputError.
     """
-    if not callable(value):
-        require_positive(argument, value)
+    return value if callable(value) else require_positive(argument, value)
 
 
-def require_policy(policy: Policy | str | None) -> Policy | None:
+def require_policy(argument: str, policy: Policy | str | None) -> Policy | None:
     """Return the policy that a method needs, parsed if it is text; None for any.
 
     Raises
@@ -234,8 +234,8 @@ class Timing:
     Attributes
     ----------
     workers, protocol, window, discipline, read_blocks, policy
-        Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy may be a
-        text.
+        Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy is a
+        Policy, given as one or as text.
     message_size : float
         Size of the message relative to the vector of parameters that is sent down: 1/16 for 2 bits
         instead of 32. Studies with a bandwidth simulate the upward transfer accordingly; a replay
@@ -261,7 +261,7 @@ class Timing:
     window: int | None = None
     discipline: str | None = None
     read_blocks: int | None = None
-    policy: Policy | None = None
+    policy: Any = None
     message_size: float | None = None
     message_share: Callable[[int], float] | None = None
     message_numbers: int | None = None
@@ -270,27 +270,8 @@ class Timing:
     groups: int | None = None
     fewest_workers: int | None = None
 
-    if TYPE_CHECKING:  # accepts text for the policy, which the field stores parsed
-
-        def __init__(
-            self,
-            workers: int | None = None,
-            protocol: str | None = None,
-            window: int | None = None,
-            discipline: str | None = None,
-            read_blocks: int | None = None,
-            policy: Policy | str | None = None,
-            message_size: float | None = None,
-            message_share: Callable[[int], float] | None = None,
-            message_numbers: int | None = None,
-            reply_size: float | None = None,
-            far_every: int | None = None,
-            groups: int | None = None,
-            fewest_workers: int | None = None,
-        ): ...
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", require_policy(self.policy))
+        object.__setattr__(self, "policy", require_policy("policy", self.policy))
 
     def size_of_message(self, bits: int) -> float | None:
         """Return the message's size relative to all parameters, of ``bits`` each; None for any."""
@@ -482,12 +463,12 @@ class Method(NamedTuple):
         then a tree like the parameters, or any other tree that is no such vector. States are any
         trees. `asyncsim.replays.tensors.on_vectors` converts at one border.
     recipe : Recipe, optional
-        Set by `asyncsim.methods.shares_programs`.
+        Set by `asyncsim.methods.declared`.
     """
 
-    name: str
-    hyperparameters: Mapping[str, Any]
     optimizer: optax.GradientTransformation
+    name: str = ""
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})
     message: Callable[..., tuple[State, State, Mapping[str, Array]]] = send_update
     apply: Callable[..., Applied] = add
     combine: Callable[[State, Array, State, Visit], Applied] | None = None
@@ -589,23 +570,19 @@ def never_zero(learning_rate: float | Schedule) -> float | Schedule:
 
 def local_steps(
     learning_rate: float | Schedule, optimizer: optax.GradientTransformation | None
-) -> tuple[dict[str, Any], optax.GradientTransformation]:
-    """Return the workers' local optimizer and its hyper-parameters; the default is plain steps.
+) -> optax.GradientTransformation:
+    """Return the workers' local optimizer; the default is plain steps.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero or was set beside an optimizer, which has its
-        own; for an optimizer of the wrong type.
+        For a learning rate beside an optimizer, which has its own.
     """
-    require_rate("learning_rate", learning_rate)
     if optimizer is None:
-        return {"learning_rate": learning_rate}, gradient_steps(learning_rate)
+        return gradient_steps(learning_rate)
     if not (isinstance(learning_rate, float) and learning_rate == LEARNING_RATE):
         raise InputError(
             f"learning_rate = {learning_rate!r}: the optimizer has its own learning rate; give one "
             "of them"
         )
-    # A NamedOptimizer lists its name and rate.
-    named = dict(getattr(optimizer, "hyperparameters", {"optimizer": "optax"}))
-    return named, require_optimizer("optimizer", optimizer)
+    return optimizer

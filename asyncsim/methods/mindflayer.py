@@ -1,34 +1,31 @@
 """MindFlayer SGD: the mean of the trials of a round that ended in time."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_choice, require_list, require_share
+from asyncsim.base.errors import InputError, require_list, require_share
 from asyncsim.clusters.laws import Law, as_law
-from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import sum_messages
+from asyncsim.methods.declared import PolicyLike, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Method,
-    Schedule,
     Timing,
     count_living,
     gradient_steps,
-    require_policy,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
-@shares_programs
+@declared
 def mindflayer(
-    learning_rate: float | Schedule = LEARNING_RATE,
+    learning_rate: Rate = LEARNING_RATE,
     success: float | str | Law | Sequence[Any] = 1.0,
-    rule: str = "expected",
-    policy: Policy | str | None = "trials(time=1, count=1)",
+    rule: Literal["expected", "mean"] = "expected",
+    policy: PolicyLike = "trials(time=1, count=1)",
 ) -> Method:
     """Return MindFlayer SGD, for traces whose computations are trials that are cut.
 
@@ -68,8 +65,6 @@ def mindflayer(
     Maranjyan, Shaikh Omar and Richtarik 2025, "MindFlayer SGD: efficient parallel SGD in the
     presence of heterogeneous and random worker compute times", arXiv 2410.04285.
     """
-    require_choice("rule", rule, ("expected", "mean"))
-    policy = require_policy(policy)
     if policy is not None and policy.time is None:
         raise InputError(
             f"policy = {str(policy)!r}: has no trials; give one such as 'trials(1.0, count=2)'"
@@ -116,14 +111,7 @@ def mindflayer(
         return Applied(central + mean / (1 - empty_round), server)
 
     return Method(
-        name="mindflayer",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "success": values[0] if workers is None else values,
-            "rule": rule,
-            "policy": None if policy is None else str(policy),
-        },
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         combine=combine,
         coordinatewise=True,
         timing=Timing(policy=policy, workers=workers),

@@ -2,15 +2,13 @@
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_fraction, require_switch
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, gradient_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.base.declared import Fraction
+from asyncsim.methods.declared import Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, gradient_steps
 
 
-@shares_programs
-def weight_prediction(
-    learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9
-) -> Method:
+@declared
+def weight_prediction(learning_rate: Rate = LEARNING_RATE, momentum: Fraction = 0.9) -> Method:
     """Return momentum SGD whose stages compute at predicted weights.
 
     With ``u = -learning_rate * gradient``, ``v`` the server's velocity and ``tau`` the staleness of
@@ -33,19 +31,16 @@ def weight_prediction(
     Chen, Yang and Cheng 2018, "Efficient and robust parallel DNN training through model parallelism
     on multi-GPU platform", arXiv 1809.02839: SpecTrain, known second-hand.
     """
-    mu = require_fraction("momentum", momentum)
 
     def apply(server, central, message, memory, visit):
-        velocity = mu * server + message
+        velocity = momentum * server + message
         return Applied(central + velocity, velocity, memory)
 
     def reply(server, central, memory, visit):
         return central + visit.delays.astype(central.dtype) * server
 
     return Method(
-        name="weight_prediction",
-        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         init_server=jnp.zeros_like,
         reply=reply,
@@ -54,10 +49,10 @@ def weight_prediction(
     )
 
 
-@shares_programs
+@declared
 def async_nesterov(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    momentum: float = 0.9,
+    learning_rate: Rate = LEARNING_RATE,
+    momentum: Fraction = 0.9,
     look_ahead: bool = True,
 ) -> Method:
     """Return AsyncPP's Nesterov momentum, whose look-ahead makes up for the delay of gradients.
@@ -85,24 +80,16 @@ def async_nesterov(
     Ajanthan, Ramasinghe, Zuo, Avraham and Long 2025, "Nesterov method for asynchronous pipeline
     parallel optimization", arXiv 2505.01099.
     """
-    mu = require_fraction("momentum", momentum)
-    require_switch("look_ahead", look_ahead)
 
     def apply(server, central, message, memory, visit):
-        step = mu * server + (1 - mu) * message
+        step = momentum * server + (1 - momentum) * message
         return Applied(central + step, step, memory)
 
     return Method(
-        name="async_nesterov",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "momentum": mu,
-            "look_ahead": look_ahead,
-        },
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         init_server=jnp.zeros_like,
-        reply=(lambda server, central, memory, visit: central + mu * server)
+        reply=(lambda server, central, memory, visit: central + momentum * server)
         if look_ahead
         else None,
         same_reply=look_ahead,

@@ -1,9 +1,9 @@
 """Policy gradients on samples of older policies, with corrections for their age.
 
-The gradient of an update is the mean over its tokens of ``weight * advantage * grad logp``. A
-*correction* is the weight: a function of the log-probabilities of the tokens under three policies,
-the current one, the one that wrote them (*behaviour*) and the one at the begin of the update
-(*proximal*), and of the advantage.
+The gradient of an update sums ``weight * advantage * grad logp`` over the tokens of each sample,
+and divides the sum of all samples as `NORMALIZATIONS` say. A *correction* is the weight: a function
+of the log-probabilities of the tokens under three policies, the current one, the one that wrote
+them (*behaviour*) and the one at the begin of the update (*proximal*), and of the advantage.
 """
 
 import functools
@@ -22,13 +22,16 @@ Array = jax.Array
 Weight = Callable[[Array, Array, Array, Array, Array], Array]
 #: The quantities that a baseline subtracts from a reward.
 BASELINES = ("group", "leave_one_out", "version_group", "none")
+#: The divisors of a sample's sum over its tokens, see `policy_gradient`.
+NORMALIZATIONS = ("constant", "sequence", "token")
 
 
 class Correction(NamedTuple):
-    """A weight with its text: ``"ppo(clip=0.2)"``."""
+    """A weight with its text, ``"ppo(clip=0.2)"``, and the normalization of its source."""
 
     text: str
     weight: Weight
+    normalize: str = "constant"
 
 
 def _ratio(logp: Array, behaviour: Array) -> Array:
@@ -140,7 +143,10 @@ def decoupled(clip: float = 0.2, cap: float = 5.0) -> Correction:
 
 @functools.cache
 def gspo(clip: float = 3e-4) -> Correction:
-    """Clip the geometric mean of a sequence's ratios (GSPO, 2507.18071, equations 5 and 7)."""
+    """Clip the geometric mean of a sequence's ratios (GSPO, 2507.18071, equations 5 and 7).
+
+    Equation 5 divides by the sequence's length: its ``normalize`` is ``"sequence"``.
+    """
     require_positive("gspo: clip", clip)
 
     def weight(
@@ -150,7 +156,7 @@ def gspo(clip: float = 3e-4) -> Correction:
         mean = jnp.sum(logp - behaviour) / count
         return _clipped(jnp.full_like(logp, jnp.exp(mean)), advantage, clip)
 
-    return Correction(f"gspo(clip={clip:g})", weight)
+    return Correction(f"gspo(clip={clip:g})", weight, normalize="sequence")
 
 
 #: The corrections by name.
@@ -175,6 +181,7 @@ class PolicyGradient(NamedTuple):
         Its updates times ``learning_rate`` are added to the parameters.
     correction : Correction
     baseline : str
+    normalize : str
     inner_steps : int
     learning_rate : float
     proxy, rounds : None
@@ -186,10 +193,40 @@ class PolicyGradient(NamedTuple):
     optimizer: optax.GradientTransformation
     correction: Correction
     baseline: str
+    normalize: str
     inner_steps: int
     learning_rate: float
     proxy: None = None
     rounds: None = None
+
+    def loss(
+        self,
+        logp: Array,
+        behaviour: Array,
+        proximal: Array | None,
+        advantage: Array,
+        present: Array,
+    ) -> tuple[Array, Array]:
+        """Return the loss whose gradient a step follows, and the weights of the tokens.
+
+        Parameters
+        ----------
+        logp, behaviour, proximal : Float[Array, "samples tokens"]
+            Log-probabilities under the three policies; without ``proximal`` it is the current one.
+        advantage : Float[Array, "samples"]
+        present : Bool[Array, "samples tokens"]
+        """
+        # Weights are constants of the surrogate: only the log-probabilities have a gradient.
+        fixed = jax.lax.stop_gradient(logp)
+        proximal = fixed if proximal is None else proximal
+        spread = jnp.broadcast_to(advantage[:, None], logp.shape)
+        weight = jax.vmap(self.correction.weight)(fixed, behaviour, proximal, spread, present)
+        weight = jax.lax.stop_gradient(jnp.where(present, weight, 0.0))
+        of_samples = jnp.sum(weight * spread * logp, 1)
+        lengths = jnp.sum(present, 1).astype(logp.dtype)
+        if self.normalize != "constant":
+            of_samples /= lengths if self.normalize == "sequence" else lengths.mean()
+        return -jnp.mean(of_samples), weight
 
     def advantages(self, rewards: Array, versions: Array) -> Array:
         """Return the advantages of groups, ``[groups, members]``; rewards less their baseline.
@@ -214,6 +251,7 @@ def policy_gradient(
     baseline: str = "group",
     inner_steps: int = 1,
     optimizer: optax.GradientTransformation | None = None,
+    normalize: str | None = None,
 ) -> PolicyGradient:
     """Return the policy gradient on batches of samples of older policies.
 
@@ -232,11 +270,17 @@ def policy_gradient(
         Steps of an update, each on an equal part of its batch.
     optimizer : optax.GradientTransformation, optional
         Instead of plain steps; it persists across updates.
+    normalize : {"constant", "sequence", "token"}, optional
+        Divides a sample's sum over its tokens before the mean over samples: by one, for the
+        gradient of the expected reward (Dr. GRPO's constant length, 2503.20783, is part of the
+        learning rate); by the sample's length (GRPO, GSPO); or by the mean length, so that all
+        tokens of a step weigh the same (DAPO, CISPO). By default ``"sequence"`` with `gspo`, and
+        ``"constant"`` with the other corrections.
 
     Raises
     ------
     InputError
-        A rate that is not above zero; an unknown correction or baseline.
+        A rate that is not above zero; an unknown correction, baseline or normalization.
     """
     require_positive("learning_rate", learning_rate)
     require_choice("baseline", baseline, BASELINES)
@@ -248,17 +292,21 @@ def policy_gradient(
             hint = f"; call it, {form_of(correction)}" if callable(correction) else ""
             raise InputError(f"correction = {correction!r}: must be a correction{hint}")
         correction = Correction(getattr(correction, "__name__", "custom"), correction)
+    normalize = correction.normalize if normalize is None else normalize
+    require_choice("normalize", normalize, NORMALIZATIONS)
     return PolicyGradient(
         name="policy_gradient",
         hyperparameters={
             "learning_rate": learning_rate,
             "correction": correction.text,
             "baseline": baseline,
+            "normalize": normalize,
             "inner_steps": inner_steps,
         },
         optimizer=_PLAIN if optimizer is None else optimizer,
         correction=correction,
         baseline=baseline,
+        normalize=normalize,
         inner_steps=inner_steps,
         learning_rate=learning_rate,
     )

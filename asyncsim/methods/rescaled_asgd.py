@@ -2,12 +2,12 @@
 
 import jax.numpy as jnp
 
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Timing, gradient_steps
 
 
-@shares_programs
-def rescaled_asgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+@declared
+def rescaled_asgd(learning_rate: Rate = LEARNING_RATE) -> Method:
     """Return asynchronous SGD whose workers contribute equally, whatever their speeds.
 
     With ``T_i`` worker ``i``'s mean time between commits so far, and ``n`` workers::
@@ -39,9 +39,7 @@ def rescaled_asgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
         return Applied(central + k / (n * k_i) * message, server, memory)
 
     return Method(
-        name="rescaled_asgd",
-        hyperparameters={"learning_rate": learning_rate},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         timing=Timing(window=1),
         coordinatewise=True,

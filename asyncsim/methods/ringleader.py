@@ -1,21 +1,19 @@
 """Ringleader ASGD: a table with a mean gradient of every worker, for heterogeneous data."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_choice
+from asyncsim.methods.declared import Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
-    Schedule,
     Timing,
     count_living,
     gradient_steps,
 )
-from asyncsim.methods.recipe import shares_programs
 
 
 class Table(NamedTuple):
@@ -50,8 +48,10 @@ class RingleaderServer(NamedTuple):
     round: Array
 
 
-@shares_programs
-def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "step") -> Method:
+@declared
+def ringleader(
+    learning_rate: Rate = LEARNING_RATE, restart: Literal["step", "newest"] = "step"
+) -> Method:
     """Return Ringleader ASGD.
 
     The server fills a table with the sum ``G_i`` and the number ``b_i`` of each worker's gradients.
@@ -85,7 +85,7 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
     ----------
     Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860.
     """
-    keeps_point = require_choice("restart", restart, ("step", "newest")) == "step"
+    keeps_point = restart == "step"
 
     def apply(server, central, message, memory, visit):
         fresh = memory.round == server.round
@@ -133,9 +133,7 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE, restart: str = "
         )
 
     return Method(
-        name="ringleader",
-        hyperparameters={"learning_rate": learning_rate, "restart": restart},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         apply=apply,
         init_server=init_server,
         init_memory=init_memory,

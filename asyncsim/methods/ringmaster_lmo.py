@@ -6,20 +6,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import InputError, require_fraction
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Fraction, in_range
+from asyncsim.base.errors import InputError
+from asyncsim.methods.declared import PolicyLike, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     NO_MATRICES,
     Array,
     Method,
-    Schedule,
     Timing,
     rate_at,
-    require_policy,
-    require_rate,
 )
-from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.server_optimizer import server_optimizer
 
 #: The authors' coefficients ``(a, b, c)`` of each step ``a X + (b G + c G G) X``, ``G = X X'``.
@@ -34,11 +31,11 @@ POLAR_EXPRESS = (
 _EPSILON = 1e-7
 
 
-@shares_programs
+@declared
 def ringmaster_lmo(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_momentum: float = 0.95,
-    policy: Policy | str | None = "cancel_stale(limit=10, count=1)",
+    learning_rate: Rate = LEARNING_RATE,
+    server_momentum: Fraction = 0.95,
+    policy: PolicyLike = "cancel_stale(limit=10, count=1)",
 ) -> Method:
     """Return Ringmaster LMO with Muon's steps (Ringmaster Muon).
 
@@ -75,32 +72,22 @@ def ringmaster_lmo(
     oracle momentum method", arXiv 2605.18174, and its authors' program; Amsel, Persson, Musco and
     Gower 2025, "The Polar Express", arXiv 2505.16932 (the coefficients).
     """
-    policy = require_policy(policy)
-    beta = require_fraction("server_momentum", server_momentum)
-    method = server_optimizer(adaptive=False, optimizer=lmo_steps(learning_rate, beta))
-    return method._replace(
-        name="ringmaster_lmo",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "server_momentum": beta,
-            "policy": None if policy is None else str(policy),
-        },
-        timing=Timing(window=1, policy=policy),
-    )
+    method = server_optimizer(adaptive=False, optimizer=lmo_steps(learning_rate, server_momentum))
+    return method._replace(timing=Timing(window=1, policy=policy))
 
 
+@in_range
 def lmo_steps(
-    learning_rate: float | Schedule, momentum: float = 0.95
+    learning_rate: Rate, momentum: Fraction = 0.95
 ) -> optax.GradientTransformationExtraArgs:
     """Return the steps of `ringmaster_lmo` as an optax transformation; its state is ``m``."""
-    require_rate("learning_rate", learning_rate)
-    beta = require_fraction("momentum", momentum)
 
     def update(gradients, m, params=None, *, visit=None, **_):
-        m = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, m, gradients)
+        m = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, m, gradients)
         steps = jax.tree.map(
             lambda m, g: (
-                -rate_at(learning_rate, visit, g) * orthogonalized(beta * m + (1 - beta) * g)
+                -rate_at(learning_rate, visit, g)
+                * orthogonalized(momentum * m + (1 - momentum) * g)
             ),
             m,
             gradients,

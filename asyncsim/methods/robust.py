@@ -5,17 +5,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.base.errors import InputError, require_fraction
-from asyncsim.byzantine.aggregation import Rule, parse_rule
+from asyncsim.base.declared import Fraction
+from asyncsim.base.errors import InputError
+from asyncsim.byzantine.aggregation import RuleLike
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import group_means
+from asyncsim.methods.declared import PolicyLike, Rate, declared
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
     Array,
     Method,
     Rounds,
-    Schedule,
     State,
     Timing,
     completing,
@@ -24,9 +25,7 @@ from asyncsim.methods.method import (
     never_zero,
     present,
     rate_at,
-    require_policy,
 )
-from asyncsim.methods.recipe import shares_programs
 
 #: Policies whose versions have a known number of messages, at most one of each worker or their
 #: mean.
@@ -43,13 +42,13 @@ class RobustServer(NamedTuple):
     not_finite: Array  #: number of its messages that were not finite
 
 
-@shares_programs
+@declared
 def robust(
-    rule: Rule | str = "median()",
-    learning_rate: float | Schedule = LEARNING_RATE,
-    worker_momentum: float = 0.0,
-    server_momentum: float = 0.0,
-    policy: Policy | str | None = "barrier()",
+    rule: RuleLike = "median()",
+    learning_rate: Rate = LEARNING_RATE,
+    worker_momentum: Fraction = 0.0,
+    server_momentum: Fraction = 0.0,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return SGD whose server combines a version's gradients by a rule that tolerates wrong ones.
 
@@ -83,17 +82,13 @@ def robust(
     gradient descent", arXiv 2003.00010 (momentum at the workers); for the rules see
     `asyncsim.aggregation`.
     """
-    chosen = parse_rule(rule)
-    require_fraction("worker_momentum", worker_momentum)
-    require_fraction("server_momentum", server_momentum)
-    policy = require_policy(policy)
     if policy is not None and policy.name not in POLICIES:
         raise InputError(
             f"policy = {str(policy)!r}: a version needs several messages; choose from "
             f"{', '.join(POLICIES)}"
         )
     if policy is not None and policy.count is not None:
-        chosen.require(policy.per_version(workers=1))
+        rule.require(policy.per_version(workers=1))
     # A momentum that varies in an ensemble counts as present.
     at_worker, at_server = (
         not (isinstance(mu, float | int) and mu == 0) for mu in (worker_momentum, server_momentum)
@@ -109,10 +104,10 @@ def robust(
     def init_server(central: Array) -> RobustServer:
         zero = jnp.zeros((), central.dtype)
         momentum = jnp.zeros_like(central) if at_server else ()
-        return RobustServer(chosen.init(central), momentum, zero, zero, jnp.int32(0))
+        return RobustServer(rule.init(central), momentum, zero, zero, jnp.int32(0))
 
     def receive(memory, message, visit):
-        average = chosen.averaging * memory + (1 - chosen.averaging) * message
+        average = rule.averaging * memory + (1 - rule.averaging) * message
         return average, average
 
     def attacked(byzantine: Any) -> Method:
@@ -128,8 +123,8 @@ def robust(
             # Usually all messages are present, and masks cost time.
             aggregated = jax.lax.cond(
                 jnp.all(nonempty),
-                lambda: chosen.combine(server.rule, messages, None, visits.key),
-                lambda: chosen.combine(server.rule, messages, nonempty, visits.key),
+                lambda: rule.combine(server.rule, messages, None, visits.key),
+                lambda: rule.combine(server.rule, messages, nonempty, visits.key),
             )
             v = (
                 aggregated.vector + server_momentum * server.momentum
@@ -148,29 +143,21 @@ def robust(
             return Applied(central - rate_at(learning_rate, completing(visits), central) * v, after)
 
         return Method(
-            name="robust",
-            hyperparameters=dict(
-                rule=chosen.text,
-                learning_rate=learning_rate,
-                worker_momentum=worker_momentum,
-                server_momentum=server_momentum,
-                policy=None if policy is None else str(policy),
-            ),
             optimizer=gradient_steps(never_zero(learning_rate)),
             message=message,
             combine=combine,
-            receive=receive if chosen.averaging else None,
+            receive=receive if rule.averaging else None,
             init_worker=jnp.zeros_like if at_worker else lambda central: (),
             init_server=init_server,
-            init_memory=jnp.zeros_like if chosen.averaging else lambda central: (),
+            init_memory=jnp.zeros_like if rule.averaging else lambda central: (),
             timing=Timing(policy=policy),
-            needs_key=chosen.needs_key,
+            needs_key=rule.needs_key,
             rounds=Rounds(require, attacked),
-            coordinatewise=chosen.coordinatewise,
+            coordinatewise=rule.coordinatewise,
         )
 
     def require(workers: int, policy: Policy) -> None:
-        chosen.require(policy.per_version(workers))
+        rule.require(policy.per_version(workers))
 
     return attacked(None)
 

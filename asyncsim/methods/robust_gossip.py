@@ -3,33 +3,24 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from asyncsim.base.console import counted, note
-from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.byzantine.aggregation import Rule, parse_rule
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Count, Positive
+from asyncsim.base.errors import InputError
+from asyncsim.byzantine.aggregation import RuleLike, parse_rule
 from asyncsim.clusters.topologies import Topology
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
 from asyncsim.methods.gossip import MixingWorker, dpsgd
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Array,
-    Method,
-    Schedule,
-    Timing,
-    local_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Timing, local_steps
 
 
-@shares_programs
+@declared
 def clipped_gossip(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    f: int = 1,
-    radius: float | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "neighbours(mix=before)",
+    learning_rate: Rate = LEARNING_RATE,
+    f: Count = 1,
+    radius: Positive | None = None,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "neighbours(mix=before)",
 ) -> Method:
     """Return ClippedGossip: a worker moves towards each neighbour's replica by at most a radius.
 
@@ -78,11 +69,6 @@ def clipped_gossip(
     arXiv 2202.01545, algorithm 1; the practical radius as in the program of Gaucher, Dieuleveut and
     Hendrikx (github.com/renaudgaucher/Byzantine-Robust-Gossip).
     """
-    require_count("f", f)
-    if radius is not None:
-        require_positive("radius", radius)
-    named, local = local_steps(learning_rate, optimizer)
-    policy = require_policy(policy)
 
     def mix(worker, inbox, visit):
         differences = inbox.messages - worker
@@ -100,14 +86,7 @@ def clipped_gossip(
         return worker + jnp.tensordot(weights * clipped, differences, 1)
 
     return Method(
-        name="clipped_gossip",
-        hyperparameters={
-            **named,
-            "f": f,
-            "radius": radius,
-            "policy": None if policy is None else str(policy),
-        },
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=lambda worker, update, start, central, visit: (
             worker + update,
             worker + update,
@@ -152,12 +131,12 @@ def _squared_radius(weights: Array, squares: Array, usable: Array, f: int) -> Ar
     return jnp.where(divided > 0, inner / jnp.where(divided > 0, divided, 1), 0)
 
 
-@shares_programs
+@declared
 def robust_gossip(
-    rule: Rule | str = "median()",
-    learning_rate: float | Schedule = LEARNING_RATE,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "neighbours(mix=beside)",
+    rule: RuleLike = "median()",
+    learning_rate: Rate = LEARNING_RATE,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "neighbours(mix=beside)",
 ) -> Method:
     """Return BRIDGE: D-PSGD whose replicas are combined by a rule that withstands some wrong ones.
 
@@ -194,25 +173,21 @@ def robust_gossip(
     Fang, Yang and Bajwa 2022, "BRIDGE: Byzantine-resilient decentralized gradient descent", arXiv
     1908.08098.
     """
-    chosen = parse_rule(rule)
     method = dpsgd(learning_rate, optimizer, policy)
 
     def mix(worker, inbox, visit):
         messages = jnp.concatenate([worker.replica[None], inbox.messages])
         present = jnp.concatenate([jnp.ones(1, bool), inbox.weights > 0])
-        return MixingWorker(worker.replica, chosen.combine((), messages, present, visit.key).vector)
+        return MixingWorker(worker.replica, rule.combine((), messages, present, visit.key).vector)
 
-    if chosen.averaging or jax.tree.leaves(
-        jax.eval_shape(chosen.init, jax.ShapeDtypeStruct((1,), np.float32))
+    if rule.averaging or jax.tree.leaves(
+        jax.eval_shape(rule.init, jax.ShapeDtypeStruct((1,), np.float32))
     ):
         raise InputError(
-            f"rule = {chosen.text!r}: remembers earlier messages; choose median() or "
-            "trimmed_mean(f)"
+            f"rule = {rule.text!r}: remembers earlier messages; choose median() or trimmed_mean(f)"
         )
     return method._replace(
-        name="robust_gossip",
-        hyperparameters={"rule": chosen.text, **method.hyperparameters},
         mix=mix,
         sees_messages=True,
-        needs_key=chosen.needs_key,
+        needs_key=rule.needs_key,
     )

@@ -4,16 +4,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import require_switch
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Optimizer, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Timing, local_steps
 
 
-@shares_programs
+@declared
 def server_optimizer(
-    learning_rate: float | Schedule = LEARNING_RATE,
+    learning_rate: Rate = LEARNING_RATE,
     adaptive: bool = True,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Method:
     """Return asynchronous SGD with any optimizer of optax at the server.
 
@@ -50,8 +49,7 @@ def server_optimizer(
     Mishchenko, Bach, Even and Woodworth 2022, "Asynchronous SGD beats minibatch SGD under arbitrary
     delays", arXiv 2206.07638.
     """
-    require_switch("adaptive", adaptive)
-    named, chosen = local_steps(learning_rate, optimizer)
+    chosen = local_steps(learning_rate, optimizer)
     server_steps = optax.with_extra_args_support(chosen)
 
     def apply(server, central, message, memory, visit):
@@ -64,9 +62,7 @@ def server_optimizer(
         return Applied(optax.apply_updates(central, step), server, memory)
 
     return Method(
-        name="server_optimizer",
-        hyperparameters={**named, "adaptive": adaptive},
-        optimizer=optax.identity(),  # the worker's "step" is its gradient
+        optax.identity(),  # the worker's "step" is its gradient
         apply=apply,
         init_server=chosen.init,
         timing=Timing(window=1),

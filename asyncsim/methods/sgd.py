@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_fraction
+from asyncsim.base.declared import Fraction
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Rate, declared
+from asyncsim.methods.method import Array, Method, Timing, gradient_steps
 
 
 class SgdWorker(NamedTuple):
@@ -16,8 +16,8 @@ class SgdWorker(NamedTuple):
     momentum: Array
 
 
-@shares_programs
-def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method:
+@declared
+def sgd(learning_rate: Rate = 0.05, momentum: Fraction = 0.9) -> Method:
     """Return stochastic gradient descent with heavy-ball momentum, on one worker.
 
     With ``u = -learning_rate * gradient``::
@@ -35,16 +35,13 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
     ----------
     Polyak 1964, "Some methods of speeding up the convergence of iteration methods", eq. 9.
     """
-    mu = require_fraction("momentum", momentum)
 
     def message(worker, update, start, central, visit):
-        m = mu * worker.momentum + update
+        m = momentum * worker.momentum + update
         return m, SgdWorker(m), {}
 
     return Method(
-        name="sgd",
-        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         message=message,
         init_worker=lambda central: SgdWorker(jnp.zeros_like(central)),
         proxy=lambda worker: worker.momentum,

@@ -2,25 +2,16 @@
 
 import jax.numpy as jnp
 
-from asyncsim.base.errors import require_switch
-from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Method,
-    Schedule,
-    Timing,
-    gradient_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import PolicyLike, Rate, declared
+from asyncsim.methods.method import LEARNING_RATE, Method, Timing, gradient_steps
 
 
-@shares_programs
+@declared
 def softsync(
-    learning_rate: float | Schedule = LEARNING_RATE,
+    learning_rate: Rate = LEARNING_RATE,
     modulated: bool = True,
-    policy: Policy | str | None = "buffered(count=4)",
+    policy: PolicyLike = "buffered(count=4)",
 ) -> Method:
     """Return n-softsync with learning rates that depend on the staleness.
 
@@ -46,8 +37,6 @@ def softsync(
     Zhang, Gupta, Lian and Liu 2016, "Staleness-aware async-SGD for distributed deep learning",
     arXiv 1511.05950.
     """
-    require_switch("modulated", modulated)
-    policy = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         if modulated:
@@ -55,13 +44,7 @@ def softsync(
         return update, worker, {}
 
     return Method(
-        name="softsync",
-        hyperparameters=dict(
-            learning_rate=learning_rate,
-            modulated=modulated,
-            policy=None if policy is None else str(policy),
-        ),
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         message=message,
         combine=add_mean,
         timing=Timing(policy=policy),

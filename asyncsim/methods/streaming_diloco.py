@@ -1,26 +1,15 @@
 """Streaming DiLoCo: replicas that synchronise one fragment of the parameters at a time."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import optax
 
-from asyncsim.base.errors import InputError, require_switch
-from asyncsim.clusters.policy import Policy
+from asyncsim.base.declared import Count, Fraction, Natural, Positive
+from asyncsim.base.errors import InputError
 from asyncsim.methods.buffer import mean_message
-from asyncsim.methods.fragments import begin_server, begin_worker, check_exchange
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Array,
-    Method,
-    Schedule,
-    Timing,
-    count_living,
-    local_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.declared import Optimizer, PolicyLike, Rate, declared
+from asyncsim.methods.fragments import Exchange, Sizes, begin_server, begin_worker, check_exchange
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Timing, count_living, local_steps
 
 
 class EagerWorker(NamedTuple):
@@ -32,18 +21,18 @@ class EagerWorker(NamedTuple):
     visits: Array
 
 
-@shares_programs
+@declared
 def streaming_diloco(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    server_rate: float = 0.7,
-    server_momentum: float = 0.9,
-    fragments: int = 4,
-    overlap: int = 1,
-    blend: float = 0.5,
+    learning_rate: Rate = LEARNING_RATE,
+    server_rate: Positive = 0.7,
+    server_momentum: Fraction = 0.9,
+    fragments: Count = 4,
+    overlap: Natural = 1,
+    blend: Fraction = 0.5,
     eager: bool = False,
-    tensors: Sequence[int] | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "barrier()",
+    tensors: Sizes | None = None,
+    optimizer: Optimizer | None = None,
+    policy: PolicyLike = "barrier()",
 ) -> Method:
     """Return Streaming DiLoCo, the trace's window being the local steps between two fragments.
 
@@ -109,16 +98,14 @@ def streaming_diloco(
     free lunch", arXiv 2501.18512; Kale, Douillard and Donchev 2025, "Eager updates for overlapped
     communication and computation in DiLoCo", arXiv 2502.12996. Both are known second-hand.
     """
-    named, local = local_steps(learning_rate, optimizer)
-    exchange = check_exchange(server_rate, server_momentum, fragments, overlap, blend, tensors)
-    count = exchange.fragments
-    require_switch("eager", eager)
+    exchange = check_exchange(
+        Exchange(server_rate, server_momentum, fragments, overlap, blend, tensors)
+    )
     if eager and not exchange.overlap:
         raise InputError(
             "eager = True: with overlap = 0 the others' progress is not late; give an overlap of "
             "1 or more"
         )
-    policy = require_policy(policy)
 
     def send_progress(worker, update, start, central, visit):
         x = start + update
@@ -126,7 +113,7 @@ def streaming_diloco(
 
     def send_eagerly(worker, update, start, central, visit):
         mu, rate = exchange.server_momentum, exchange.server_rate
-        is_due = jnp.asarray(exchange.parts(central.size).of) == worker.visits % count
+        is_due = jnp.asarray(exchange.parts(central.size).of) == worker.visits % fragments
         x = start + update
         progress = x - worker.anchor
         m = jnp.where(is_due, mu * worker.momentum + progress, worker.momentum)
@@ -141,22 +128,15 @@ def streaming_diloco(
     def init_worker(central):
         if eager:
             return EagerWorker(central, central, jnp.zeros_like(central), jnp.int32(0))
-        return begin_worker(central, count)
+        return begin_worker(central, fragments)
 
     return Method(
-        name="streaming_diloco",
-        hyperparameters=dict(
-            **named,
-            **exchange._asdict(),
-            eager=eager,
-            policy=None if policy is None else str(policy),
-        ),
-        optimizer=local,
+        local_steps(learning_rate, optimizer),
         message=send_eagerly if eager else send_progress,
         combine=combine,
         init_worker=init_worker,
         init_server=begin_server,
         refresh=None if eager else exchange.merge,
         resume=lambda worker, read: worker.replica,
-        timing=Timing(policy=policy, message_size=1 / count),
+        timing=Timing(policy=policy, message_size=1 / fragments),
     )

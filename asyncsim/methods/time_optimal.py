@@ -1,23 +1,13 @@
 """Batch SGD, Rennala and Ringmaster: plain means and steps; the policy selects the gradients."""
 
-from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean
+from asyncsim.methods.declared import PolicyLike, Rate, declared
 from asyncsim.methods.downpour import downpour
-from asyncsim.methods.method import (
-    LEARNING_RATE,
-    Method,
-    Schedule,
-    Timing,
-    gradient_steps,
-    require_policy,
-)
-from asyncsim.methods.recipe import shares_programs
+from asyncsim.methods.method import LEARNING_RATE, Method, Timing, gradient_steps
 
 
-@shares_programs
-def batch_sgd(
-    learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()"
-) -> Method:
+@declared
+def batch_sgd(learning_rate: Rate = LEARNING_RATE, policy: PolicyLike = "barrier()") -> Method:
     """Return SGD with the mean of a version's gradients.
 
     ::
@@ -38,24 +28,18 @@ def batch_sgd(
     1604.00981 (backup workers); Dutta et al. 2018, "Slow and stale gradients can win the race:
     error-runtime trade-offs in distributed SGD", arXiv 1803.01113 (K-sync and its relatives).
     """
-    policy = require_policy(policy)
     return Method(
-        name="batch_sgd",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "policy": None if policy is None else str(policy),
-        },
-        optimizer=gradient_steps(learning_rate),
+        gradient_steps(learning_rate),
         combine=add_mean,
         timing=Timing(policy=policy),
         coordinatewise=True,
     )
 
 
-@shares_programs
+@declared
 def rennala(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    policy: Policy | str | None = "discard_stale(limit=1, count=10)",
+    learning_rate: Rate = LEARNING_RATE,
+    policy: PolicyLike = "discard_stale(limit=1, count=10)",
 ) -> Method:
     """Return Rennala SGD, for traces on which a fixed number of fresh gradients makes a version.
 
@@ -79,10 +63,10 @@ def rennala(
     return batch_sgd(learning_rate, policy)._replace(name="rennala")
 
 
-@shares_programs
+@declared
 def ringmaster(
-    learning_rate: float | Schedule = LEARNING_RATE,
-    policy: Policy | str | None = "discard_stale(limit=10, count=1)",
+    learning_rate: Rate = LEARNING_RATE,
+    policy: PolicyLike = "discard_stale(limit=10, count=1)",
 ) -> Method:
     """Return Ringmaster ASGD, for traces without gradients that are too stale.
 
@@ -103,8 +87,4 @@ def ringmaster(
     Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal
     time complexity", arXiv 2501.16168.
     """
-    policy = require_policy(policy)
-    named = {"learning_rate": learning_rate, "policy": None if policy is None else str(policy)}
-    return downpour(learning_rate)._replace(
-        name="ringmaster", hyperparameters=named, timing=Timing(policy=policy)
-    )
+    return downpour(learning_rate)._replace(timing=Timing(policy=policy))

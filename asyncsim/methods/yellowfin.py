@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import require_count, require_fraction, require_positive
+from asyncsim.base.declared import Count, Fraction, Positive, in_range
 from asyncsim.methods.method import Array
 
 #: The least estimate of the gradients' variance.
@@ -116,8 +116,12 @@ def tune(state: YellowFin, gradients: Any, beta: Any) -> YellowFin:
     )
 
 
+@in_range
 def yellowfin(
-    learning_rate: float = 1.0, momentum: float = 0.0, beta: float = 0.999, window: int = 20
+    learning_rate: Positive = 1.0,
+    momentum: Fraction = 0.0,
+    beta: Fraction = 0.999,
+    window: Count = 20,
 ) -> optax.GradientTransformationExtraArgs:
     """Return SGD with YellowFin's momentum and learning rate, as an optax transformation.
 
@@ -126,10 +130,6 @@ def yellowfin(
     default; ``window``: squared norms among which the curvature's range is taken. Without the
     authors' clip of gradients, their factor of the rate and the slow start of their later program.
     """
-    require_positive("learning_rate", learning_rate)
-    require_fraction("momentum", momentum)
-    require_fraction("beta", beta)
-    require_count("window", window)
 
     def init(params):
         tuner = init_tuner(params, learning_rate, momentum, window)

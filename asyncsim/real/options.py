@@ -11,7 +11,6 @@ from asyncsim.base.files import RECORDING, field_values
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
-from asyncsim.study.help import GROUPS
 from asyncsim.study.options import Hidden
 
 if TYPE_CHECKING:
@@ -25,7 +24,14 @@ _INDEPENDENT = ("cpus", "memory", "restart", "start_timeout", "timeout")
 #: Options of simulated clusters that real processes do not have.
 _OF_CLUSTERS = (
     "compute",
-    *GROUPS["Network"],
+    "latency",
+    "bandwidth",
+    "shared_bandwidth",
+    "message_bytes",
+    "sites",
+    "far_latency",
+    "far_bandwidth",
+    "server_site",
     "dynamic_window",
     "servers",
     "read_blocks",

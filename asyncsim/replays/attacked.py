@@ -16,8 +16,8 @@ from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.buffer import group_means
 from asyncsim.methods.check import check_method
+from asyncsim.methods.declared import recast
 from asyncsim.methods.method import Array, Memories, Method, State, present
-from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.central import summed, weighed
 from asyncsim.replays.programs import IdentityKey

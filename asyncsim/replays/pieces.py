@@ -486,13 +486,16 @@ def tied(tree: Any, i: Array) -> Any:
 
 
 def in_own_loop(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
-    """Call a function; in the form "single" within a loop of one turn, which XLA does not fuse."""
+    """Call a function; in the form "single" within a branch that XLA does not fuse."""
     if not single:
         return function(index)
     kinds = jax.eval_shape(function, index)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kinds)
-    # The traced count, always 1 here, hides the length of the loop.
-    return jax.lax.fori_loop(0, count, lambda i, _: function(tied(index, i)), zeros)
+
+    def never() -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kinds)
+
+    # The traced count, always 1 here, hides the choice of the branch.
+    return jax.lax.cond(count > 0, lambda: function(index), never)
 
 
 def _take(tree: Any, index: Array, single: bool) -> Any:

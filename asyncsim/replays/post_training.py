@@ -224,13 +224,8 @@ def build_update(
         def surrogate(params: Array, part: tuple) -> tuple[Array, tuple[Array, Array]]:
             batch, behaviour, proximal, advantage, present = part
             current = logp(params, batch)
-            # Weights are constants of the surrogate: only the log-probabilities have a gradient.
-            fixed = jax.lax.stop_gradient(current)
-            proximal = fixed if proximal is None else proximal
-            spread = jnp.broadcast_to(advantage[:, None], current.shape)
-            weight = jax.vmap(method.correction.weight)(fixed, behaviour, proximal, spread, present)
-            weight = jax.lax.stop_gradient(jnp.where(present, weight, 0.0))
-            loss = -jnp.mean(jnp.sum(weight * spread * current, 1))
+            loss, weight = method.loss(current, behaviour, proximal, advantage, present)
+            proximal = jax.lax.stop_gradient(current) if proximal is None else proximal
             age = jnp.sum(jnp.where(present, behaviour - proximal, 0.0))
             return loss, (jnp.sum(weight) / jnp.sum(present).astype(weight.dtype), age)
 
@@ -312,6 +307,7 @@ class Programs(NamedTuple):
 def _programs(
     correction: Any,
     baseline: str,
+    normalize: str,
     inner_steps: int,
     optimizer: Any,
     problem: PolicyProblem,
@@ -321,7 +317,9 @@ def _programs(
 ) -> Programs:
     """Return the functions that replay: one compilation for all rates, seeds and traces alike."""
     # The rate is an argument of the program; the method's own is 1.
-    method: Any = PolicyGradient("", {}, optimizer, correction, baseline, inner_steps, 1.0)
+    method: Any = PolicyGradient(
+        "", {}, optimizer, correction, baseline, normalize, inner_steps, learning_rate=1.0
+    )
     dtype = jnp.dtype(precision)
 
     def initial(key: Array) -> Any:
@@ -394,7 +392,10 @@ def replay_members(
         require_count("seed", seed, 0)
     with jax.enable_x64(precision == "float64"):
         dtype = jnp.dtype(precision)
-        of_method = method.correction, method.baseline, method.inner_steps, method.optimizer
+        of_method = (
+            *(method.correction, method.baseline, method.normalize),
+            *(method.inner_steps, method.optimizer),
+        )
         group = _rollouts(trace).group
         programs = _programs(*of_method, problem, group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
 from asyncsim.methods.check import check_method
+from asyncsim.methods.declared import Recipe, recipe_of
 from asyncsim.methods.method import Array, Method, add, send_update
-from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten

@@ -270,7 +270,7 @@ def start(problem: Problem, seed: int, dtype: Any, workers: int) -> tuple[Start,
         A worker's initial parameters have other shapes than the problem's.
     """
     init_key, key = jax.random.split(purpose_key(seed, "problem"))
-    params = cast(problem.init(init_key), dtype)
+    params = cast(jax.jit(problem.init)(init_key), dtype)
     if problem.init_replica is None:
         return Start(params), key
     replicas = []

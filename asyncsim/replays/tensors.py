@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from asyncsim.base.threads import cached
+from asyncsim.methods.declared import recast
 from asyncsim.methods.method import Applied, Array, Method, State, Visit
-from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.local import Flat
 from asyncsim.replays.programs import IdentityKey, flatten_problem

@@ -19,6 +19,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.simulation.absences import FRUITLESS, FRUITLESS_OF_A_WORKER
 from asyncsim.simulation.clock import Clock
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gates import Gate
@@ -61,9 +62,11 @@ class Slots:
         self._transfer = delays([rollouts.transfer], seed, "rollout transfer")
         self._far_latency = delays([rollouts.far_latency] * 2, seed, "rollout far latency")
         self._first_far = rollouts.slots - rollouts.far_slots
-        failures = [failure for failure in cluster.failures if failure.on == "slots"]
+        self._failures = [failure for failure in cluster.failures if failure.on == "slots"]
         self._weather = (
-            Weather(failures, rollouts.slots, None, seed, "slot failure") if failures else None
+            Weather(self._failures, rollouts.slots, None, seed, "slot failure")
+            if self._failures
+            else None
         )
         self._aborts = rollouts.updates == "abort_and_resume"
         slows = self._weather is not None and self._weather.slows
@@ -104,6 +107,7 @@ class Slots:
         self._ready: list[int] = []  # groups that wait for a learner, in the order of consumption
         self._batches: dict[int, list[int]] = {}  # groups, by learner
         self._discarded = 0  # groups since the last batch
+        self._fruitless = 0  # attempts cancelled since a sample was finished
         self._idle: deque[Callable[[], None]] = deque()  # learners without a batch
 
         # The record, row by row, and update by update. Columns that are filled later grow in
@@ -308,6 +312,7 @@ class Slots:
         row = self._row_of[slot]
         self._row_of[slot] = -1
         self._end[row] = self._clock._now
+        self._fruitless = 0
         self._free.append(slot)
         if slot >= self._first_far:
             self._on_the_way.add(row)
@@ -389,7 +394,20 @@ class Slots:
         self._fill()
 
     def _cancel(self, row: int) -> None:
-        """Cancel an attempt, or all of its group, and let it start again."""
+        """Cancel an attempt, or all of its group, and let it start again.
+
+        Raises
+        ------
+        InputError
+            Too many attempts in a row were cancelled.
+        """
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS + FRUITLESS_OF_A_WORKER * self._rollouts.slots:
+            failures = ", ".join(str(f) for f in self._failures)
+            raise InputError(
+                f"failures = {failures}: so often that no sample was finished in "
+                f"{self._fruitless:,} attempts; give longer times between them, or shorter samples"
+            )
         group = self._sample[row] // self._rollouts.group
         rows = list(self._rows[group]) if self._rollouts.retry == "group" else [row]
         for cancelled in rows:

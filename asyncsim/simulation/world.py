@@ -212,10 +212,10 @@ class World:
 
         def compute(worker: Worker) -> None:
             index = worker.index
-            if counts:  # only every `far_every`-th visit is far
-                visits[index] += 1
             if may_end and lives[index] is not worker:
                 return
+            if counts:  # only every `far_every`-th visit is far
+                visits[index] += 1
             version = read_version[index] = last_read[index]
             start_time[index] = now = clock._now
             lasts = duration(index)

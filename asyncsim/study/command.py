@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -33,7 +32,6 @@ from asyncsim.base.console import (
 from asyncsim.base.errors import InputError, shown
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
-from asyncsim.study.help import help_of
 from asyncsim.study.loading import (
     hidden,
     load,
@@ -43,14 +41,7 @@ from asyncsim.study.loading import (
     studies,
     told_in_a_line,
 )
-from asyncsim.study.options import (
-    NEGATIVE,
-    options_of,
-    read_options,
-    refuse_unknown_names,
-    split_numbers,
-    value_of,
-)
+from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, value_of
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study with failed runs.
@@ -97,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
         return code
     except InputError as error:
-        tell_error(error, _hint(arguments[0], str(error)))
+        tell_error(error, f"asyncsim study {arguments[0]} --help explains the options")
         return 2
     except KeyboardInterrupt as interruption:
         tell(": ".join(["interrupted", *map(str, interruption.args)]))
@@ -117,23 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
     _warn_of({study: path for study, path in hidden().items() if study == name})
     if not {"-h", "--help"}.isdisjoint(options):
-        print(help_of(name, load(name, options_alone=True), options))
+        with contextlib.suppress(SystemExit):
+            read_options(name, load(name, options_alone=True), options)
         return 0
     set_up_jax(keep_compiled)  # before the study imports JAX
     with each_note_once():
         study, config = configure(name, options, check=True)
         result = study.run(config)
     return INCOMPLETE if results.lacks_runs(getattr(result, "folder", None)) else 0
-
-
-def _hint(name: str, message: str) -> str:
-    """Explain the option that an error message begins with; of another message, name the help."""
-    with contextlib.suppress(InputError):
-        options = options_of(load(name, options_alone=True).Config)
-        option = options.get(re.split(r"\W", message, maxsplit=1)[0])
-        if option is not None and option.text:
-            return f"{option.form}: {option.text.partition('. ')[0].removesuffix('.')}"
-    return f"asyncsim study {name} --help explains the options"
 
 
 def set_up_jax(keep_compiled: bool = True) -> None:
@@ -163,7 +145,6 @@ def configure(
     """
     # Bad options are refused at once, before the study's imports, which take seconds.
     options_alone = load(name, options_alone=True)
-    options = split_numbers(options)
     first = getattr(options_alone.Config, "first", "")
     if first and options and not options[0].startswith("-"):
         options = [f"--{first}", *options]

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import asyncsim.study.executor as executor
 import asyncsim.study.results as results
@@ -53,17 +53,10 @@ if TYPE_CHECKING:
     RuleLike = str | Rule | Callable[[int], Rule]
     TopologyLike = str | Topology
     ProblemLike = str | Problem
-else:
-    # The command line's types, with their names in its help.
-    LawLike, PolicyLike, FailureLike = (
-        Annotated[str, "law"],
-        Annotated[str, "policy"],
-        Annotated[str, "failure"],
-    )
-    MethodLike, ProblemLike = Annotated[str, "method"], Annotated[str, "problem"]
-    AttackLike, RuleLike = Annotated[str, "attack"], Annotated[str, "rule"]
-    TopologyLike = Annotated[str, "topology"]
-    BandwidthLike, SizeLike = Annotated[float | str, "bytes/s"], Annotated[float | str, "bytes"]
+else:  # the command line's types
+    LawLike = PolicyLike = FailureLike = MethodLike = ProblemLike = str
+    AttackLike = RuleLike = TopologyLike = str
+    BandwidthLike = SizeLike = float | str
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]

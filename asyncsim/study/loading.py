@@ -50,12 +50,10 @@ def studies() -> dict[str, Path]:
 
 def hidden() -> dict[str, Path]:
     """Return the working folder's files that a shipped study of the same name hides."""
+    if Path("asyncsim", "__init__.py").exists():  # a clone, whose studies are the shipped ones
+        return {}
     ours = _files(shipped("studies"))
-    return {
-        name: path
-        for name, path in _user_studies().items()
-        if name in ours and not path.samefile(ours[name])
-    }
+    return {name: path for name, path in _user_studies().items() if name in ours}
 
 
 def shipped(name: str) -> Path:

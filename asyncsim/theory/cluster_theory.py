@@ -79,10 +79,10 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     bounds.
     """
     require_cluster(cluster)
-    if cluster.topology is not None:
-        return _without_server(cluster)
     if cluster.failures:
         return None
+    if cluster.topology is not None:
+        return _without_server(cluster)
     rate = _rate(cluster)
     return None if rate is None else rate._replace(computing=_computing_share(cluster, rate))
 
@@ -137,22 +137,35 @@ def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
 
 
 def _without_server(cluster: Cluster) -> ThroughputTheory:
-    """Return the gradients per second without a server, exact if no worker waits."""
-    means = computing(cluster)
+    """Return the gradients per second without a server, exact if no worker waits.
+
+    With ``c`` seconds of computing and messages of ``d`` seconds, ``overlap(s)`` starts round
+    ``k + s + 1`` with messages of round ``k``: a round takes at least ``max(c, (c + d) / (s + 1))``
+    (`neighbours`: ``s = 0``; mixed in beside the gradient, messages travel during the next
+    computation, ``max(c, d)``).
+    """
+    assert cluster.topology is not None
+    means, policy = computing(cluster), cluster.policy
     instant = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
-    if (
-        cluster.workers == 1
-        or cluster.policy == asynchronous()
-        or (cluster.policy.name == "handshake" and instant)
-    ):
+    if cluster.workers == 1 or policy == asynchronous() or (policy.name == "handshake" and instant):
         return ThroughputTheory(
             "nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0
         )
-    if cluster.policy.name == "handshake":
+    if policy.name == "handshake":
         return ThroughputTheory("saturation bound", _handshakes(cluster, means))
-    commits = cluster.workers / max(means)
+    duration = max(means)
+    receives = [
+        set(edges.taker.tolist()) == set(range(cluster.workers))
+        for edges in cluster.topology.edges(cluster.workers)
+    ]
+    if all(receives):  # else a worker may begin some rounds without a message
+        ways = cluster.near_ways[0], cluster.ways[0]
+        fastest = min(min(way.means) + min(way.transfer) for way in ways)
+        fastest *= min([1.0, *cluster.topology.slowness(cluster.workers).values()])
+        fastest += 0.0 if policy.mix == "beside" else min(means)
+        duration = max(duration, fastest / ((policy.steps or 0) + 1))
     return ThroughputTheory(
-        "saturation bound", commits, computing=commits / cluster.workers * float(np.mean(means))
+        "saturation bound", cluster.workers / duration, computing=float(np.mean(means)) / duration
     )
 
 

@@ -225,7 +225,8 @@ def _unfinished(
     return {
         "returning": (worker, ready, begin),
         "computing": (worker, begin, request_time),
-        "sending": (worker, pulls["read_time"], end),
+        # A message that is sent again has a row until then.
+        "sending": (worker, np.maximum(pulls["read_time"], ready), end),
     }
 
 

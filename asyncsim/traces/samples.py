@@ -8,7 +8,6 @@ import pandas as pd
 
 from asyncsim.base.errors import require_choice
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.rollouts import Rollouts
 from asyncsim.traces.rules import require_column
 
 #: The outcomes of a sample, or of an attempt at it.
@@ -73,7 +72,7 @@ def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
     samples = samples.assign(outcome=pd.Categorical(samples["outcome"], SAMPLE_OUTCOMES))
     right = {
         "outcome": samples["outcome"].notna(),
-        "length": samples["length"] > 0,
+        "length": samples["length"] >= 0,
         "version": samples["version"] >= samples["start_version"],
         "staleness": samples["staleness"] == samples["version"] - samples["read_version"],
     }
@@ -108,7 +107,7 @@ class Audit(NamedTuple):
         return self.staleness == self.open and self.beyond is None
 
 
-def audit(tables: RolloutTables, rollouts: Rollouts) -> Audit:
+def audit(tables: RolloutTables, cluster: Cluster) -> Audit:
     """Compare the ages of all samples with the counts of open samples, in integers.
 
     Every update ages each open sample outside its batch by one version. So the versions that passed
@@ -116,7 +115,7 @@ def audit(tables: RolloutTables, rollouts: Rollouts) -> Audit:
     over updates: for every queue, order and law.
     """
     samples = tables.samples
-    bound = largest_staleness(rollouts)
+    bound = largest_staleness(cluster)
     late = np.zeros(len(samples), bool)
     if bound is not None:
         late = (samples["staleness"] > bound) & (samples["outcome"] == "trained")
@@ -128,12 +127,17 @@ def audit(tables: RolloutTables, rollouts: Rollouts) -> Audit:
     )
 
 
-def largest_staleness(rollouts: Rollouts) -> int | None:
-    """Return the staleness that no trained sample exceeds with one learner; None if none is known.
+def largest_staleness(cluster: Cluster) -> int | None:
+    """Return the staleness that no trained sample exceeds; None if none is known.
 
-    `discard` checks it. `pace` bounds it if groups are consumed in the order of their starts and
-    every version is published: the samples before one in the window fill at most ``eta`` batches.
+    `discard` checks it as a learner takes a batch. `pace` bounds it if groups are consumed in the
+    order of their starts and every version is published: the samples before one in the window fill
+    at most ``eta`` batches. Both hold for one learner: of several, the others make versions while
+    one computes.
     """
+    rollouts = cluster.rollouts
+    if rollouts is None or cluster.workers > 1:
+        return None
     queue = rollouts.queue
     if queue.limit is not None:
         return queue.limit

@@ -507,8 +507,8 @@ class Trace:
     def check(self) -> Audit:
         """Compare ages and counts of samples; see `asyncsim.traces.samples.audit`."""
         tables = self._rollouts()
-        assert self.cluster is not None and self.cluster.rollouts is not None
-        return audit(tables, self.cluster.rollouts)
+        assert self.cluster is not None
+        return audit(tables, self.cluster)
 
     def _rollouts(self) -> RolloutTables:
         if self.rollouts is None:

@@ -4,7 +4,6 @@ it.
 
 import graphlib
 import heapq
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.errors import InputError, require_choice, require_count, require_number
+from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.traces.bookkeeping import (
@@ -31,13 +30,14 @@ from asyncsim.traces.columns import (
     TAKES_UP,
     Source,
 )
-from asyncsim.traces.rules import require_column, require_rows
+from asyncsim.traces.logs import CLOCK, Log
+from asyncsim.traces.rules import require_rows
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 #: The times of a visit in the order in which they pass; all but these are needed.
-_COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 _GOSSIP_RECORD = (
     "worker",
     "local_steps",
@@ -47,6 +47,7 @@ _GOSSIP_RECORD = (
     "partner",
     "kept",
 )
+_GOSSIP_TIMES = ("start_time", "send_time", "commit_time")
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
@@ -54,7 +55,6 @@ _PRESENT = ("worker", "arrive_time")
 _COUNTED = tuple(
     name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome")
 )
-_CLOCK = "record all times on one clock, such as the server's time.monotonic()"
 
 
 def recorded(
@@ -157,35 +157,56 @@ def recorded(
     if protocol == GOSSIP:
         return _recorded_without_server(visits, workers, window, begin, seed, takes_up, in_flight)
     optional = _OPTIONAL if begin is None else ("start_time", *_OPTIONAL)
-    commits = _table(
-        "visits", visits, ("worker", *(name for name in _COMMIT_TIMES if name not in optional))
+    required = ("worker", *(name for name in COMMIT_TIMES if name not in optional))
+    log = Log.of("visits", visits, required)
+    log.take_times([name for name in COMMIT_TIMES if name in log.table])
+    return trace_of_log(
+        log,
+        workers,
+        reads,
+        begin,
+        seed,
+        present,
+        window=window,
+        protocol=protocol,
+        exclusive=exclusive,
     )
-    if commits.empty:
-        raise InputError("visits: holds no row; record one for each commit")
+
+
+def trace_of_log(
+    log: Log,
+    workers: int | None = None,
+    reads: Table | None = None,
+    begin: Any = None,
+    seed: int = 0,
+    present: Table | None = None,
+    **form_of_visits: Any,
+) -> Trace:
+    """Build the trace of a log whose times are read; the other arguments are as of `recorded`."""
+    if log.table.empty:
+        raise InputError(f"{log.name}: holds no row; record one for each commit")
     seed = require_count("seed", seed, minimum=0)
-    begin = _begin_of(commits, begin)
-    if workers is None:
-        workers = _count_workers(_numbers("visits", commits, "worker"))
-    # The form of a visit, not its duration.
-    form = Cluster(workers, Constant(1.0), window=window, protocol=protocol, exclusive=exclusive)
-    commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
-    waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
+    begin, workers = log.begin(begin), _count_workers(log, workers)
+    form = Cluster(workers, Constant(1.0), **form_of_visits)  # of a visit, not its duration
+    _put_in_order(log, COMMIT_TIMES, begin, form.workers)
+    commits = log.table
+    waits = _side_log("present", present, _PRESENT, log, begin, form.workers)
+    waiting = waits.table = waits.table.sort_values("worker")
     last = float(commits["commit_time"].max())
     is_unique = ~waiting["worker"].duplicated()
-    require_column(
-        "present", waiting, "worker", is_unique, "must differ in each row: no worker waits twice"
-    )
+    waits.require("worker", is_unique, "must differ in each row: no worker waits twice")
     in_trace = waiting["arrive_time"] <= last
     rule = f"must not be after the last commit, at {last:g} from the begin"
-    require_column("present", waiting, "arrive_time", in_trace, rule)
-    commit_columns = _columns(commits, COMMIT_RECORD)
-    for name in optional:
-        commit_columns.setdefault(name, np.full(len(commits), np.nan))
-    applied = _applied(commits)
+    waits.require("arrive_time", in_trace, rule)
+    commit_columns = {
+        name: commits[name].to_numpy() if name in commits else np.full(len(commits), np.nan)
+        for name in COMMIT_RECORD
+    }
+    applied = _applied(log)
     if reads is None and form.separate_reads:
         raise InputError(
-            f"reads: missing; with protocol {protocol!r} in two visits the reads have a table of "
-            "their own"
+            f"reads: missing; with protocol {form.protocol!r} in two visits the reads have a table "
+            "of their own"
         )
     if reads is None and not applied.all():
         raise InputError(
@@ -199,19 +220,21 @@ def recorded(
     if reads is None:
         read_columns = reads_of_commits(form, commit_columns)
     else:
-        served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
-        _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
-        served["read_version"] = _read_versions(form, served, commits[applied])
-        read_columns = {name: served[column].to_numpy() for name, column in READ_COLUMNS.items()}
-        read_columns["worker"] = served["worker"].to_numpy()
-        read_columns = with_first(read_columns, form.workers)
-    waits = {name: waiting[name].to_numpy() for name in _PRESENT}
-    trace = trace_of(form, seed, commit_columns, read_columns, waits)
+        served = _side_log("reads", reads, ("worker", *_READ_TIMES), log, begin, form.workers)
+        reader = served.table["worker"].to_numpy()
+        _check_reads(form, commits["worker"].to_numpy(), reader)
+        served.table["read_version"] = _read_versions(form, served, commits[applied])
+        read_columns = {
+            name: served.table[column].to_numpy() for name, column in READ_COLUMNS.items()
+        }
+        read_columns = with_first({**read_columns, "worker": reader}, form.workers)
+    present_columns = {name: waiting[name].to_numpy() for name in _PRESENT}
+    trace = trace_of(form, seed, commit_columns, read_columns, present_columns)
     steps, source = trace.steps, replace(trace.source, cluster=None)
     if "start_time" not in commits:
         steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
     trace = replace(trace, source=source, steps=steps)
-    _check_counted(commits, trace.frame)
+    _check_counted(log, trace.frame)
     require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
     return trace
 
@@ -228,25 +251,23 @@ def _recorded_without_server(
     """Build the trace of workers that recorded their gradients and the messages mixed in."""
     require_choice("takes_up", takes_up, TAKES_UP)
     window, seed = require_count("window", window), require_count("seed", seed, minimum=0)
-    table = _table(
-        "visits", visits, ("worker", "start_time", "commit_time", "sources", "weights", "kept")
-    )
-    if table.empty:
+    required = ("worker", "start_time", "commit_time", "sources", "weights", "kept")
+    log = Log.of("visits", visits, required)
+    if log.table.empty:
         raise InputError("visits: holds no row; record one for each gradient")
-    begin = _begin_of(table, begin)
-    if workers is None:
-        workers = _count_workers(_numbers("visits", table, "worker"))
+    times = [name for name in _GOSSIP_TIMES if name in log.table]
+    log.take_times(times)
+    begin, workers = log.begin(begin), _count_workers(log, workers)
     source = Source(require_count("workers", workers), GOSSIP, window, seed=seed, takes_up=takes_up)
-    times = ("start_time", "send_time", "commit_time")
-    rows = _in_order("visits", table, times, begin, source.workers)
-    for name in {"job", "kept", "partner"} & set(rows):
-        rows[name] = _numbers("visits", rows, name)
-    if "job" in rows:
-        rows = rows.sort_values("job", kind="stable").reset_index(drop=True)
+    _put_in_order(log, times, begin, source.workers)
+    for name in {"job", "kept", "partner"} & set(log.table):
+        log.table[name] = log.numbers(name)
+    if "job" in log.table:
+        log.table = log.table.sort_values("job", kind="stable").reset_index(drop=True)
+    rows = log.table
     job = rows.groupby("worker").cumcount()
     if "job" in rows:
-        rule = "must count a worker's gradients from 0"
-        require_column("visits", rows, "job", rows["job"] == job, rule)
+        log.require("job", rows["job"] == job, "must count a worker's gradients from 0")
     rows = rows.assign(job=job, partner=rows.get("partner", pd.Series(-1, rows.index)).astype(int))
     numbers: dict[Any, int] = {
         pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))
@@ -296,14 +317,17 @@ def _recorded_without_server(
     of_messages = ("step", "by", "weight")
     taken_up = dict(zip(of_messages, np.array(messages, float).reshape(-1, 3).T, strict=True))
     names = ("source", "taker", "weight")
-    flying = _table(
+    flying = Log.of(
         "in_flight", dict.fromkeys(names, ()) if in_flight is None else in_flight, names
     )
-    columns = {name: _numbers("in_flight", flying, name) for name in names[1:]}
-    arrives = np.full(len(flying), float(ordered["commit_time"].iloc[-1]))
-    if "arrive_time" in flying:
-        arrives = _numbers("in_flight", flying, "arrive_time") - begin
-    step = [place[row_of("in_flight", row, name)] for row, name in enumerate(flying["source"])]
+    columns = {name: flying.numbers(name) for name in names[1:]}
+    arrives = np.full(len(flying.table), float(ordered["commit_time"].iloc[-1]))
+    if "arrive_time" in flying.table:
+        flying.take_times(["arrive_time"], like=log)
+        arrives = flying.table["arrive_time"].to_numpy() - begin
+    step = [
+        place[row_of("in_flight", row, name)] for row, name in enumerate(flying.table["source"])
+    ]
     trace = trace_without_server(
         source,
         {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD},
@@ -344,116 +368,65 @@ def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> lis
     return order
 
 
-def _begin_of(table: pd.DataFrame, begin: float | None) -> float:
-    """Return the clock's reading at the begin, by default the first ``start_time``."""
-    if begin is None:
-        return float(_numbers("visits", table, "start_time").min())
-    return require_number("begin", begin)
-
-
-def _count_workers(worker: np.ndarray) -> int:
-    """Return the number of workers in a log; each must have a visit."""
-    count = max(1, int(worker.max()) + 1)
-    missing = sorted(set(range(count)) - set(worker.astype(int).tolist()))
+def _count_workers(log: Log, workers: int | None) -> int:
+    """Return the number of workers of a log; unless it is stated, each must have a visit."""
+    numbers = log.numbers("worker")
+    if workers is not None:
+        return workers
+    count = max(1, int(numbers.max()) + 1)
+    missing = sorted(set(range(count)) - set(numbers.astype(int).tolist()))
     if missing:
         raise InputError(
-            f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number "
-            f"the workers from 0, or give workers = {count} if some are never served"
+            f"{log.name}: worker {missing[0]} has none, though there is a worker {count - 1}; "
+            f"number the workers from 0, or give workers = {count} if some are never served"
         )
     return count
 
 
-def _table(argument: str, rows: Any, required: tuple[str, ...]) -> pd.DataFrame:
-    """Build a table, check its required columns, and number its rows in ``row``."""
-    try:
-        table = pd.DataFrame(rows).reset_index(drop=True)
-    except (TypeError, ValueError) as error:
-        form = "give a DataFrame, a dict of columns or a list of dicts"
-        raise InputError(f"{argument}: not a table ({error}); {form}") from None
-    missing = [name for name in required if name not in table]
-    if missing:
-        hint = "; without start_time, give begin" if missing == ["start_time"] else ""
-        raise InputError(
-            f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each{hint}"
-        )
-    return table.assign(row=np.arange(len(table)))
+def _side_log(
+    argument: str, rows: Any, required: tuple[str, ...], visits: Log, begin: float, workers: int
+) -> Log:
+    """Read an optional table, in order; empty if it is missing."""
+    log = Log.of(argument, {name: [] for name in required} if rows is None else rows, required)
+    log.take_times(required[1:], like=visits)
+    _put_in_order(log, required[1:], begin, workers)
+    return log
 
 
-def _side_table(
-    argument: str, rows: Any, required: tuple[str, ...], begin: float, workers: int
-) -> pd.DataFrame:
-    """Return an optional table, in order; empty if it is missing."""
-    table = _table(argument, {name: [] for name in required} if rows is None else rows, required)
-    return _in_order(argument, table, required[1:], begin, workers)
-
-
-def _in_order(
-    argument: str, table: pd.DataFrame, times: tuple[str, ...], begin: float, workers: int
-) -> pd.DataFrame:
+def _put_in_order(log: Log, times: Sequence[str], begin: float, workers: int) -> None:
     """Sort rows by the end of their service, with times counted from the begin."""
-    listed = [name for name in times if name in table]
-    table = table.assign(worker=_numbers(argument, table, "worker"))
-    table = table.assign(**{name: _numbers(argument, table, name) - begin for name in listed})
-    worker = table["worker"]
+    worker = log.numbers("worker")
     is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
-    require_column(
-        argument,
-        table,
-        "worker",
-        is_valid,
-        f"must be a whole number from 0 to {workers - 1}",
-    )
-    first = table[listed[0]] >= 0
-    require_column(
-        argument,
-        table,
-        listed[0],
-        first,
-        f"must not be before the begin, {begin!r}; both are shown less that",
-    )
-    for earlier, later in itertools.pairwise(listed):
-        rule = f"must not be before {earlier}; {_CLOCK}"
-        require_column(argument, table, later, table[later] >= table[earlier], rule)
-    return (
-        table.astype({"worker": np.int64})
+    log.require("worker", is_valid, f"must be a whole number from 0 to {workers - 1}")
+    listed = [name for name in times if name in log.table]
+    rule = f"must not be before the begin, {begin:.12g}"
+    log.require(listed[0], log.table[listed[0]] >= begin, rule)
+    log.table = (
+        log.table.assign(worker=worker.astype(np.int64))
+        .assign(**{name: log.table[name] - begin for name in listed})
         .sort_values(listed[-1], kind="stable")
         .reset_index(drop=True)
     )
 
 
-def _columns(table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    return {name: table[name].to_numpy(np.float64) for name in names if name in table}
-
-
-def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
-    if table[name].dtype.kind in "mM":  # a date's number depends on its unit
-        raise InputError(
-            f"{argument}: {name} holds dates; give seconds, (dates - "
-            "dates.min()).dt.total_seconds() with one minimum for all columns"
-        )
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    require_column(argument, table, name, np.isfinite(values), "must be a finite number")
-    return values
-
-
-def _applied(commits: pd.DataFrame) -> np.ndarray:
+def _applied(log: Log) -> np.ndarray:
     """Return the mask of applied rows, ``[rows]``; the others are cancelled."""
-    if "outcome" not in commits:
-        return np.ones(len(commits), bool)
-    outcome = commits["outcome"].astype(str)
+    if "outcome" not in log.table:
+        return np.ones(len(log.table), bool)
+    outcome = log.table["outcome"].astype(str)
     is_known = outcome.isin(["applied", "cancelled"])
-    require_column("visits", commits, "outcome", is_known, "must be 'applied' or 'cancelled'")
+    log.require("outcome", is_known, "must be 'applied' or 'cancelled'")
     return (outcome == "applied").to_numpy()
 
 
-def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) -> np.ndarray:
+def _read_versions(form: Cluster, log: Log, commits: pd.DataFrame) -> np.ndarray:
     """Return the versions read, counted by the times of the ``commits``, ``[reads]``.
 
     If a read and a commit have the same time, ``read_version`` decides which came first; without it
     the commit did, or the read if one visit reads first. The protocol decides for the worker's own
     commit in the same visit.
     """
-    times = commits["commit_time"].to_numpy()
+    reads, times = log.table, commits["commit_time"].to_numpy()
     lowest, highest = (
         np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right")
     )
@@ -467,12 +440,12 @@ def _read_versions(form: Cluster, reads: pd.DataFrame, commits: pd.DataFrame) ->
         )
         lowest, highest = (lowest, highest - is_own) if before_own else (lowest + is_own, highest)
     if "read_version" in reads:
-        stated = _numbers("reads", reads, "read_version")
+        stated = log.numbers("read_version")
         agrees = (lowest <= stated) & (stated <= highest) & (stated % 1 == 0)
         first = int(np.argmin(agrees))
         choices = " or ".join(map(str, dict.fromkeys((lowest[first], highest[first]))))
         rule = f"must be {choices}, the number of commits by read_time; correct it or leave it out"
-        require_column("reads", reads, "read_version", agrees, rule)
+        log.require("read_version", agrees, rule)
         counted = stated
     return counted.astype(np.float64)
 
@@ -497,21 +470,20 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
         )
 
 
-def _check_counted(visits: pd.DataFrame, frame: pd.DataFrame) -> None:
+def _check_counted(log: Log, frame: pd.DataFrame) -> None:
     """Raise InputError for a computation before its read, or a column unlike the count."""
-    late = frame["start_time"] >= frame["read_time"]
+    first = next(name for name in COMMIT_TIMES if name in log.table)
+    late = frame[first] >= frame["read_time"]
     rule = (
-        f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
+        f"must not be before its read was served: a worker has one computation in flight; {CLOCK}"
     )
-    require_column(
-        "visits", visits.assign(start_time=frame["start_time"]), "start_time", late, rule
-    )
+    log.require(first, late, rule)
     for name in _COUNTED:
-        if name in visits:
+        if name in log.table:
             counted = frame[name].to_numpy()
-            agrees = visits[name] == counted
+            agrees = log.table[name] == counted
             rule = (
                 f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or "
                 "leave it out"
             )
-            require_column("visits", visits, name, agrees, rule)
+            log.require(name, agrees, rule)

@@ -1,0 +1,167 @@
+"""Logs of real systems under check: tables from memory or from files, their numbers and times.
+
+Errors name the argument or the file, the column and the row, from 0, and of CSV also the line.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.base.errors import InputError, require_number, require_path
+
+#: Larger whole numbers are not exact.
+_LARGEST = 2**53
+CLOCK = "record all times on one clock, such as the server's time.monotonic()"
+#: What a column of times holds, by the kind of its type.
+_FORMS = defaultdict(lambda: "seconds", M="dates", m="intervals")
+
+
+class Log:
+    """A log under check.
+
+    Attributes
+    ----------
+    name : str
+        The argument or the file that holds it.
+    table : pandas.DataFrame
+        Its rows; ``row`` is the number of each in the user's table.
+    form : str
+        What its times held: ``"seconds"``, ``"dates"`` or ``"intervals"``.
+    origin : Timestamp, Timedelta or None
+        The date or interval from which its times count; None for seconds.
+    """
+
+    def __init__(self, name: str, table: pd.DataFrame, is_csv: bool = False):
+        self.name, self._is_csv = name, is_csv
+        self.form, self.origin = "seconds", None
+        self.table = table.reset_index(drop=True).assign(row=np.arange(len(table)))
+
+    @classmethod
+    def of(cls, argument: str, rows: Any, required: Sequence[str]) -> "Log":
+        """Take a DataFrame, a dict of columns or a list of dicts, with all required columns."""
+        try:
+            table = pd.DataFrame(rows)
+        except (TypeError, ValueError) as error:
+            form = "give a DataFrame, a dict of columns or a list of dicts"
+            raise InputError(f"{argument}: not a table ({error}); {form}") from None
+        missing = [name for name in required if name not in table]
+        if missing:
+            hint = "; without start_time, give begin" if missing == ["start_time"] else ""
+            raise InputError(
+                f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each"
+                f"{hint}"
+            )
+        return cls(argument, table)
+
+    @classmethod
+    def read(cls, path: str | Path, required: Sequence[str], noun: str) -> "Log":
+        """Read a file, parquet or CSV, with all required columns and a row for each ``noun``."""
+        file = require_path("path", path)
+        if not file.is_file():
+            raise InputError(f"path = {str(file)!r}: no such file; give a log, parquet or CSV")
+        is_csv = file.suffix == ".csv"
+        try:
+            table = pd.read_csv(file) if is_csv else pd.read_parquet(file)
+        except Exception as error:  # of whatever wrote the file
+            raise InputError(
+                f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
+            ) from error
+        if table.empty:
+            raise InputError(f"path = {str(file)!r}: has no rows; log each {noun}")
+        log = cls.of(f"path = {str(file)!r}", table, required)
+        log._is_csv = is_csv
+        return log
+
+    def row_text(self, index: int) -> str:
+        """Name a row, from 0, and the line of a CSV file, whose first line has the columns."""
+        row = self.table["row"].iloc[index]
+        return f"row {row} (line {row + 2})" if self._is_csv else f"row {row}"
+
+    def require(self, column: str, holds: Any, rule: str) -> None:
+        """Raise InputError for the first row with a value that breaks a rule."""
+        if not np.all(holds):
+            index = int(np.argmin(holds))
+            value = self.table[column].iloc[index]
+            text = f"{value:.12g}" if isinstance(value, float) else value
+            text = "empty" if pd.isna(value) else text
+            row = self.row_text(index)
+            raise InputError(f"{self.name}: {column} of {row} is {text}; it {rule}")
+
+    def numbers(self, column: str, may_be_empty: bool = False) -> np.ndarray:
+        """Return a column as finite numbers, or not a number where it may be empty."""
+        values, rule = self.table[column], "must be a finite number"
+        numbers = np.full(len(values), np.nan)
+        if values.dtype.kind not in "bmM":
+            numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        self.require(column, np.isfinite(numbers) | (may_be_empty & values.isna()), rule)
+        return numbers
+
+    def take_counts(self, column: str, rule: str, may_be_empty: bool = False) -> None:
+        """Read a column as whole numbers of at least 0."""
+        counts = self.numbers(column, may_be_empty)
+        is_count = (counts >= 0) & (counts < _LARGEST) & (counts % 1 == 0)
+        self.require(column, np.isnan(counts) | is_count, f"must be {rule}")
+        self.table[column] = counts
+
+    def take_times(
+        self, names: Sequence[str], like: "Log | None" = None, may_be_empty: bool = False
+    ) -> None:
+        """Read columns as seconds that do not decrease in a row.
+
+        Dates and intervals count from the first one of all columns, or from the origin of another
+        log.
+        """
+        columns = {name: _dates(self.table[name]) for name in names}
+        forms = {name: _FORMS[values.dtype.kind] for name, values in columns.items() if len(values)}
+        self.form, self.origin = (
+            (next(iter(forms.values()), "seconds"), None)
+            if like is None
+            else (like.form, like.origin)
+        )
+        for name, form in forms.items():
+            if form != self.form:
+                raise InputError(
+                    f"{self.name}: {name} holds {form}, and another time {self.form}; log all alike"
+                )
+        if self.form != "seconds":
+            if self.origin is None:
+                self.origin = min(columns[name].min() for name in forms)
+            for name in forms:
+                is_date = self.table.index.isin(columns[name].index) | self.table[name].isna()
+                self.require(name, is_date, f"must be one of the {self.form}, as the others are")
+                self.table[name] = (columns[name] - self.origin).dt.total_seconds()
+        for name in names:
+            self.table[name] = self.numbers(name, may_be_empty)
+        for earlier, later in itertools.pairwise(names):
+            holds = ~(self.table[later] < self.table[earlier])
+            self.require(later, holds, f"must not be before {earlier}; {CLOCK}")
+
+    def begin(self, begin: Any) -> float:
+        """Return the time of the begin, by default the first ``start_time`` (s)."""
+        if begin is None:
+            return float(self.table["start_time"].min())
+        if self.origin is None:
+            return require_number("begin", begin)
+        dates = _dates(pd.Series([begin]))
+        if _FORMS[dates.dtype.kind] != self.form:
+            raise InputError(f"begin = {begin!r}: the times are {self.form}; give one of these")
+        return float((dates - self.origin).dt.total_seconds().iloc[0])
+
+
+def _dates(values: pd.Series) -> pd.Series:
+    """Return the entries of a column that are dates (UTC), or else intervals, or else all entries.
+
+    Without empty ones.
+    """
+    values = values.dropna()
+    if values.dtype.kind not in "biufcmM" and pd.to_numeric(values, errors="coerce").isna().all():
+        dates = pd.to_datetime(values, format="ISO8601", utc=True, errors="coerce").dropna()
+        if dates.empty:
+            dates = pd.to_timedelta(values.astype(str), errors="coerce").dropna()
+        values = values if dates.empty else dates
+    return values.dt.tz_convert(None) if isinstance(values.dtype, pd.DatetimeTZDtype) else values
