@@ -23,7 +23,6 @@ from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    coincidences,
     draw_along,
     draw_target,
     evaluation_curve,
@@ -99,9 +98,7 @@ def curves(finished: Finished) -> Figure:
     layout.legend_below(figure, handles, named, 5)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     subject = "methods" + (" at their best learning rates" if config.get("tune") else "")
-    layout.title(
-        figure, "; ".join([subject, _cluster(config), seeds, *coincidences(drawn, labels)])
-    )
+    layout.title(figure, "; ".join([subject, _cluster(config), seeds]))
     return figure
 
 

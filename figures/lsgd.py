@@ -24,7 +24,6 @@ from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    coincidences,
     draw_curves,
     evaluation_curve,
     loss_axis,
@@ -69,8 +68,7 @@ def over_time(finished: Finished) -> Figure:
         draw_curves(axes, drawn, labels, "time", looks=present)
         mark_beyond(axes, drawn, labels, "time", present)
         axes.set_xlabel("")
-        overlaps = coincidences(drawn, labels)
-        layout.panel_title(axes, "; ".join([f"n = {n}, period {window}", *overlaps]))
+        layout.panel_title(axes, f"n = {n}, period {window}")
     for axes in panels[-len(windows) :]:
         axes.set_xlabel("simulated time (s)")
     for axes in panels[:: len(windows)]:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -74,7 +73,7 @@ def gaps(finished: Finished) -> Figure:
         beta: "mean over the fixed delays",
     }
     for axes, text in texts.items():
-        layout.panel_title(axes, "; ".join([text, *coincident_lines(axes)]))
+        layout.panel_title(axes, text)
         axes.set_ylabel("gap of the loss (nats)")
         axes.set_xlabel("delay (versions)")
         if axes is not beta:

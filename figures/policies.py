@@ -21,7 +21,6 @@ from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    coincidences,
     draw_curves,
     draw_target,
     evaluation_curve,
@@ -115,7 +114,7 @@ def loss(finished: Finished) -> Figure | None:
         mark_beyond(axes, curves, named, "time", own_looks)
         draw_target(axes, finished.config, quantity)
         title_parts = [f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}"]
-        layout.panel_title(axes, "; ".join(title_parts + coincidences(curves, named)))
+        layout.panel_title(axes, title_parts[0])
     for axes in panels[::2]:
         axes.set_ylabel(axis_of(quantity))
     where = f"with {title_parts[0]}," if len(groups) > 1 else ""

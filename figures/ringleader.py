@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
-    coincidences,
     draw_curves,
     draw_target,
     evaluation_curve,
@@ -55,7 +54,7 @@ def ringleader(finished: Finished) -> Figure:
     clients = counted(finished.config["workers"], "client")
     title = f"{finished.config['problem'].partition('(')[0]}, {clients} with different data"
     subject = "methods at their best learning rates"
-    layout.title(figure, "; ".join([subject, title, seeds, *coincidences(curves, labels)]))
+    layout.title(figure, "; ".join([subject, title, seeds]))
     return figure
 
 

@@ -7,9 +7,9 @@ claim is tested by commands of other studies, whose results are in ``evidence/``
 the same command share its results. A rule computes the verdict: holds, holds in part, does not
 hold, undecided, or not testable here with the reason; where the source does not state an option on
 which the answer depends, the verdict has the values that were tried. Differences between seeds
-count if their 95 % confidence interval excludes equality. Where the rule or the number of seeds was
-chosen after a first look, only later seeds count. Prints the claims, and writes them as claims.csv
-and as claims.md.
+count if their 95 % confidence interval excludes equality. The table says how many seeds a first
+look had, if more were run after it; where it decided the rule, only later seeds count. Prints the
+claims, and writes them as claims.csv and as claims.md.
 
 Small scale needs fifteen minutes of processor time, about ten minutes on two cores, on the bundled
 digits. --scale paper runs the published set-ups, which need MNIST and CIFAR-10, and hours to days.
@@ -179,8 +179,9 @@ def _setting(evidence: Finished, claim: Claim, scale: str) -> str:
         if value in (None, 0, "constant(0)") or name == claim.assumption:
             continue
         if name == "seeds" and claim.looked and scale == "small":
-            first, last = claim.looked, value - 1
-            parts.append(f"seeds {first} to {last} ({first} seeds in a first look)")
+            first = f"a first look had {claim.looked}"
+            last = f"{claim.looked} to {value - 1}" if claim.anew else value
+            parts.append(f"seeds {last} ({first})")
             continue
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(text if name == "problem" else f"{name} {text}")

@@ -151,9 +151,10 @@ class Claim(NamedTuple):
     paper: tuple[str, ...] | str = "its published set-up is unknown"
     #: Whether this project asks the question, not the source.
     ours: bool = False
-    #: Seeds of the first look at small scale, which decided the rule or the number of seeds: only
-    #: later seeds count.
+    #: Seeds of a first look at small scale, after which more seeds were run.
     looked: int = 0
+    #: Whether the first look decided the rule, or is repeated: only later seeds count.
+    anew: bool = False
     #: Option whose value the source does not state: each command has one, and the verdict says with
     #: which the claim holds.
     assumption: str = ""
@@ -164,10 +165,9 @@ class Claim(NamedTuple):
 
     def findings(self, evidence: Sequence[Finished], scale: str = "small") -> list[Finding]:
         """Judge the results of the commands."""
-        looked = self.looked if scale == "small" else 0
-        if looked:
+        if self.anew and scale == "small":
             evidence = [
-                results._replace(summary=results.summary[results.summary["seed"] >= looked])
+                results._replace(summary=results.summary[results.summary["seed"] >= self.looked])
                 for results in evidence
             ]
         if not self.assumption:

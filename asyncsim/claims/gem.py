@@ -249,6 +249,7 @@ CLAIMS: Sequence[Claim] = (
         _BEST_RATE,
         _MISSPECIFIED_PAPER,
         looked=2,
+        anew=True,
     ),
     Claim(
         "The median of GEM's factor falls with the number of workers",
@@ -312,6 +313,7 @@ CLAIMS: Sequence[Claim] = (
         compliance,
         _MISSPECIFIED_PAPER,
         looked=2,
+        anew=True,
     ),
     Claim(
         "A run with more than the proxy's energy is unstable",
@@ -321,6 +323,7 @@ CLAIMS: Sequence[Claim] = (
         _MISSPECIFIED_PAPER,
         ours=True,
         looked=2,
+        anew=True,
     ),
     Claim(
         "GEM keeps the central energy at or below the proxy's",

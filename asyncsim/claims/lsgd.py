@@ -113,7 +113,7 @@ def fewer_bytes(finished: Finished) -> Iterator[Finding]:
 
 _LEADERS = (
     "leaders --methods lsgd aeasgd --group-size 16 --window 4 16 --learning-rate 0.2 0.4 0.8 "
-    "--gradients 256 --seeds 14",
+    "--gradients 256 --seeds 8",
 )
 _PAPER = ("leaders --scale paper",)
 
@@ -163,7 +163,7 @@ CLAIMS: Sequence[Claim] = (
         _LEADERS,
         sooner,
         _PAPER,
-        looked=6,
+        looked=3,
     ),
     Claim(
         "LSGD ends at least as low as EASGD",
@@ -171,7 +171,7 @@ CLAIMS: Sequence[Claim] = (
         _LEADERS,
         (_AT_LEAST_AS_LOW,),
         _PAPER,
-        looked=6,
+        looked=3,
     ),
     Claim(
         "The leader changes often, and no worker monopolises the leadership",
@@ -179,6 +179,7 @@ CLAIMS: Sequence[Claim] = (
         _LEADERS,
         no_monopoly,
         _PAPER,
+        looked=3,
     ),
     Claim(
         "LSGD trains ResNet-50 on ImageNet faster than EASGD and data-parallel SGD",

@@ -61,7 +61,7 @@ _ROBUST = (
 )
 _MOMENTUM = (
     'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 6 --attacks alie '
-    "--tune 0.1 --steps 30 --seeds 8"
+    "--tune 0.1 --steps 30 --seeds 5"
 )
 _AT_WORKER, _AT_SERVER = f"{_MOMENTUM} --worker-momentum 0.9", f"{_MOMENTUM} --server-momentum 0.9"
 _BASGD = (
@@ -79,6 +79,7 @@ CLAIMS: Sequence[Claim] = (
         _lost("batch_sgd", 2, _ALL[:1], breaks=True),
         _NO_PAPER,
         looked=3,
+        anew=True,
     ),
     Claim(
         "The coordinate-wise median withstands a few Byzantine workers",
@@ -87,6 +88,7 @@ CLAIMS: Sequence[Claim] = (
         _lost("median()", 2),
         _NO_PAPER,
         looked=3,
+        anew=True,
     ),
     Claim(
         "The coordinate-wise median withstands almost half of the workers",
@@ -95,6 +97,7 @@ CLAIMS: Sequence[Claim] = (
         _lost("median()", 6),
         _NO_PAPER,
         looked=3,
+        anew=True,
     ),
     Claim(
         "LICM-SGD withstands up to half of the workers without knowing their number",
@@ -109,6 +112,7 @@ CLAIMS: Sequence[Claim] = (
         _lost("cge(f=f)", 2),
         _NO_PAPER,
         looked=3,
+        anew=True,
     ),
     Claim(
         "CGE withstands almost half of the workers",
@@ -117,6 +121,7 @@ CLAIMS: Sequence[Claim] = (
         _lost("cge(f=f)", 6),
         _NO_PAPER,
         looked=3,
+        anew=True,
     ),
     Claim(
         "Averages of each worker's gradients over time improve CGE's tolerance",
@@ -136,6 +141,7 @@ CLAIMS: Sequence[Claim] = (
         ),
         _NO_PAPER,
         looked=3,
+        anew=True,
     ),
     Claim(
         "Momentum at the workers repairs what momentum at the server does not",
